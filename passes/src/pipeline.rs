@@ -171,12 +171,12 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "lower-movements" => {
             without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
         }
-        "two-level" => Ok(Box::new(TwoLevel::from_pipeline(&stage.options)?)),
+        "two-level" => options::pass::<TwoLevel>(&stage.name, levels::OPTIONS, &stage.options),
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
-        "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
-        "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
-        "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
-        "pack" => Ok(Box::new(Pack::from_pipeline(&stage.options)?)),
+        "saturate" => options::pass::<Saturate>(&stage.name, saturate::OPTIONS, &stage.options),
+        "overlap" => options::pass::<Overlap>(&stage.name, overlap::OPTIONS, &stage.options),
+        "prefetch" => options::pass::<Prefetch>(&stage.name, prefetch::OPTIONS, &stage.options),
+        "pack" => options::pass::<Pack>(&stage.name, fuse::OPTIONS, &stage.options),
         "rules" => {
             let message = "`rules` reads its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file with `ithaca opt --rules FILE`"))

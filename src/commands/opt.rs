@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ithaca_ir::{Diagnostic, Module, Op, Space, TensorType, text};
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::fuse::saturate::Saturate;
-use ithaca_passes::pass::{Context, Instrument, Pass, Prices, run_passes};
+use ithaca_passes::fuse::saturate::{self, Saturate};
+use ithaca_passes::pass::{Context, Instrument, Pass, Prices, options, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
 
@@ -95,7 +95,10 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
 /// The pass of a stage `saturate` that uses the rules of a file.
 fn awaiting_rules(stage: &pipeline::Stage) -> Result<Option<Saturate>> {
     match stage.name.as_str() {
-        "saturate" => Ok(Some(Saturate::from_pipeline(&stage.options)?).filter(Saturate::awaits_rules)),
+        "saturate" => {
+            let saturate: Saturate = options::read(&stage.name, saturate::OPTIONS, &stage.options)?;
+            Ok(Some(saturate).filter(Saturate::awaits_rules))
+        }
         _ => Ok(None),
     }
 }

@@ -15,6 +15,8 @@ use serde::de::{
 use serde::{Deserialize, Serialize, forward_to_deserialize_any};
 use serde_json::Value;
 
+use crate::Pass;
+
 /// The options of a pass without options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,6 +59,18 @@ pub fn read<T: DeserializeOwned>(
             Problem::Value(expected) => of_option(&expected),
         }
     })
+}
+
+/// The pass whose fields are its options, as by [`read`].
+///
+/// # Errors
+/// Those of [`read`].
+pub fn pass<P: Pass + DeserializeOwned + 'static>(
+    pass: &str,
+    usage: &str,
+    options: &[(String, String)],
+) -> Result<Box<dyn Pass>, Diagnostic> {
+    Ok(Box::new(read::<P>(pass, usage, options)?))
 }
 
 /// The options as a pipeline has them, in the order of the fields; those that are as by default are left out.

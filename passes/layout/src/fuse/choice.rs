@@ -1,6 +1,8 @@
 //! The choice of fusion passes in a plan.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use ithaca_ir::Diagnostic;
 use ithaca_pass::Pass;
@@ -36,10 +38,6 @@ pub enum Messages {
     /// coalesced.
     Chunked(u64),
 }
-
-/// The words of `--fuse` for two-level collectives.
-const LEVELS: [(&str, Choose); 2] =
-    [("two-level", Choose::Always), ("two-level(choose=cheaper)", Choose::Cheaper)];
 
 impl Fusion {
     /// No fusion.
@@ -78,24 +76,40 @@ impl Fusion {
     /// above [`MAX_LAYERS`].
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
         let mut fusion = Fusion::PACK;
-        let mut seen = [false; 4];
+        let mut seen = BTreeSet::new();
         for word in text.split('+') {
-            let place = if let Some(&(_, choose)) = LEVELS.iter().find(|(known, _)| *known == word) {
-                fusion.levels = Some(choose);
-                0
-            } else if let Some(prefetch) = prefetch_of(word) {
-                fusion.prefetch = Some(prefetch);
-                1
-            } else if word == "fold" {
-                fusion.packing = Packing::Folded;
-                2
-            } else if let Some(messages) = Messages::of(word) {
-                fusion.messages = messages;
-                3
-            } else {
-                return Err(unknown(&format!("`{word}` is not a choice of fusion")));
+            let refused = || unknown(&format!("`{word}` is not a choice of fusion"));
+            let (name, argument) = match word.strip_suffix(')').and_then(|word| word.split_once('(')) {
+                Some((name, argument)) => (name, Some(argument)),
+                None => (word, None),
             };
-            if std::mem::replace(&mut seen[place], true) {
+            let number = |key, default, legal: RangeInclusive<u64>| match argument {
+                None => Ok(default),
+                Some(argument) => {
+                    let n = argument.strip_prefix(key).and_then(|n| n.parse().ok());
+                    n.filter(|n| legal.contains(n)).ok_or_else(refused)
+                }
+            };
+            let mut kind = name;
+            match (name, argument) {
+                ("two-level", None) => fusion.levels = Some(Choose::Always),
+                ("two-level", Some("choose=cheaper")) => fusion.levels = Some(Choose::Cheaper),
+                ("prefetch", _) => {
+                    let layers = number("layers=", Prefetch::default().layers, 0..=MAX_LAYERS)?;
+                    fusion.prefetch = Some(Prefetch { layers });
+                }
+                ("fold", None) => fusion.packing = Packing::Folded,
+                ("none" | "pack", None) | ("overlap", _) => {
+                    kind = "messages";
+                    fusion.messages = match name {
+                        "none" => Messages::Alone,
+                        "pack" => Messages::Packed,
+                        _ => Messages::Chunked(number("chunks=", Overlap::default().chunks, 2..=MAX_CHUNKS)?),
+                    };
+                }
+                _ => return Err(refused()),
+            }
+            if !seen.insert(kind) {
                 return Err(unknown(&format!("`{text}` states a choice twice")));
             }
         }
@@ -121,14 +135,6 @@ impl Fusion {
     }
 }
 
-fn prefetch_of(word: &str) -> Option<Prefetch> {
-    if word == "prefetch" {
-        return Some(Prefetch::default());
-    }
-    let layers = word.strip_prefix("prefetch(layers=")?.strip_suffix(')')?.parse().ok()?;
-    (layers <= MAX_LAYERS).then_some(Prefetch { layers })
-}
-
 fn unknown(message: &str) -> Diagnostic {
     Diagnostic::new("P02", message).help(format!(
         "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; with `fold+` before them kernels \
@@ -137,36 +143,21 @@ fn unknown(message: &str) -> Diagnostic {
     ))
 }
 
-impl Messages {
-    fn of(word: &str) -> Option<Self> {
-        match word {
-            "none" => Some(Messages::Alone),
-            "pack" => Some(Messages::Packed),
-            "overlap" => Some(Messages::Chunked(Overlap::default().chunks)),
-            _ => {
-                let chunks = word.strip_prefix("overlap(chunks=")?.strip_suffix(')')?.parse().ok()?;
-                (2..=MAX_CHUNKS).contains(&chunks).then_some(Messages::Chunked(chunks))
-            }
-        }
-    }
-}
-
 impl fmt::Display for Fusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fusion { levels, messages, prefetch, packing } = *self;
-        for (word, choose) in LEVELS {
-            if levels == Some(choose) {
-                write!(f, "{word}+")?;
-            }
+        match levels {
+            Some(Choose::Always) => f.write_str("two-level+")?,
+            Some(Choose::Cheaper) => f.write_str("two-level(choose=cheaper)+")?,
+            None => {}
         }
         match prefetch {
             Some(prefetch) if prefetch == Prefetch::default() => f.write_str("prefetch+")?,
             Some(prefetch) => write!(f, "prefetch(layers={})+", prefetch.layers)?,
             None => {}
         }
-        match packing {
-            Packing::Apart => {}
-            Packing::Folded => f.write_str("fold+")?,
+        if packing == Packing::Folded {
+            f.write_str("fold+")?;
         }
         match messages {
             Messages::Alone => f.write_str("none"),

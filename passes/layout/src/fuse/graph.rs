@@ -1,10 +1,66 @@
-//! The dependency graph of a function, in which groups of nodes may become one.
+//! The flow of values in a function, and its dependency graph, in which groups of nodes may become one.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Node};
+use ithaca_ir::module::{Function, Node, ValueId};
+
+/// Producers and consumers of values.
+pub(super) struct Flow<'a> {
+    function: &'a Function,
+    /// The node that makes each value; `None` for an argument.
+    makers: Vec<Option<usize>>,
+    /// The nodes that use each value, ascending.
+    users: Vec<Vec<usize>>,
+}
+
+impl<'a> Flow<'a> {
+    pub(super) fn of(function: &'a Function) -> Self {
+        let mut makers = vec![None; function.values.len()];
+        let mut users = vec![Vec::new(); function.values.len()];
+        for (i, node) in function.nodes.iter().enumerate() {
+            node.results.iter().for_each(|v| makers[v.index()] = Some(i));
+            node.operands.iter().for_each(|v| users[v.index()].push(i));
+        }
+        Self { function, makers, users }
+    }
+
+    /// The node that makes a value; `None` for an argument.
+    pub(super) fn maker(&self, value: ValueId) -> Option<usize> {
+        self.makers[value.index()]
+    }
+
+    /// The nodes whose results `node` uses.
+    pub(super) fn before(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        self.function.nodes[node].operands.iter().filter_map(|&v| self.maker(v))
+    }
+
+    /// The nodes that use results of `node`.
+    pub(super) fn after(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        self.function.nodes[node].results.iter().flat_map(|v| self.users[v.index()].iter().copied())
+    }
+
+    /// Whether the function returns a result of `node`.
+    pub(super) fn is_returned(&self, node: usize) -> bool {
+        let results = &self.function.nodes[node].results;
+        self.function.outputs.iter().any(|output| results.contains(&output.value))
+    }
+
+    /// The nodes connected with `seed` through nodes that satisfy `fits`.
+    pub(super) fn connected(&self, seed: usize, fits: impl Fn(usize) -> bool) -> BTreeSet<usize> {
+        let (mut found, mut open) = (BTreeSet::from([seed]), vec![seed]);
+        while let Some(i) = open.pop() {
+            for next in self.before(i).chain(self.after(i)) {
+                if !found.contains(&next) && fits(next) {
+                    found.insert(next);
+                    open.push(next);
+                }
+            }
+        }
+        found
+    }
+}
 
 /// The dependencies of each node: the nodes of its operands, and the nodes whose effects must keep their order with it.
 #[derive(Clone, Debug)]
@@ -15,11 +71,11 @@ pub(super) struct Graph {
 impl Graph {
     /// Assignments and calls stay in order; a read of a weight or state stays between the same two of them.
     pub(super) fn of(function: &Function) -> Graph {
-        let mut maker = vec![None; function.values.len()];
+        let flow = Flow::of(function);
         let mut needs: Vec<Vec<usize>> = Vec::with_capacity(function.nodes.len());
         let (mut effect, mut reads) = (None, Vec::new());
         for (i, node) in function.nodes.iter().enumerate() {
-            let mut needed: Vec<usize> = node.operands.iter().filter_map(|v| maker[v.index()]).collect();
+            let mut needed: Vec<usize> = flow.before(i).collect();
             if has_effects(node) {
                 needed.append(&mut reads);
                 needed.extend(effect);
@@ -30,7 +86,6 @@ impl Graph {
             }
             needed.sort_unstable();
             needed.dedup();
-            node.results.iter().for_each(|v| maker[v.index()] = Some(i));
             needs.push(needed);
         }
         Graph { needs }

@@ -11,11 +11,11 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Level, Output, ValueId};
+use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, Space, TensorType};
+use ithaca_pass::rebuild::{Copy, broken};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -42,23 +42,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Kind; 5] =
-        [Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::Permute];
-
-    /// The name of the operation, also used in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::AllToAll => "all_to_all",
-            Kind::AllGather => "all_gather",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllReduce => "all_reduce",
-            Kind::Permute => "permute",
-        }
-    }
-
     fn of(op: &Op) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == op.name())
+        match op.name() {
+            "all_to_all" => Some(Kind::AllToAll),
+            "all_gather" => Some(Kind::AllGather),
+            "reduce_scatter" => Some(Kind::ReduceScatter),
+            "all_reduce" => Some(Kind::AllReduce),
+            "permute" => Some(Kind::Permute),
+            _ => None,
+        }
     }
 }
 
@@ -81,16 +73,6 @@ impl Default for Pack {
             kinds: vec![Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce],
             bytes: 25 << 20,
         }
-    }
-}
-
-impl Pack {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option or kind, or a size that is not a whole number.
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Pack, Diagnostic> {
-        options::read("pack", OPTIONS, options)
     }
 }
 
@@ -123,15 +105,13 @@ impl Pass for Pack {
             messages += groups.len();
             members += groups.iter().map(Vec::len).sum::<usize>();
             let priority = grouping.priority(&groups);
-            let rewritten = rewritten(&packed, function, &grouping.graph, &groups, &priority);
-            let function = rewritten.map_err(|e| vec![Diagnostic::new(e.code, e.message)])?;
+            let function =
+                rewritten(&packed, function, &grouping.graph, &groups, &priority).map_err(broken)?;
             packed.functions.push(function);
         }
         if messages > 0 {
-            let messages = match messages {
-                1 => "one message".to_owned(),
-                n => format!("{n} messages"),
-            };
+            let messages =
+                if messages == 1 { "one message".to_owned() } else { format!("{messages} messages") };
             cx.note(format!("{members} collectives are coalesced into {messages}"));
         }
         Ok(packed)
@@ -286,30 +266,16 @@ fn rewritten(
     priority: &[usize],
 ) -> Result<Function, OpError> {
     let order = graph.order(groups, priority).expect("every group keeps an order");
-    let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
-    for &param in &function.params {
-        let new = b.param(function.ty(param).clone(), function.values[param].name.as_deref());
-        map[param.index()] = Some(new);
-    }
-    let there = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("operands precede their uses");
+    let mut copy = Copy::of(function, &module.space, &module.functions);
     for unit in order {
         let nodes: Vec<_> = unit.iter().map(|&i| &function.nodes[i]).collect();
-        let operands: Vec<ValueId> =
-            nodes.iter().flat_map(|node| &node.operands).map(|&v| there(&map, v)).collect();
+        let operands: Vec<ValueId> = nodes.iter().flat_map(|node| copy.operands(node)).collect();
         let results: Vec<ValueId> = nodes.iter().flat_map(|node| node.results.iter().copied()).collect();
-        let declared: Vec<TensorType> = results.iter().map(|&v| function.ty(v).clone()).collect();
         let op = match nodes.as_slice() {
             [one] => one.op.clone(),
             several => Op::Coalesced(several.iter().map(|node| node.op.clone()).collect()),
         };
-        let new = b.node(op, &operands, &declared)?;
-        for (&old, &new) in results.iter().zip(&new) {
-            b.name(new, function.values[old].name.as_deref());
-            map[old.index()] = Some(new);
-        }
+        copy.node_as(op, &operands, &results)?;
     }
-    let output = |o: &Output| Output { name: o.name.clone(), value: there(&map, o.value) };
-    let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-    Ok(b.finish(outputs))
+    Ok(copy.finish())
 }

@@ -1,8 +1,10 @@
-//! One attention on what a rank has, forward and backward.
+//! The attention of a rank, forward and backward, on values that it has.
 
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
+
+use super::plan::Plan;
 
 /// The results of an attention without a movement.
 pub(super) fn attend(
@@ -15,13 +17,34 @@ pub(super) fn attend(
     Ok(b.node(Op::Attention(a.clone()), &operands, &[])?.to_vec())
 }
 
+/// The keys and values that each rank attends to at once by a plan; gathered, where the plan moves them step by step.
+pub(super) fn arrived(
+    b: &mut FunctionBuilder<'_>,
+    a: &mut Attention,
+    plan: &Plan,
+    kv: [ValueId; 2],
+) -> Result<[ValueId; 2], OpError> {
+    let (axes, fetched): (&[AxisId], _) = match plan {
+        Plan::Fetch(to) => (&[], Some(*to)),
+        Plan::Reduce { axes, .. } => (axes, None),
+        Plan::Gather | Plan::Groups { .. } | Plan::Steps(_) | Plan::TwoPass { .. } => (&[], None),
+    };
+    let mut arrive = |value| match fetched {
+        Some(to) => b.push(Op::Fetch { to }, &[value]),
+        None => split_by(b, a.keys, axes, value),
+    };
+    let kv = [arrive(kv[0])?, arrive(kv[1])?];
+    a.keys = fetched.unwrap_or(a.keys);
+    Ok(kv)
+}
+
 /// `value` with `keys` whole on every rank.
 pub(super) fn gathered(b: &mut FunctionBuilder<'_>, keys: DimId, value: ValueId) -> Result<ValueId, OpError> {
     split_by(b, keys, &[], value)
 }
 
 /// `value` with `keys` split by `axes` only.
-pub(super) fn split_by(
+fn split_by(
     b: &mut FunctionBuilder<'_>,
     keys: DimId,
     axes: &[AxisId],
@@ -34,7 +57,7 @@ pub(super) fn split_by(
     b.push_as(Op::Reshard, &[value], ty)
 }
 
-/// Its gradients; `rows` are q, d_o, lse and delta.
+/// The gradients of an attention; `rows` are q, d_o, lse and delta.
 pub(super) fn gradients(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,

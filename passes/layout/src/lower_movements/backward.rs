@@ -3,14 +3,14 @@
 use ithaca_ir::ops::{Attention, OpError, Returns};
 use ithaca_ir::{FunctionBuilder, Op, ValueId};
 
-use super::attend::{gathered, gradients, split_by};
+use super::attend::{arrived, gradients};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, accumulate};
 use crate::movement::{Seat, Step};
 
-/// Gradients for q, k, v and the bias from `q, k, v, d_o, lse, delta` and the bias, that of the bias being a sum still to
-/// be taken over the ranks; element types and layouts are put right later.
+/// Gradients for q, k, v and the bias from `q, k, v, d_o, lse, delta` and the bias. The gradient of the bias is a pending sum
+/// over the ranks; the caller converts element types and layouts.
 pub(super) fn backward(
     b: &mut FunctionBuilder<'_>,
     attention: &Attention,
@@ -20,36 +20,29 @@ pub(super) fn backward(
     let mut a = attention.clone();
     a.movement = None;
     let [k, v] = [operands[1], operands[2]];
-    // What goes with the queries.
+    // The values that travel with the queries.
     let rows = [operands[0], operands[3], operands[4], operands[5]];
     let bias = &operands[6..];
+    if !matches!(plan, Plan::Gather | Plan::Groups { .. }) {
+        a.returns = Returns::Part;
+    }
     match plan {
-        Plan::Gather => {
-            let kv = [gathered(b, a.keys, k)?, gathered(b, a.keys, v)?];
-            // A rank's gradients are complete for its queries; what the reduce-scatter adds is in the model's type.
-            gradients(b, &a, &rows, &kv, bias)
-        }
         Plan::Groups { heads, kv_heads } => {
             groups::backward(b, &a, Groups { heads, kv_heads }, &rows, [k, v], bias)
         }
-        Plan::Fetch(to) => {
-            let kv = [b.push(Op::Fetch { to: *to }, &[k])?, b.push(Op::Fetch { to: *to }, &[v])?];
-            a.keys = *to;
-            a.returns = Returns::Part;
-            let mut gradients = gradients(b, &a, &rows, &kv, bias)?;
-            for gradient in &mut gradients[1..3] {
-                *gradient = b.push(Op::FetchSum { from: *to }, &[*gradient])?;
-            }
-            Ok(gradients)
-        }
         Plan::Steps(steps) | Plan::TwoPass { steps, .. } => {
-            a.returns = Returns::Part;
             steps_backward(b, &a, steps, &rows, &[k, v], bias)
         }
-        Plan::Reduce { axes, .. } => {
-            a.returns = Returns::Part;
-            let kv = [split_by(b, a.keys, axes, k)?, split_by(b, a.keys, axes, v)?];
-            gradients(b, &a, &rows, &kv, bias)
+        // A rank's gradients are complete for its queries; a later reduce-scatter sums those of keys in the model's type.
+        Plan::Gather | Plan::Fetch(_) | Plan::Reduce { .. } => {
+            let kv = arrived(b, &mut a, plan, [k, v])?;
+            let mut gradients = gradients(b, &a, &rows, &kv, bias)?;
+            if let Plan::Fetch(from) = *plan {
+                for gradient in &mut gradients[1..3] {
+                    *gradient = b.push(Op::FetchSum { from }, &[*gradient])?;
+                }
+            }
+            Ok(gradients)
         }
     }
 }
@@ -62,16 +55,12 @@ fn steps_backward(
     kv: &[ValueId],
     bias: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
-    let (mut queries, mut keys) = (Travellers::new(rows), Travellers::new(kv));
-    let (mut d_queries, mut d_keys) = (Sums::new(accumulate), Sums::new(accumulate));
-    // What a rank adds to the gradient of the bias stays with it, whoever's queries and keys it was made of.
-    let mut d_bias = Sums::new(accumulate);
+    let mut queries = Travellers::new(rows, |step| &step.queries);
+    let mut keys = Travellers::new(kv, |step| &step.keys);
+    // A rank's part of the gradient of the bias stays with it.
+    let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate));
     for (i, step) in steps.iter().enumerate() {
-        if let Some(next) = steps.get(i + 1) {
-            queries.bring(b, &next.queries)?;
-            keys.bring(b, &next.keys)?;
-        }
-        let (rows, kv) = (queries.bring(b, &step.queries)?, keys.bring(b, &step.keys)?);
+        let (rows, kv) = (queries.visit(b, steps, i)?, keys.visit(b, steps, i)?);
         let part = gradients(b, a, &rows, &kv, bias)?;
         d_queries.add(b, &step.queries, &part[..1])?;
         d_keys.add(b, &step.keys, &part[1..3])?;

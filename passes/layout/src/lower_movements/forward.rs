@@ -4,13 +4,13 @@ use ithaca_ir::layout::Layout;
 use ithaca_ir::ops::{Attention, Binary, OpError, Returns};
 use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
 
-use super::attend::{attend, gathered, split_by};
+use super::attend::{arrived, attend};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, merge};
 use crate::movement::Step;
 
-/// Output and lse, or the output alone, as the attention returns them; element types and layouts are put right later.
+/// Output and lse, or the output alone, as the attention returns them; the caller converts element types and layouts.
 pub(super) fn forward(
     b: &mut FunctionBuilder<'_>,
     attention: &Attention,
@@ -22,18 +22,12 @@ pub(super) fn forward(
     let [q, k, v] = [operands[0], operands[1], operands[2]];
     let bias = &operands[3..];
     match plan {
-        Plan::Gather => {
-            let (k, v) = (gathered(b, a.keys, k)?, gathered(b, a.keys, v)?);
+        Plan::Gather | Plan::Fetch(_) => {
+            let [k, v] = arrived(b, &mut a, plan, [k, v])?;
             attend(b, &a, [q, k, v], bias)
         }
         Plan::Groups { heads, kv_heads } => {
             groups::forward(b, &a, Groups { heads, kv_heads }, [q, k, v], bias)
-        }
-        Plan::Fetch(to) => {
-            let k = b.push(Op::Fetch { to: *to }, &[k])?;
-            let v = b.push(Op::Fetch { to: *to }, &[v])?;
-            a.keys = *to;
-            attend(b, &a, [q, k, v], bias)
         }
         Plan::Steps(steps) => {
             let n_wanted = match attention.returns {
@@ -44,8 +38,8 @@ pub(super) fn forward(
             steps_forward(b, &a, steps, [q, k, v], bias, n_wanted)
         }
         Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
-        Plan::Reduce { parts, axes } => {
-            let (k, v) = (split_by(b, a.keys, axes, k)?, split_by(b, a.keys, axes, v)?);
+        Plan::Reduce { parts, .. } => {
+            let [k, v] = arrived(b, &mut a, plan, [k, v])?;
             a.returns = Returns::Part;
             a.parts = Some(*parts);
             let partial = attend(b, &a, [q, k, v], bias)?;
@@ -63,22 +57,18 @@ fn steps_forward(
     bias: &[ValueId],
     n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
-    let (mut queries, mut keys) = (Travellers::new(&[q]), Travellers::new(&[k, v]));
+    let mut queries = Travellers::new(&[q], |step| &step.queries);
+    let mut keys = Travellers::new(&[k, v], |step| &step.keys);
     let mut sums = Sums::new(merge);
     for (i, step) in steps.iter().enumerate() {
-        if let Some(next) = steps.get(i + 1) {
-            queries.bring(b, &next.queries)?;
-            keys.bring(b, &next.keys)?;
-        }
-        let q = queries.bring(b, &step.queries)?[0];
-        let kv = keys.bring(b, &step.keys)?;
+        let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
         let part = attend(b, a, [q, kv[0], kv[1]], bias)?;
         sums.add(b, &step.queries, &part)?;
     }
     sums.finish_first(b, n_wanted)
 }
 
-/// Rows of scores are completed before any value is looked at.
+/// Rows of scores are completed before values are weighed.
 fn two_pass(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
@@ -88,14 +78,11 @@ fn two_pass(
 ) -> Result<Vec<ValueId>, OpError> {
     let mut a = a.clone();
     a.returns = Returns::Output;
-    let mut keys = Travellers::new(&[k]);
+    let mut keys = Travellers::new(&[k], |step| &step.keys);
     let mut rows = Vec::with_capacity(steps.len());
     let mut total: Option<ValueId> = None;
-    for (i, step) in steps.iter().enumerate() {
-        if let Some(next) = steps.get(i + 1) {
-            keys.bring(b, &next.keys)?;
-        }
-        let k = keys.bring(b, &step.keys)?[0];
+    for i in 0..steps.len() {
+        let k = keys.visit(b, steps, i)?[0];
         let scores = b.push(Op::Scores { attention: a.clone(), columns }, &[q, k])?;
         let lse = b.push(Op::RowLse { over: columns, parts: None }, &[scores])?;
         rows.push(scores);
@@ -105,13 +92,10 @@ fn two_pass(
         });
     }
     let lse = total.expect("there is a step at home");
-    let mut values = Travellers::new(&[v]);
+    let mut values = Travellers::new(&[v], |step| &step.keys);
     let mut sum: Option<ValueId> = None;
-    for (i, (step, &scores)) in steps.iter().zip(&rows).enumerate() {
-        if let Some(next) = steps.get(i + 1) {
-            values.bring(b, &next.keys)?;
-        }
-        let v = values.bring(b, &step.keys)?[0];
+    for (i, &scores) in rows.iter().enumerate() {
+        let v = values.visit(b, steps, i)?[0];
         let o = b.push(Op::Weigh { attention: a.clone(), columns }, &[scores, lse, v])?;
         sum = Some(match sum {
             None => o,
@@ -121,8 +105,8 @@ fn two_pass(
     Ok(vec![sum.expect("there is a step at home"), lse])
 }
 
-/// Partial results with `parts` whole and, so that the merge is shared, heads or else sequences of the batch split by
-/// the axes that told the parts apart.
+/// Partial results with `parts` whole. The axes that split the parts split heads, or else sequences of the batch, so that
+/// ranks share the merge.
 fn by_rows(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,

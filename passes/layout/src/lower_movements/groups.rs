@@ -13,14 +13,14 @@
 //! … the same of h_1 and k_1 …
 //! %o = join %o0, %o1 {to=h} : bf16[b s@cp h d]
 //! ```
-//! A group's keys are gathered when the group before it is done, so that two groups are never held at once.
+//! A group's keys are gathered after the previous group is done, so that a rank never holds two groups.
 
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
 
 use super::attend::{attend, gathered, gradients};
 
-/// The parts of heads that the groups have.
+/// The parts of heads, one of each for each group.
 #[derive(Clone, Copy)]
 pub(super) struct Groups<'a> {
     pub(super) heads: &'a [DimId],
@@ -45,12 +45,13 @@ pub(super) fn forward(
 ) -> Result<Vec<ValueId>, OpError> {
     let mut parts = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
-        let q = take(b, own.heads, q)?;
-        let bias = behind(b, &own, bias)?;
-        let k = take(b, own.kv_heads, k)?;
-        let k = gathered(b, own.keys, k)?;
-        let v = take(b, own.kv_heads, v)?;
-        let v = gathered(b, own.keys, v)?;
+        let q = b.push(Op::Take { to: own.heads }, &[q])?;
+        let bias = bias_of(b, &own, bias)?;
+        let mut gather = |value| {
+            let taken = b.push(Op::Take { to: own.kv_heads }, &[value])?;
+            gathered(b, own.keys, taken)
+        };
+        let (k, v) = (gather(k)?, gather(v)?);
         parts.push(attend(b, &own, [q, k, v], &bias)?);
     }
     joined(b, a.heads, &parts)
@@ -69,12 +70,12 @@ pub(super) fn backward(
     let mut d_kv = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
         let rows = taken(b, own.heads, rows)?;
-        let bias = behind(b, &own, bias)?;
+        let bias = bias_of(b, &own, bias)?;
         let home = taken(b, own.kv_heads, &[k, v])?;
         let kv = [gathered(b, own.keys, home[0])?, gathered(b, own.keys, home[1])?];
         let mut part = gradients(b, &own, &rows, &kv, &bias)?;
         for (gradient, &home) in part[1..3].iter_mut().zip(&home) {
-            // Each group's sum is taken at once, so that the gradients of whole keys are held of one group only.
+            // Each group is summed at once, so a rank holds the gradients of whole keys of one group only.
             let mut ty = b.ty(*gradient).clone();
             ty.layout.clone_from(&b.ty(home).layout);
             if *b.ty(*gradient) != ty {
@@ -84,27 +85,23 @@ pub(super) fn backward(
         d_kv.push(part.drain(1..3).collect());
         d_heads.push(part);
     }
-    // The gradient of the bias has query heads, as that of the queries has.
+    // The gradients of the bias and of the queries have query heads.
     let mut gradients = joined(b, a.heads, &d_heads)?;
     let kv = joined(b, a.kv_heads, &d_kv)?;
     gradients.splice(1..1, kv);
     Ok(gradients)
 }
 
-fn take(b: &mut FunctionBuilder<'_>, to: DimId, value: ValueId) -> Result<ValueId, OpError> {
-    b.push(Op::Take { to }, &[value])
-}
-
-/// A group's part of the bias; a key is that of all groups.
-fn behind(b: &mut FunctionBuilder<'_>, own: &Attention, more: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+/// A group's part of the bias; all groups share the key of dropout.
+fn bias_of(b: &mut FunctionBuilder<'_>, own: &Attention, more: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
     let (bias, key) = more.split_at(usize::from(own.bias.is_some()).min(more.len()));
-    let mut behind = taken(b, own.heads, bias)?;
-    behind.extend(key);
-    Ok(behind)
+    let mut own_bias = taken(b, own.heads, bias)?;
+    own_bias.extend(key);
+    Ok(own_bias)
 }
 
 fn taken(b: &mut FunctionBuilder<'_>, to: DimId, values: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-    values.iter().map(|&value| take(b, to, value)).collect()
+    values.iter().map(|&value| b.push(Op::Take { to }, &[value])).collect()
 }
 
 /// For each result its parts, one from each group, joined.

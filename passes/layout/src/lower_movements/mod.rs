@@ -12,7 +12,7 @@
 //! %o2, %l2 = merge %o0, %l0, %o1, %l1 : f32[b s@ring h d], f32[b s@ring h]
 //! %o = cast %o2 {to=bf16} : bf16[b s@ring h d]
 //! ```
-//! The transfer of a step is issued before the work of the step before it, so that one hides behind the other.
+//! The transfer of a step is issued before the work of the step before it, so that the two overlap.
 
 mod attend;
 mod backward;
@@ -21,14 +21,11 @@ mod groups;
 mod plan;
 mod travel;
 
-use std::collections::BTreeMap;
-
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Level, Node, Output, ValueId};
+use ithaca_ir::module::{Function, Level, Node, ValueId};
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_pass::rebuild::rebuild;
 use ithaca_pass::{Context, Pass};
 
 use crate::registry::Registry;
@@ -54,43 +51,26 @@ impl Pass for LowerMovements {
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
-        let mut lowered = module.emptied(module.level);
-        let mut plans: BTreeMap<(usize, usize), Plan> = BTreeMap::new();
-        for (id, function) in module.functions.iter() {
-            for (i, node) in function.nodes.iter().enumerate() {
+        let mut declared = module.clone();
+        let mut plans: Vec<Option<Plan>> = Vec::new();
+        for function in module.functions.values() {
+            for node in &function.nodes {
                 let Some(attention) = moving(&node.op) else { continue };
-                if !cx.rewrite() {
-                    continue;
-                }
                 let types = function.operand_types(node);
-                let plan =
-                    plan::plan(&self.registry, &mut lowered.space, attention, &types).map_err(|d| vec![d])?;
-                plans.insert((id.index(), i), plan);
+                let plan = || plan::plan(&self.registry, &mut declared.space, attention, &types);
+                plans.push(cx.rewrite().then(plan).transpose().map_err(|d| vec![d])?);
             }
         }
-        if module.level == Level::Program && !plans.is_empty() {
+        if module.level == Level::Program && plans.iter().any(Option::is_some) {
             let message =
                 "`lower-movements` needs a sharded program, and this one is not laid out over a mesh";
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
-        for (id, function) in module.functions.iter() {
-            let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
-            let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-            for &param in &function.params {
-                map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-            }
-            for (i, node) in function.nodes.iter().enumerate() {
-                match plans.get(&(id.index(), i)) {
-                    None => copy_node(&mut b, function, node, &mut map).map_err(broken)?,
-                    Some(plan) => expand(&mut b, function, node, plan, &mut map).map_err(broken)?,
-                }
-            }
-            let output = |o: &Output| Output { name: o.name.clone(), value: map[o.value.index()] };
-            let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-            let function = b.finish(outputs);
-            lowered.functions.push(function);
-        }
-        Ok(lowered)
+        let mut plans = plans.into_iter();
+        rebuild(&declared, |b, function, node, operands| match moving(&node.op).and_then(|_| plans.next()) {
+            Some(Some(plan)) => expand(b, function, node, &plan, operands).map(Some),
+            Some(None) | None => Ok(None),
+        })
     }
 }
 
@@ -102,21 +82,21 @@ fn moving(op: &Op) -> Option<&Attention> {
     }
 }
 
-/// Adds the steps of one attention; its results are appended to `map`.
+/// Adds the steps of one attention, and returns its results.
 fn expand(
     b: &mut FunctionBuilder<'_>,
     function: &Function,
     node: &Node,
     plan: &Plan,
-    map: &mut Vec<ValueId>,
-) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
+    operands: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
     let results = match &node.op {
-        Op::AttentionBackward(a) => backward::backward(b, a, plan, &operands)?,
-        Op::Attention(a) => forward::forward(b, a, plan, &operands)?,
+        Op::AttentionBackward(a) => backward::backward(b, a, plan, operands)?,
+        Op::Attention(a) => forward::forward(b, a, plan, operands)?,
         op => unreachable!("`{}` has no movement", op.name()),
     };
-    for (&old, new) in node.results.iter().zip(results) {
+    // A plan may have results that the operation does not return.
+    let results = node.results.iter().zip(results).map(|(&old, new)| {
         let ty = function.ty(old);
         let mut value = new;
         if b.ty(value).layout.partial != ty.layout.partial {
@@ -130,12 +110,7 @@ fn expand(
         if b.ty(value).layout != ty.layout {
             value = b.push_as(Op::Reshard, &[value], ty.clone())?;
         }
-        b.name(value, function.values[old].name.as_deref());
-        map.push(value);
-    }
-    Ok(())
-}
-
-fn broken(error: OpError) -> Diagnostics {
-    vec![Diagnostic::new(error.code, error.message)]
+        Ok(value)
+    });
+    results.collect()
 }

@@ -1,4 +1,4 @@
-//! What an attention becomes: the visits of its movement, checked, pruned, and the dimensions they need declared.
+//! Plans attention: checks and prunes the visits of its movement, and declares the dimensions that they need.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use ithaca_ir::order::{Run, joined};
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
 use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
-use crate::parts::part;
+use crate::parts::{free_name, part};
 use crate::registry::Registry;
 
-/// How one attention is carried out.
+/// The steps of one attention.
 #[derive(Clone, Debug)]
 pub(super) enum Plan {
     Gather,
@@ -39,7 +39,7 @@ pub(super) enum Plan {
     },
 }
 
-/// Plans `attention` on operands of these types; dimensions that it needs are added to `space`.
+/// Plans `attention` on operands of these types; declares new dimensions in `space`.
 pub(super) fn plan(
     registry: &Registry,
     space: &mut Space,
@@ -85,7 +85,7 @@ pub(super) fn plan(
     }
 }
 
-/// A plain dimension of this size: one that is there already under this name, or a new one.
+/// A plain dimension of this name and size: an existing one, or a new one.
 fn declare(space: &mut Space, name: &str, size: u64) -> DimId {
     let mut name = name.to_owned();
     loop {
@@ -97,7 +97,7 @@ fn declare(space: &mut Space, name: &str, size: u64) -> DimId {
     }
 }
 
-/// From how many ranges on they are joined before more are looked at.
+/// The number of ranges above which they are joined before more are added.
 const MOST_APART: usize = 1024;
 
 /// The dimension of the keys that each rank's queries see.
@@ -121,7 +121,7 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
         parts.push(dim.order.indices(dim.size, &seen));
     }
     if parts.iter().all(Vec::is_empty) {
-        // A dimension has an element; nobody looks at this one.
+        // A dimension has at least one element; no query sees this one.
         parts[0].push(0..1);
     }
     let fetched = Fetched { of, parts };
@@ -130,17 +130,14 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
     if let Some(id) = known {
         return Ok(id);
     }
-    let mut name = format!("{}_seen", dim.name);
-    while space.dim(&name).is_some() {
-        name.push('_');
-    }
+    let name = free_name(space, format!("{}_seen", dim.name));
     Ok(space.dims.push(Dim { fetched: Some(fetched), ..Dim::new(name, size) }))
 }
 
-/// The steps of a movement without those in which nobody has a pair.
+/// The steps of a movement without those in which no rank has a visible pair.
 fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Result<Vec<Step>, Diagnostic> {
-    let wrong = |what: String| {
-        let message = format!("movement `{}` on {}: {what}", movement.name(), site.axes_text());
+    let wrong = |problem: String| {
+        let message = format!("movement `{}` on {}: {problem}", movement.name(), site.axes_text());
         Err(Diagnostic::new("P48", message)
             .help("every block of keys must meet every block of queries that sees it, once"))
     };
@@ -156,13 +153,13 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
     }
     let mut steps = steps;
     let home = steps.remove(0);
-    // The first step starts the sums, pairs or not.
+    // The first step starts the sums even without pairs.
     steps.retain(|step| meetings.any(&site.space.mesh, site.axes, step));
     steps.insert(0, home);
     Ok(steps)
 }
 
-/// Which blocks see which.
+/// The blocks of an attention, and which of them see each other.
 struct Meetings<'a> {
     attention: &'a Attention,
     n: u64,
@@ -172,7 +169,7 @@ struct Meetings<'a> {
 }
 
 impl<'a> Meetings<'a> {
-    /// Up to how many blocks every pair is looked at.
+    /// The maximum number of blocks for which every pair is checked.
     const CHECKED: u64 = 64;
 
     fn new(site: &Site<'a>) -> Self {
@@ -198,7 +195,7 @@ impl<'a> Meetings<'a> {
         axes: &'s [AxisId],
         step: &'s Step,
     ) -> impl Iterator<Item = (usize, usize)> + 's {
-        // Late ranks have the most to do, so they are looked at first.
+        // Late ranks have the most pairs, so they come first.
         self.ranks.iter().rev().filter_map(move |&rank| {
             let held = |seat: &Seat| {
                 let layout = Layout { moved: seat.clone(), ..Layout::default() };
@@ -213,7 +210,7 @@ impl<'a> Meetings<'a> {
         self.met(mesh, axes, step).any(|(q, k)| self.sees(q, k))
     }
 
-    /// The first pair of blocks that meets twice, or never though one sees the other.
+    /// The first pair of blocks that meets twice, or that is visible and never meets; with the number of meetings.
     fn first_wrong(&self, site: &Site<'_>, steps: &[Step]) -> Option<(usize, usize, usize)> {
         let n = self.ranks.len();
         let mut times = vec![0usize; n * n];
@@ -232,7 +229,7 @@ impl<'a> Meetings<'a> {
     }
 }
 
-/// Where what was at `seat` of some ranks belongs: the same blocks, at home.
+/// The seat of the same blocks at home, for blocks that some ranks hold at `seat`.
 pub(super) fn home_of(mesh: &Mesh, seat: &Seat) -> Option<Seat> {
     let mut home = Seat::new();
     for m in seat {

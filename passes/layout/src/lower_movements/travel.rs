@@ -1,4 +1,4 @@
-//! What travels: blocks that visit ranks, and sums that are added up on the way and come home.
+//! Blocks that visit ranks, and sums that accumulate on the way and come home.
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
@@ -7,41 +7,53 @@ use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
 use smallvec::SmallVec;
 
 use super::plan::{home_of, is_full};
-use crate::movement::Seat;
+use crate::movement::{Seat, Step};
 
-/// Values that travel together, and every seat where they have been.
+/// Values that travel together, with every seat of theirs so far.
 pub(super) struct Travellers {
-    been: Vec<Place>,
+    /// The seat of the values in a step.
+    seat: fn(&Step) -> &Seat,
+    places: Vec<Place>,
 }
 
-/// Where values have been.
+/// A seat of values.
 struct Place {
     at: Seat,
-    /// Where they came from.
+    /// The seat before it.
     from: Seat,
     values: Vec<ValueId>,
 }
 
 impl Travellers {
-    /// Values that are at home.
-    pub(super) fn new(values: &[ValueId]) -> Self {
-        Self { been: vec![Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() }] }
+    /// Values at home.
+    pub(super) fn new(values: &[ValueId], seat: fn(&Step) -> &Seat) -> Self {
+        let home = Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() };
+        Self { seat, places: vec![home] }
     }
 
-    /// The values at `seat`: from where they have been along the fewest axes from there, of these the nearest place. Of
-    /// those as near they come straight on rather than back, so that each block keeps to its way round; then from the
-    /// nearest to home along the axes that they go, then from the latest.
-    pub(super) fn bring(
+    /// The values in step `i`; the transfers of the next step are issued first.
+    pub(super) fn visit(
         &mut self,
         b: &mut FunctionBuilder<'_>,
-        seat: &Seat,
+        steps: &[Step],
+        i: usize,
     ) -> Result<Vec<ValueId>, OpError> {
-        if let Some(place) = self.been.iter().find(|place| place.at == *seat) {
+        if let Some(next) = steps.get(i + 1) {
+            self.bring(b, (self.seat)(next))?;
+        }
+        self.bring(b, (self.seat)(&steps[i]))
+    }
+
+    /// The values at `seat`, from the nearest earlier seat: along the fewest axes, then with the fewest hops. Among equal
+    /// seats, values continue in their direction rather than turn, so that each block keeps to its way round; then the
+    /// seat nearest to home along the axes of the hop wins, then the latest.
+    fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
+        if let Some(place) = self.places.iter().find(|place| place.at == *seat) {
             return Ok(place.values.clone());
         }
         let mesh = &b.space().mesh;
-        let sources = || self.been.iter().rev().filter(|place| is_full(&place.at));
-        // A ring has been at as many places as it has ranks, of which few are nearest.
+        let sources = || self.places.iter().rev().filter(|place| is_full(&place.at));
+        // A ring has as many places as ranks, and few of them are nearest.
         let nearest = sources().map(|place| way(mesh, &place.at, seat)).min();
         let nearest = sources().filter(|place| Some(way(mesh, &place.at, seat)) == nearest);
         let preference = |place: &&Place| {
@@ -51,11 +63,10 @@ impl Travellers {
                 place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
             (turns, way(mesh, &Seat::new(), &along).1)
         };
-        let source = nearest.min_by_key(preference).expect("everything has been at home");
+        let source = nearest.min_by_key(preference).expect("the first place is home");
         let from = source.at.clone();
-        let values =
-            source.values.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
-        self.been.push(Place { at: seat.clone(), from, values: values.clone() });
+        let values = source.values.iter().map(|&v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
+        self.places.push(Place { at: seat.clone(), from, values: values.clone() });
         Ok(values)
     }
 }
@@ -73,7 +84,7 @@ fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> SmallVec<[(AxisId, u64); 2]> {
     hops.filter(|&(_, hops)| hops > 0).collect()
 }
 
-/// How far one seat is from another: along how many axes they differ, and the most hops along one, either way round.
+/// The distance of two seats: the number of axes along which they differ, and the most hops along one, either way round.
 fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
     let hops = hops(mesh, from, to);
     let most = hops.iter().map(|&(axis, up)| up.min(mesh.size(axis) - up)).max();
@@ -81,7 +92,7 @@ fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
 }
 
 /// Moves `value` to `seat`.
-pub(super) fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Result<ValueId, OpError> {
+fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Result<ValueId, OpError> {
     let mut ty = b.ty(value).clone();
     if ty.layout.moved == *seat {
         return Ok(value);
@@ -90,27 +101,27 @@ pub(super) fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Re
     b.push_as(Op::Permute, &[value], ty)
 }
 
-/// How two values become one.
-pub(super) type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> Result<Vec<ValueId>, OpError>;
+/// The sum of two groups of values.
+type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> Result<Vec<ValueId>, OpError>;
 
-/// Sums, of whatever kind, that go where their summands are made.
+/// Sums that travel to the ranks that make their summands.
 ///
 /// Where all ranks make summands, the nearest sum travels there and takes them in; where some do, their summands go home.
-/// A place that is nearer to home than to any sum starts a sum of its own, so that blocks which go round both ways are
-/// added up both ways, and none crosses the ring between two steps; the number of transfers is the same.
+/// A seat that is nearer to home than to any sum starts a sum of its own. Blocks that go round both ways thus accumulate
+/// both ways, and none crosses the ring between two steps; the number of transfers is the same.
 pub(super) struct Sums {
     join: Join,
     sums: Vec<Sum>,
 }
 
-/// Values that were added up, and where they are.
+/// A sum so far, and its seat.
 struct Sum {
     at: Seat,
     values: Vec<ValueId>,
 }
 
 impl Sums {
-    /// Nothing yet; what comes first is made at home.
+    /// No sum yet; the first summands are made at home.
     pub(super) fn new(join: Join) -> Self {
         Self { join, sums: Vec::new() }
     }
@@ -136,7 +147,7 @@ impl Sums {
         self.join_nearest(b, Sum { at: home, values }, &Seat::new())
     }
 
-    /// Brings the nearest sum to `seat`, where `made` joins it; or makes it a sum of its own.
+    /// Brings the nearest sum to `seat`, where `made` joins it, or starts a sum of its own.
     fn join_nearest(&mut self, b: &mut FunctionBuilder<'_>, made: Sum, seat: &Seat) -> Result<(), OpError> {
         let mesh = &b.space().mesh;
         let hops = |at: &Seat| way(mesh, at, seat).1;
@@ -156,9 +167,9 @@ impl Sums {
         self.finish_first(b, usize::MAX)
     }
 
-    /// The sum of all, at home, of which the first `n_wanted` values are read.
+    /// The first `n_wanted` values of the sum of all, at home.
     ///
-    /// A sum that is whole where it stands comes home without the others; sums that are yet to be joined need all.
+    /// A complete sum comes home without its other values; several sums need all values to be joined.
     pub(super) fn finish_first(
         mut self,
         b: &mut FunctionBuilder<'_>,

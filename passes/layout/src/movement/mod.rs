@@ -5,17 +5,12 @@
 //! it in a [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
 //! `docs/guide/your-first-sharding-pass.md` shows each step; `examples/template.rs` is a template to copy.
 
-mod admit;
-mod balance;
-mod fetch;
-mod gather;
 mod known;
-mod reduce;
-mod rotate;
-mod two_pass;
+mod legality;
+mod steps;
 
-pub(crate) use admit::admit;
 pub use known::MOVEMENTS;
+pub(crate) use legality::admit;
 
 use ithaca_ir::layout::Move;
 use ithaca_ir::mask::Positions;

@@ -15,17 +15,17 @@ pub use search::{Step, convert};
 use std::collections::BTreeMap;
 
 use ithaca_ir::layout::Layout;
-use ithaca_ir::module::{Function, Level, Module, ValueId};
+use ithaca_ir::module::{Level, Module};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, FunctionBuilder, Op, Output, TensorType};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op};
+use ithaca_pass::rebuild::rebuild;
 use ithaca_pass::{Context, Pass};
 
 /// The pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowerReshards;
 
-/// Conversions found before, by what they depend on.
+/// Conversions so far, by element type, dimensions and both layouts.
 type Found = BTreeMap<(DType, Vec<DimId>, Layout, Layout), Vec<Step>>;
 
 impl Pass for LowerReshards {
@@ -40,59 +40,25 @@ impl Pass for LowerReshards {
                 "`lower-reshards` needs a sharded program, and this one is not laid out over a mesh";
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
-        let mut lowered = module.emptied(Level::PerRank);
         let mut found = Found::new();
-        let mut left = false;
-        for function in module.functions.values() {
-            let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
-            let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-            for &param in &function.params {
-                map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
+        let mut level = Level::PerRank;
+        let lowered = rebuild(module, |b, function, node, operands| {
+            if node.op != Op::Reshard {
+                return Ok(None);
             }
-            for node in &function.nodes {
-                if node.op == Op::Reshard && cx.rewrite() {
-                    let from = function.ty(node.operands[0]);
-                    let to = function.ty(node.result());
-                    let key = (from.dtype, from.dims.to_vec(), from.layout.clone(), to.layout.clone());
-                    let steps = found.entry(key).or_insert_with(|| convert(b.space(), from, to, cx.prices));
-                    let mut value = map[ithaca_ir::entity::Entity::index(node.operands[0])];
-                    for step in steps.iter() {
-                        value = b.push_as(step.op.clone(), &[value], step.to.clone()).map_err(broken)?;
-                    }
-                    b.name(value, function.values[node.result()].name.as_deref());
-                    map.push(value);
-                } else {
-                    left |= node.op == Op::Reshard;
-                    copy_node(&mut b, function, node, &mut map).map_err(broken)?;
-                }
+            if !cx.rewrite() {
+                level = Level::Sharded;
+                return Ok(None);
             }
-            let outputs = outputs(function, &map);
-            let function = b.finish(outputs);
-            lowered.functions.push(function);
-        }
-        if left {
-            lowered.level = Level::Sharded;
-        }
-        Ok(lowered)
+            let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
+            let key = (from.dtype, from.dims.to_vec(), from.layout.clone(), to.layout.clone());
+            let steps = found.entry(key).or_insert_with(|| convert(b.space(), from, to, cx.prices));
+            let mut value = operands[0];
+            for step in steps.iter() {
+                value = b.push_as(step.op.clone(), &[value], step.to.clone())?;
+            }
+            Ok(Some(vec![value]))
+        })?;
+        Ok(Module { level, ..lowered })
     }
-}
-
-fn outputs(function: &Function, map: &[ValueId]) -> Vec<Output> {
-    use ithaca_ir::entity::Entity;
-    function.outputs.iter().map(|o| Output { name: o.name.clone(), value: map[o.value.index()] }).collect()
-}
-
-fn broken(error: ithaca_ir::ops::OpError) -> Diagnostics {
-    vec![Diagnostic::new(error.code, error.message)]
-}
-
-/// The bytes that `steps` send from a rank, for tests and reports.
-pub fn bytes_sent(space: &ithaca_ir::Space, from: &TensorType, steps: &[Step]) -> u64 {
-    let mut from = from;
-    let mut total = 0;
-    for step in steps {
-        total += ithaca_ir::boxes::bytes_sent(space, &step.op, from, &step.to, ithaca_ir::Rank(0));
-        from = &step.to;
-    }
-    total
 }

@@ -5,8 +5,7 @@
 //! to slice again would hold the whole on every rank, and send it. Where that leaves no path, gathering everything and
 //! slicing always is one.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 use ithaca_ir::layout::Layout;
 use ithaca_ir::mesh::AxisId;
@@ -55,11 +54,13 @@ fn search(
     regather: Regather,
 ) -> Option<Vec<Step>> {
     let mut best: BTreeMap<Layout, (f64, Option<(Layout, Op)>)> = BTreeMap::new();
-    let mut queue = BinaryHeap::new();
+    // Nearest first, then in order of discovery; the bits of positive numbers have their order.
+    let mut queue: BTreeMap<(u64, u64), Layout> = BTreeMap::new();
     let mut order = 0u64;
     best.insert(from.layout.clone(), (0.0, None));
-    queue.push(Entry { seconds: 0.0, order, layout: from.layout.clone() });
-    while let Some(Entry { seconds, layout, .. }) = queue.pop() {
+    queue.insert((0, order), from.layout.clone());
+    while let Some(((bits, _), layout)) = queue.pop_first() {
+        let seconds = f64::from_bits(bits);
         if layout == to.layout {
             break;
         }
@@ -73,7 +74,7 @@ fn search(
             if total < known {
                 best.insert(next.layout.clone(), (total, Some((layout.clone(), op))));
                 order += 1;
-                queue.push(Entry { seconds: total, order, layout: next.layout });
+                queue.insert((total.to_bits(), order), next.layout);
             }
         }
     }
@@ -169,37 +170,10 @@ fn permutes(space: &Space, here: &TensorType, to: &TensorType) -> bool {
     Op::Permute.infer(cx, &[here], std::slice::from_ref(to)).is_ok()
 }
 
-/// A layout to look at, nearest first, then in order of discovery.
-struct Entry {
-    seconds: f64,
-    order: u64,
-    layout: Layout,
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.seconds.total_cmp(&self.seconds).then(other.order.cmp(&self.order))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ithaca_ir::{DType, Dim, Mesh};
+    use ithaca_ir::{DType, Dim, Mesh, Rank};
     use ithaca_pass::Volume;
 
     fn space(axes: &[(&str, u64)], dims: &[(&str, u64)]) -> Space {
@@ -244,7 +218,11 @@ mod tests {
         let pending = x.with_layout(x.layout.clone().with_partial(dp).with_partial(u));
         let steps = convert(&space, &pending, &x, &Volume);
         assert_eq!(names(&steps), ["reduce_scatter", "all_reduce", "all_gather"]);
-        assert_eq!(crate::reshard::bytes_sent(&space, &pending, &steps), 2 * 7 * 64 * 3 * 4 / 8);
+        let before = std::iter::once(&pending).chain(steps.iter().map(|step| &step.to));
+        let sent = before
+            .zip(&steps)
+            .map(|(from, step)| ithaca_ir::boxes::bytes_sent(&space, &step.op, from, &step.to, Rank(0)));
+        assert_eq!(sent.sum::<u64>(), 2 * 7 * 64 * 3 * 4 / 8);
         let few = TensorType::new(DType::F32, [n]);
         let pending = few.with_layout(few.layout.clone().with_partial(dp).with_partial(u));
         assert_eq!(names(&convert(&space, &pending, &few, &Volume)), ["all_reduce", "all_reduce"]);

@@ -4,22 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use ithaca_ir::ops::Attr;
 use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Attr, Context};
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::draw::LAYOUT_OPS;
 use super::evaluate::{Evaluate, Evaluated};
-use super::instance::{DrawFailure, instance};
-use super::rewrite::{Allow, Budget, ModuleParts, rewrite};
+use super::instance::{Missed, instance};
+use super::rewrite::{Budget, rewrite};
 use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
 
 /// The number of programs on which a rule must agree.
-pub const PROGRAMS: usize = 48;
+const PROGRAMS: usize = 48;
 
 /// The maximum number of random draws per rule.
-pub const DRAWS: u64 = 20_000;
+const DRAWS: u64 = 20_000;
 
 /// The number of programs for each size from a rule's constants, and the maximum number of draws for each.
 const SIZED: (usize, u64) = (3, 1500);
@@ -59,67 +59,63 @@ pub fn check(rules: Vec<Rule>, evaluator: &dyn Evaluate) -> Result<CheckedRules,
     if refused.is_empty() { Ok(CheckedRules { rules }) } else { Err(refused) }
 }
 
-struct Always;
-
-impl Allow for Always {
-    fn allow(&mut self) -> bool {
-        true
-    }
+/// A program on which a rule changes the results.
+struct Counterexample {
+    seed: u64,
+    difference: String,
+    before: Module,
+    /// The program after the rule, if it could be built.
+    after: Option<Module>,
 }
 
 /// The outcome of one draw.
 enum Trial {
     /// Both programs agreed, on this number of ranks.
     Agreed(u64),
-    Differed {
-        difference: String,
-        before: Box<Module>,
-        after: Option<Box<Module>>,
-    },
-    Missed(Reason, String),
+    Differed(Box<Counterexample>),
+    Missed(Missed, String),
 }
 
-/// Why a draw gave no comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Reason {
-    Types,
-    Conditions,
-    Replacement,
-    Run,
-}
-
-impl Reason {
-    fn text(self) -> &'static str {
-        match self {
-            Reason::Types => "no operands were found for the left side",
-            Reason::Conditions => "the conditions did not hold",
-            Reason::Replacement => "the replacement was not legal there",
-            Reason::Run => "the program could not be run",
-        }
-    }
-}
-
-/// The seed, the difference, and the program before and after the rule.
-type Counterexample = (u64, String, Box<Module>, Option<Box<Module>>);
-
-/// The outcomes of the draws for a rule.
-#[derive(Default)]
-struct Tally {
+/// The check of one rule.
+struct Check<'a> {
+    rule: &'a Rule,
+    evaluator: &'a dyn Evaluate,
+    about_layouts: bool,
     agreed: usize,
     differed: Vec<Counterexample>,
-    missed: BTreeMap<Reason, (u64, String)>,
+    /// For each reason, the number of draws without a comparison, and the first message.
+    missed: BTreeMap<Missed, (u64, String)>,
 }
 
-impl Tally {
+fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
+    let about_layouts = rule.mentions(LAYOUT_OPS);
+    let mut check =
+        Check { rule, evaluator, about_layouts, agreed: 0, differed: Vec::new(), missed: BTreeMap::new() };
+    for seed in 0..DRAWS {
+        if check.differed.len() >= COUNTEREXAMPLES || check.agreed + check.differed.len() >= PROGRAMS {
+            break;
+        }
+        check.count(seed, instance(rule, seed, None));
+    }
+    if let Some(found) = check.unsound() {
+        return Some(found);
+    }
+    let sizes = match sizes(rule) {
+        Ok(sizes) => sizes,
+        Err(refused) => return Some(refused),
+    };
+    let reached = check.around(&sizes);
+    check.unsound().or_else(|| check.untried(&sizes, reached))
+}
+
+impl Check<'_> {
     /// Counts a draw; returns whether it gave a comparison that counts.
-    fn count(&mut self, seed: u64, trial: Trial, about_layouts: bool) -> bool {
-        match trial {
+    fn count(&mut self, seed: u64, drawn: Result<Module, Missed>) -> bool {
+        match trial(self.rule, seed, drawn, self.evaluator) {
             // On one rank all layouts are equal, so a rule about layouts is not tested.
-            Trial::Agreed(ranks) if ranks > 1 || !about_layouts => self.agreed += 1,
+            Trial::Agreed(ranks) if ranks > 1 || !self.about_layouts => self.agreed += 1,
             Trial::Agreed(_) => return false,
-            Trial::Differed { difference, before, after } => {
-                self.differed.push((seed, difference, before, after));
-            }
+            Trial::Differed(found) => self.differed.push(*found),
             Trial::Missed(reason, example) => {
                 self.missed.entry(reason).or_insert((0, example)).0 += 1;
                 return false;
@@ -128,67 +124,10 @@ impl Tally {
         true
     }
 
-    fn refusal(&mut self, rule: &Rule, about_layouts: bool) -> Option<Diagnostic> {
-        let smallest = std::mem::take(&mut self.differed).into_iter().min_by_key(|(seed, _, before, _)| {
-            let ranks = before.space.mesh.ranks();
-            (about_layouts && ranks == 1, ranks, elements(before), *seed)
-        });
-        let (seed, difference, before, after) = smallest?;
-        Some(unsound(rule, seed, &difference, &before, after.as_deref()))
-    }
-}
-
-fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
-    let about_layouts = rule.mentions(LAYOUT_OPS);
-    let mut tally = Tally::default();
-    for seed in 0..DRAWS {
-        if tally.differed.len() >= COUNTEREXAMPLES || tally.agreed + tally.differed.len() >= PROGRAMS {
-            break;
-        }
-        let drawn = instance(rule, seed, None);
-        tally.count(seed, trial(rule, seed, drawn, evaluator), about_layouts);
-    }
-    if let Some(found) = tally.refusal(rule, about_layouts) {
-        return Some(found);
-    }
-    let sizes = match sizes(rule) {
-        Ok(sizes) => sizes,
-        Err(refused) => return Some(refused),
-    };
-    let reached = tally.around(rule, &sizes, evaluator);
-    if let Some(found) = tally.refusal(rule, about_layouts) {
-        return Some(found);
-    }
-    if tally.agreed >= PROGRAMS {
-        let unreached = sizes.constants.iter().find(|&&n| n > reached)?;
-        let message = format!(
-            "rule `{}` could not be tried: no program with a dimension of {unreached} elements, as its constant {unreached} asks for, or of more came to a comparison",
-            rule.name
-        );
-        return Some(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used"));
-    }
-    let Tally { agreed, missed, .. } = tally;
-    let message = format!(
-        "rule `{}` could not be tried: {agreed} of {DRAWS} random programs came to a comparison, and {PROGRAMS} are needed",
-        rule.name
-    );
-    let reasons: Vec<String> = missed
-        .iter()
-        .map(|(reason, (n, example))| {
-            let example = if example.is_empty() { String::new() } else { format!(" ({example})") };
-            format!("{n} times {}{example}", reason.text())
-        })
-        .collect();
-    let diagnostic = Diagnostic::new("P66", message).at(rule.span).label("this rule is not used");
-    Some(diagnostic.help(format!("what was missing: {}", reasons.join("; "))))
-}
-
-impl Tally {
-    /// Checks a rule on programs for each size from its constants, until a difference is found; returns the largest
+    /// Checks the rule on programs for each size from its constants, until a difference is found; returns the largest
     /// size that was compared.
-    fn around(&mut self, rule: &Rule, sizes: &Sizes, evaluator: &dyn Evaluate) -> u64 {
-        let about_layouts = rule.mentions(LAYOUT_OPS);
-        let scored = rule.mentions(SCORED);
+    fn around(&mut self, sizes: &Sizes) -> u64 {
+        let scored = self.rule.mentions(SCORED);
         let n_targets = sizes.targets.len().max(1) as u64;
         let draws = SIZED.1.min(2 * DRAWS / n_targets);
         let mut reached = 0;
@@ -198,13 +137,13 @@ impl Tally {
             let (mut queries, mut keys) = (0, 0);
             for j in 0..draws {
                 let seed = DRAWS + i as u64 * SIZED.1 + j;
-                let drawn = instance(rule, seed, Some(sizes.focus(size)));
+                let drawn = instance(self.rule, seed, Some(sizes.focus(size)));
                 let Ok(module) = &drawn else { continue };
                 let (of_queries, of_keys) = has_size(module, size, scored);
                 if work(module) > WORK || !(of_queries && queries < enough || of_keys && keys < enough) {
                     continue;
                 }
-                if self.count(seed, trial(rule, seed, drawn, evaluator), about_layouts) {
+                if self.count(seed, drawn) {
                     queries += usize::from(of_queries);
                     keys += usize::from(of_keys);
                     reached = reached.max(size);
@@ -218,6 +157,44 @@ impl Tally {
             }
         }
         reached
+    }
+
+    /// The refusal with the smallest counterexample, if there is one.
+    fn unsound(&self) -> Option<Diagnostic> {
+        let Counterexample { seed, difference, before, after } =
+            self.differed.iter().min_by_key(|found| {
+                let ranks = found.before.space.mesh.ranks();
+                (self.about_layouts && ranks == 1, ranks, elements(&found.before), found.seed)
+            })?;
+        let name = &self.rule.name;
+        let message = format!("rule `{name}` is unsound: with inputs of seed {seed}, {difference}");
+        let mut shown = format!("the program before:\n{}", concise(before));
+        if let Some(after) = after {
+            let _ = write!(shown, "and after:\n{}", concise(after));
+        }
+        let refused = self.rule.unused("P67", message).help(shown.trim_end().to_owned());
+        Some(refused.help("state after `where` when the rule holds, or delete the rule"))
+    }
+
+    /// The refusal of a rule with too few comparisons, or with none of the size of a constant.
+    fn untried(&self, sizes: &Sizes, reached: u64) -> Option<Diagnostic> {
+        let (name, agreed) = (&self.rule.name, self.agreed);
+        if agreed >= PROGRAMS {
+            let n = sizes.constants.iter().find(|&&n| n > reached)?;
+            let message = format!(
+                "rule `{name}` could not be tried: its constant {n} needs a program with a dimension of {n} elements or more, and none gave a comparison"
+            );
+            return Some(self.rule.unused("P66", message));
+        }
+        let message = format!(
+            "rule `{name}` could not be tried: {agreed} of {DRAWS} random programs gave a comparison, and {PROGRAMS} are needed"
+        );
+        let reason = |(reason, (n, example)): (&Missed, &(u64, String))| {
+            let example = if example.is_empty() { String::new() } else { format!(" ({example})") };
+            format!("{n} times {}{example}", reason.text())
+        };
+        let reasons: Vec<String> = self.missed.iter().map(reason).collect();
+        Some(self.rule.unused("P66", message).help(format!("other draws: {}", reasons.join("; "))))
     }
 }
 
@@ -261,28 +238,28 @@ fn elements(module: &Module) -> u64 {
     values.map(|v| module.space.shape(&v.ty).iter().product::<u64>()).sum()
 }
 
-fn trial(rule: &Rule, seed: u64, drawn: Result<Module, DrawFailure>, evaluator: &dyn Evaluate) -> Trial {
+fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn Evaluate) -> Trial {
     let before = match drawn {
-        Ok(module) => Box::new(module),
-        Err(DrawFailure::Types) => return Trial::Missed(Reason::Types, String::new()),
-        Err(DrawFailure::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),
+        Ok(module) => module,
+        Err(reason) => return Trial::Missed(reason, String::new()),
     };
-    let mut always = Always;
-    let mut budget = Budget::new(1, 1, &mut always);
+    let mut allow = || true;
+    let mut budget = Budget::new(1, 1, &mut allow);
     let (after, rewritten) = applied(&before, rule, &mut budget);
-    let type_mismatches = budget.type_mismatches.remove(0);
     if budget.applied[0] == 0 {
-        return match type_mismatches {
-            Some(difference) => Trial::Differed { difference, before, after: None },
-            None => Trial::Missed(Reason::Replacement, budget.illegal.remove(0).unwrap_or_default()),
+        return match budget.type_mismatch {
+            Some(difference) => {
+                Trial::Differed(Box::new(Counterexample { seed, difference, before, after: None }))
+            }
+            None => Trial::Missed(Missed::Replacement, budget.illegal.unwrap_or_default()),
         };
     }
     if let Err(message) = rewritten {
-        return Trial::Missed(Reason::Replacement, message);
+        return Trial::Missed(Missed::Replacement, message);
     }
     let expected = match evaluator.outputs(&before, &before, seed) {
         Ok(outputs) => outputs,
-        Err(message) => return Trial::Missed(Reason::Run, message),
+        Err(message) => return Trial::Missed(Missed::Run, message),
     };
     let difference = match evaluator.outputs(&after, &before, seed) {
         Ok(found) => difference(&expected, &found),
@@ -290,7 +267,9 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, DrawFailure>, evaluator: 
     };
     match difference {
         None => Trial::Agreed(before.space.mesh.ranks()),
-        Some(difference) => Trial::Differed { difference, before, after: Some(Box::new(after)) },
+        Some(difference) => {
+            Trial::Differed(Box::new(Counterexample { seed, difference, before, after: Some(after) }))
+        }
     }
 }
 
@@ -298,13 +277,11 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, DrawFailure>, evaluator: 
 fn applied(before: &Module, rule: &Rule, budget: &mut Budget<'_>) -> (Module, Result<(), String>) {
     let mut after = before.emptied(before.level);
     for function in before.functions.values() {
-        let world = ModuleParts { space: &before.space, functions: &after.functions, level: before.level };
-        match rewrite(world, function, std::slice::from_ref(rule), budget) {
-            Ok(function) => {
-                after.functions.push(function);
-            }
+        let cx = Context { space: &before.space, functions: &after.functions };
+        match rewrite(cx, before.level, function, std::slice::from_ref(rule), budget) {
+            Ok(function) => after.functions.push(function),
             Err(error) => return (after, Err(error.message)),
-        }
+        };
     }
     let verdict = verify::verify(&after).map(|_| ()).map_err(|found| found[0].message.clone());
     (after, verdict)
@@ -340,19 +317,6 @@ fn unravel(shape: &[u64], i: usize) -> Vec<u64> {
     }
     at.reverse();
     at
-}
-
-fn unsound(rule: &Rule, seed: u64, difference: &str, before: &Module, after: Option<&Module>) -> Diagnostic {
-    let message = format!("rule `{}` is unsound: with inputs of seed {seed}, {difference}", rule.name);
-    let mut shown = format!("the program before:\n{}", concise(before));
-    if let Some(after) = after {
-        let _ = write!(shown, "and after:\n{}", concise(after));
-    }
-    Diagnostic::new("P67", message)
-        .at(rule.span)
-        .label("this rule is not used")
-        .help(shown.trim_end().to_owned())
-        .help("state behind `where` what the rule relies on, or leave it out")
 }
 
 /// The text of a module without unused dimensions.

@@ -169,18 +169,21 @@ impl Draw {
         }
     }
 
+    /// A random dimension that fits.
+    fn one_dim(&mut self, fits: impl Fn(&Dim) -> bool) -> Option<DimId> {
+        let candidates = self.space.dims.iter().filter(|(_, dim)| fits(dim)).map(|(id, _)| id);
+        self.rng.one_of(&candidates.collect::<Vec<_>>())
+    }
+
     /// Declares both halves of a dimension, of a rank's shard along the first axis or of the whole.
     fn parts(&mut self) {
         let axis = self.space.mesh.axes.ids().next().filter(|_| self.rng.once_in(2));
         let runs = axis.map_or(1, |axis| self.space.mesh.size(axis));
-        let ids: Vec<DimId> = self.space.dims.ids().collect();
-        let fits = |&d: &DimId| {
-            let dim = &self.space.dims[d];
+        let fits = |dim: &Dim| {
             let plain = dim.order == Order::Contiguous && dim.copies.is_none() && dim.fetched.is_none();
             plain && dim.size.is_multiple_of(2 * runs * dim.granule)
         };
-        let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
-        let Some(of) = self.rng.one_of(&candidates) else { return };
+        let Some(of) = self.one_dim(fits) else { return };
         for index in 0..2 {
             let Dim { size, granule, .. } = self.space.dims[of];
             let plain = Dim::new(self.free_name(), size / 2);
@@ -193,13 +196,8 @@ impl Draw {
     fn fetched(&mut self) {
         let Some(axis) = self.space.mesh.axes.ids().next() else { return };
         let n = self.space.mesh.size(axis);
-        let ids: Vec<DimId> = self.space.dims.ids().collect();
-        let fits = |&d: &DimId| {
-            let dim = &self.space.dims[d];
-            n > 1 && dim.divides_evenly(n) && dim.copies.is_none()
-        };
-        let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
-        let Some(of) = self.rng.one_of(&candidates) else { return };
+        let fits = |dim: &Dim| n > 1 && dim.divides_evenly(n) && dim.copies.is_none();
+        let Some(of) = self.one_dim(fits) else { return };
         let (size, each) = (self.space.size(of), self.space.size(of) / n);
         let mut parts = Vec::new();
         for i in 0..n {
@@ -304,26 +302,24 @@ impl Draw {
 /// The names of dimensions and the names of axes that occur in a rule.
 fn literals(rule: &Rule) -> (Vec<String>, Vec<String>) {
     let (mut dims, mut axes) = (Vec::new(), Vec::new());
-    let add = |names: &mut Vec<String>, term: &Term| {
-        if let Term::Literal(Attr::Word(word)) = term
-            && !names.contains(word)
-        {
-            names.push(word.clone());
-        }
-    };
-    rule.each_app(&mut |app, _| {
+    for (app, _) in rule.apps() {
         for (key, term) in &app.attrs {
-            let is_dim = DIM_KEYS.contains(&key.text.as_str()) || (key.text == "to" && app.op != "cast");
-            match key.text.as_str() {
-                "axis" => add(&mut axes, term),
-                _ if is_dim => match term {
-                    Term::List(terms) => terms.iter().for_each(|term| add(&mut dims, term)),
-                    term => add(&mut dims, term),
-                },
-                _ => {}
+            let key = key.text.as_str();
+            let is_dim = DIM_KEYS.contains(&key) || (key == "to" && app.op != "cast");
+            let (names, terms) = match term {
+                term if key == "axis" => (&mut axes, std::slice::from_ref(term)),
+                Term::List(terms) if is_dim => (&mut dims, terms.as_slice()),
+                term if is_dim => (&mut dims, std::slice::from_ref(term)),
+                _ => continue,
+            };
+            for term in terms {
+                match term {
+                    Term::Literal(Attr::Word(word)) if !names.contains(word) => names.push(word.clone()),
+                    _ => {}
+                }
             }
         }
-    });
+    }
     dims.retain(|d| !axes.contains(d) && ithaca_ir::text::is_identifier(d));
     axes.truncate(3);
     (dims, axes)

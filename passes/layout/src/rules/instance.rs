@@ -5,69 +5,67 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::layout::AxisList;
-use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Attrs, Binding, Context, OpError};
 use ithaca_ir::{
-    Arena, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
+    Arena, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, TensorType, ValueId,
 };
 
 use super::draw::Draw;
-use super::matching::{Bindings, bind_attrs, holds, same, value};
-use super::operands::{DrawnOperands, Fixed, OperationRequest, operands};
+use super::matching::{Bindings, all_hold, bind_attrs, same, value};
+use super::operands::{Fixed, operands};
 use super::sizes::{Focus, numbers_within, whole_numbers};
 use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
 /// The maximum number of elements of an input.
 const MAX_ELEMENTS: u64 = 2048;
 
-/// Why no program was drawn.
+/// Why a draw gave no comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum DrawFailure {
+pub(super) enum Missed {
     /// No operands give the drawn types.
     Types,
     /// The conditions do not hold.
     Conditions,
+    /// The replacement is not legal in the program.
+    Replacement,
+    /// The program cannot be run.
+    Run,
+}
+
+impl Missed {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Missed::Types => "no operands were found for the left side",
+            Missed::Conditions => "the conditions did not hold",
+            Missed::Replacement => "the replacement was not legal there",
+            Missed::Run => "the program could not be run",
+        }
+    }
 }
 
 /// A program that returns the results of the rule's left side; with `focus`, one that tests a size.
-pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, DrawFailure> {
+pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, Missed> {
     let draw = Draw::new(rule, seed, focus);
     let mut builder = ProgramBuilder {
         rule,
         draw,
         bindings: Bindings::default(),
         leaves: Vec::new(),
-        nodes: Vec::new(),
-        made: BTreeMap::new(),
+        nodes: BTreeMap::new(),
     };
     builder.settle();
     let want = builder.draw.ty();
-    let root = builder.app(&rule.left, &want).ok_or(DrawFailure::Types)?;
-    let ProgramBuilder { draw, bindings, leaves, nodes, .. } = builder;
-    let ty = |name: &str| leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
-    if !rule.conditions.iter().all(|c| holds(c, &bindings, &draw.space, &ty)) {
-        return Err(DrawFailure::Conditions);
+    builder.app(&rule.left, &want).ok_or(Missed::Types)?;
+    let ty = |name: &str| builder.leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
+    if !all_hold(rule, &builder.bindings, &builder.draw.space, &ty) {
+        return Err(Missed::Conditions);
     }
-    let most = MAX_ELEMENTS.max(2 * draw.largest());
-    let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= most;
-    if !leaves.iter().all(|(_, ty)| small(ty)) {
-        return Err(DrawFailure::Types);
+    let most = MAX_ELEMENTS.max(2 * builder.draw.largest());
+    let small = |ty: &TensorType| builder.draw.space.shape(ty).iter().product::<u64>() <= most;
+    if !builder.leaves.iter().all(|(_, ty)| small(ty)) {
+        return Err(Missed::Types);
     }
-    assemble(rule, draw, &leaves, &nodes, root).ok_or(DrawFailure::Types)
-}
-
-/// An operand of a drawn node.
-#[derive(Clone, Copy)]
-enum Source {
-    Leaf(usize),
-    Node(usize, usize),
-}
-
-struct DrawnNode {
-    op: Op,
-    operands: Vec<Source>,
-    types: Vec<TensorType>,
+    builder.program().ok_or(Missed::Types)
 }
 
 struct ProgramBuilder<'r> {
@@ -76,12 +74,8 @@ struct ProgramBuilder<'r> {
     bindings: Bindings,
     /// Values of the pattern by name, in order of their first use.
     leaves: Vec<(String, TensorType)>,
-    nodes: Vec<DrawnNode>,
-    made: BTreeMap<String, usize>,
-}
-
-fn names<'a>(space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Names<'a> {
-    Names { space, functions }
+    /// For each key of a pattern its operation and the types of its results.
+    nodes: BTreeMap<String, (Op, Vec<TensorType>)>,
 }
 
 impl ProgramBuilder<'_> {
@@ -110,10 +104,11 @@ impl ProgramBuilder<'_> {
         }
     }
 
-    fn app(&mut self, app: &App, want: &TensorType) -> Option<usize> {
+    /// Draws the operation of a pattern and all below it; `None` if the draw failed.
+    fn app(&mut self, app: &App, want: &TensorType) -> Option<()> {
         let key = app.key();
-        if let Some(&node) = self.made.get(&key) {
-            return (self.nodes[node].types.get(app.result) == Some(want)).then_some(node);
+        if let Some((_, types)) = self.nodes.get(&key) {
+            return (types.get(app.result) == Some(want)).then_some(());
         }
         let mut fixed = Fixed::new();
         for (key, term) in &app.attrs {
@@ -124,152 +119,132 @@ impl ProgramBuilder<'_> {
                 fixed.insert(key.text.clone(), attr);
             }
         }
-        let mut named: Vec<String> = app.attrs.iter().map(|(key, _)| key.text.clone()).collect();
-        let mut rest = app.rest.clone();
+        let mut may_add = app.rest != Rest::Absent;
         if let Rest::Bound(name) = &app.rest
             && let Some(bound) = self.bindings.rests.get(&name.text)
         {
             // The operation that bound them fixed the other attributes.
-            rest = Rest::Absent;
-            for (key, attr) in bound {
-                named.push(key.clone());
-                fixed.insert(key.clone(), attr.clone());
-            }
+            may_add = false;
+            fixed.extend(bound.iter().cloned());
         }
-        let request = OperationRequest {
-            op: &app.op,
-            n_operands: app.operands.len(),
-            fixed: &fixed,
-            named: named.iter().map(String::as_str).collect(),
-            rest: &rest,
-            result: app.result,
-        };
-        let DrawnOperands { attrs, operands } = operands(&mut self.draw, &request, want)?;
+        let (attrs, operands) = operands(&mut self.draw, app, &fixed, may_add, want)?;
         let agrees = attrs.iter().all(|(key, attr)| fixed.get(key).is_none_or(|fixed| same(fixed, attr)));
         if !agrees || operands.len() != app.operands.len() {
             return None;
         }
         let functions = Arena::new();
         let attrs = Attrs::new(app.op.as_str(), attrs);
-        let op = Op::from_attrs(&app.op, attrs, names(&self.draw.space, &functions))?.ok()?;
-        let refs: Vec<&TensorType> = operands.iter().collect();
         let cx = Context { space: &self.draw.space, functions: &functions };
+        let op = Op::from_attrs(&app.op, attrs, cx.names())?.ok()?;
+        let refs: Vec<&TensorType> = operands.iter().collect();
         let types = op.infer(cx, &refs, std::slice::from_ref(want)).ok()?.into_vec();
         if types.get(app.result) != Some(want) {
             return None;
         }
-        let found = op.attrs(names(&self.draw.space, &functions));
+        let found = op.attrs(cx.names());
         if !bind_attrs(app, &found, &mut self.bindings) {
             return None;
         }
         self.settle();
-        let mut sources = Vec::new();
         for (pattern, ty) in app.operands.iter().zip(&operands) {
-            sources.push(match pattern {
-                Pattern::Value(name) => self.leaf(&name.text, ty)?,
-                Pattern::App(inner) => Source::Node(self.app(inner, ty)?, inner.result),
-            });
-        }
-        self.nodes.push(DrawnNode { op, operands: sources, types });
-        self.made.insert(key, self.nodes.len() - 1);
-        Some(self.nodes.len() - 1)
-    }
-
-    fn leaf(&mut self, name: &str, ty: &TensorType) -> Option<Source> {
-        match self.leaves.iter().position(|(known, _)| known == name) {
-            Some(i) => (self.leaves[i].1 == *ty).then_some(Source::Leaf(i)),
-            None => {
-                self.leaves.push((name.to_owned(), ty.clone()));
-                Some(Source::Leaf(self.leaves.len() - 1))
+            match pattern {
+                Pattern::App(inner) => self.app(inner, ty)?,
+                Pattern::Value(name) => match self.leaves.iter().find(|(known, _)| *known == name.text) {
+                    Some((_, known)) if known == ty => {}
+                    Some(_) => return None,
+                    None => self.leaves.push((name.text.clone(), ty.clone())),
+                },
             }
         }
+        self.nodes.insert(key, (op, types));
+        Some(())
     }
-}
 
-fn assemble(
-    rule: &Rule,
-    mut draw: Draw,
-    leaves: &[(String, TensorType)],
-    nodes: &[DrawnNode],
-    root: usize,
-) -> Option<Module> {
-    // A product over a split dimension makes a pending sum.
-    let mut sums = Vec::new();
-    for (_, ty) in leaves {
-        let axes = ty.layout.partial.clone();
-        let degree = draw.space.mesh.degree(&axes);
-        sums.push((!axes.is_empty()).then(|| (draw.fresh_dim(&[degree, 2 * degree]), axes)));
-    }
-    let level = if rule.mentions(&["reshard"]) {
-        Level::Sharded
-    } else if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) {
-        Level::Program
-    } else {
-        Level::PerRank
-    };
-    let mut functions = Arena::new();
-    let main = main_function(&draw.space, &functions, (leaves, &sums), nodes, root).ok()?;
-    functions.push(main);
-    let name = format!("rule {}", rule.name);
-    let module = Module { level, name, pipeline: Vec::new(), space: draw.space, functions };
-    ithaca_ir::verify::verify(&module).is_ok().then_some(module)
-}
-
-type Sum = Option<(ithaca_ir::DimId, AxisList)>;
-
-fn main_function(
-    space: &Space,
-    functions: &Arena<FuncId, Function>,
-    (leaves, sums): (&[(String, TensorType)], &[Sum]),
-    nodes: &[DrawnNode],
-    root: usize,
-) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new("main", space, functions);
-    let mut values: Vec<ValueId> = Vec::new();
-    for ((name, ty), sum) in leaves.iter().zip(sums) {
-        let value = match sum {
-            None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
-            Some((dim, axes)) => summands(&mut b, name, ty, *dim, axes)?,
+    /// The program that returns the results of the rule's left side.
+    fn program(mut self) -> Option<Module> {
+        let level = if self.rule.mentions(&["reshard"]) {
+            Level::Sharded
+        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.mentions(super::draw::LAYOUT_OPS) {
+            Level::Program
+        } else {
+            Level::PerRank
         };
-        b.name(value, Some(name));
-        values.push(value);
-    }
-    let mut results: Vec<Vec<ValueId>> = Vec::new();
-    for node in nodes {
-        let operands: Vec<ValueId> = node
-            .operands
-            .iter()
-            .map(|&source| match source {
-                Source::Leaf(i) => values[i],
-                Source::Node(node, i) => results[node][i],
-            })
-            .collect();
-        results.push(b.node(node.op.clone(), &operands, &node.types)?.into_vec());
-    }
-    let mut outputs = Vec::new();
-    for (i, &result) in results[root].iter().enumerate() {
-        let mut value = result;
-        for axis in b.ty(result).layout.partial.clone() {
-            value = b.push(Op::AllReduce { axis }, &[value])?;
+        // A pending sum is a product over a split dimension.
+        let mut sums = Vec::new();
+        for (_, ty) in &self.leaves {
+            let axes = &ty.layout.partial;
+            let degree = self.draw.space.mesh.degree(axes);
+            sums.push((!axes.is_empty()).then(|| self.draw.fresh_dim(&[degree, 2 * degree])));
         }
-        outputs.push(Output { name: Some(format!("y{i}")), value });
+        let mut functions = Arena::new();
+        let main = self.main(&sums, &functions).ok()?;
+        functions.push(main);
+        let name = format!("rule {}", self.rule.name);
+        let module = Module { level, name, pipeline: Vec::new(), space: self.draw.space, functions };
+        ithaca_ir::verify::verify(&module).is_ok().then_some(module)
     }
-    Ok(b.finish(outputs))
+
+    fn main(&self, sums: &[Option<DimId>], functions: &Arena<FuncId, Function>) -> Result<Function, OpError> {
+        let mut b = FunctionBuilder::new("main", &self.draw.space, functions);
+        let mut values: BTreeMap<&str, ValueId> = BTreeMap::new();
+        for ((name, ty), sum) in self.leaves.iter().zip(sums) {
+            let value = match *sum {
+                None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
+                Some(dim) => summands(&mut b, name, ty, dim)?,
+            };
+            b.name(value, Some(name));
+            values.insert(name, value);
+        }
+        let mut outputs = Vec::new();
+        let results = self.add(&mut b, &self.rule.left, &values, &mut BTreeMap::new())?;
+        for (i, mut value) in results.into_iter().enumerate() {
+            for axis in b.ty(value).layout.partial.clone() {
+                value = b.push(Op::AllReduce { axis }, &[value])?;
+            }
+            outputs.push(Output { name: Some(format!("y{i}")), value });
+        }
+        Ok(b.finish(outputs))
+    }
+
+    /// Adds the operation of a pattern, after all below it, unless it exists; returns its results.
+    fn add(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        app: &App,
+        values: &BTreeMap<&str, ValueId>,
+        added: &mut BTreeMap<String, Vec<ValueId>>,
+    ) -> Result<Vec<ValueId>, OpError> {
+        let key = app.key();
+        if let Some(known) = added.get(&key) {
+            return Ok(known.clone());
+        }
+        let mut operands = Vec::new();
+        for pattern in &app.operands {
+            operands.push(match pattern {
+                Pattern::Value(name) => values[name.text.as_str()],
+                Pattern::App(inner) => self.add(b, inner, values, added)?[inner.result],
+            });
+        }
+        let (op, types) = &self.nodes[&key];
+        let results = b.node(op.clone(), &operands, types)?.into_vec();
+        added.insert(key, results.clone());
+        Ok(results)
+    }
 }
 
-/// A pending sum over `axes`, with different summands on each rank.
+/// A pending sum over the axes of `ty`, as a product over `dim`, with different summands on each rank.
 fn summands(
     b: &mut FunctionBuilder<'_>,
     name: &str,
     ty: &TensorType,
-    dim: ithaca_ir::DimId,
-    axes: &AxisList,
+    dim: DimId,
 ) -> Result<ValueId, OpError> {
+    let axes = ty.layout.partial.clone();
     let mut terms = ty.clone();
     terms.layout.partial.clear();
     terms.dims.push(dim);
     terms.layout.split.push(axes.clone());
-    let weights = TensorType::new(ty.dtype, [dim]).split(dim, axes.clone());
+    let weights = TensorType::new(ty.dtype, [dim]).split(dim, axes);
     let terms = b.push_as(Op::Input(Binding::named(format!("{name}.terms"))), &[], terms)?;
     let weights = b.push_as(Op::Input(Binding::named(format!("{name}.weights"))), &[], weights)?;
     b.push_as(Op::Einsum, &[terms, weights], ty.clone())

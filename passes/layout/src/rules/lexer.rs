@@ -9,11 +9,11 @@ pub(super) enum Token<'a> {
     Word(&'a str),
     /// `%name`.
     Value(&'a str),
-    /// A whole number, as text.
+    /// `?name`.
     Variable(&'a str),
-    /// A real number, as text.
+    /// A whole number, as text.
     Int(&'a str),
-    /// The contents of a string, without escapes.
+    /// A real number, as text.
     Float(&'a str),
     /// A string between its quotes, without escapes.
     Text(&'a str),
@@ -45,35 +45,31 @@ const SIGNS: &[&str] =
 /// Every token of the text with its span; the last is [`Token::End`].
 pub(super) fn tokens(text: &str) -> Vec<(Token<'_>, Span)> {
     let mut found = Vec::new();
-    let mut at = 0;
+    let mut rest = text;
     loop {
-        let rest = &text[at..];
-        let blank = rest.len() - rest.trim_start().len();
-        if blank > 0 {
-            at += blank;
-            continue;
-        }
+        rest = rest.trim_start();
         if rest.starts_with("//") {
-            at += rest.find('\n').unwrap_or(rest.len());
+            rest = &rest[rest.find('\n').unwrap_or(rest.len())..];
             continue;
         }
-        if rest.is_empty() {
-            found.push((Token::End, Span::new(at, at)));
-            return found;
-        }
+        let at = text.len() - rest.len();
         let (token, len) = token(rest);
         found.push((token, Span::new(at, at + len)));
-        at += len;
+        if token == Token::End {
+            return found;
+        }
+        rest = &rest[len..];
     }
 }
 
 /// The first token of a text without leading blanks, and its length.
 fn token(text: &str) -> (Token<'_>, usize) {
     let bytes = text.as_bytes();
+    let Some(&first) = bytes.first() else { return (Token::End, 0) };
     let named = |n: usize| if n == 0 { None } else { Some(&text[1..=n]) };
-    match bytes[0] {
+    match first {
         b'%' | b'?' => match named(name_len(&bytes[1..])) {
-            Some(name) if bytes[0] == b'%' => (Token::Value(name), name.len() + 1),
+            Some(name) if first == b'%' => (Token::Value(name), name.len() + 1),
             Some(name) => (Token::Variable(name), name.len() + 1),
             None => (Token::Bad, 1),
         },
@@ -109,25 +105,18 @@ fn word_len(bytes: &[u8]) -> usize {
 }
 
 fn number(text: &str) -> (Token<'_>, usize) {
-    let bytes = text.as_bytes();
-    let digits = |mut at: usize| {
-        while bytes.get(at).is_some_and(u8::is_ascii_digit) {
-            at += 1;
-        }
-        at
-    };
+    let digits = |at: usize| at + text[at..].bytes().take_while(u8::is_ascii_digit).count();
+    // The end of the digits after `n` bytes, or `end` without digits.
+    let after = |end: usize, n: usize| Some(digits(end + n)).filter(|&at| at > end + n).unwrap_or(end);
     let whole = digits(0);
-    let mut at = whole;
-    if bytes.get(at) == Some(&b'.') && bytes.get(at + 1).is_some_and(u8::is_ascii_digit) {
-        at = digits(at + 1);
+    let mut end = whole;
+    if text[end..].starts_with('.') {
+        end = after(end, 1);
     }
-    if matches!(bytes.get(at), Some(b'e' | b'E')) {
-        let sign = usize::from(matches!(bytes.get(at + 1), Some(b'-' | b'+')));
-        if bytes.get(at + 1 + sign).is_some_and(u8::is_ascii_digit) {
-            at = digits(at + 1 + sign);
-        }
+    if text[end..].starts_with(['e', 'E']) {
+        end = after(end, 1 + usize::from(text[end + 1..].starts_with(['-', '+'])));
     }
-    if at == whole { (Token::Int(&text[..at]), at) } else { (Token::Float(&text[..at]), at) }
+    if end == whole { (Token::Int(&text[..end]), end) } else { (Token::Float(&text[..end]), end) }
 }
 
 #[cfg(test)]

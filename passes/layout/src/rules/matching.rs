@@ -1,14 +1,16 @@
 //! Matches operations against patterns, attributes against terms, and evaluates conditions.
 //!
-//! Operands are matched in order, so one walk finds the match, and there is at most one.
+//! A value of a function has one maker, so a rule matches an operation at most once; a class of an e-graph may have
+//! several makers.
 
 use std::collections::BTreeMap;
 
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Op};
-use ithaca_ir::{DType, Function, Space, TensorType, ValueId};
+use ithaca_ir::{DType, Space, TensorType, ValueId};
+use smallvec::SmallVec;
 
-use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+use super::syntax::{App, Comparison, Condition, DimTest, Pattern, Rest, Rule, Sign, Term};
 
 /// The values of a rule's variables.
 #[derive(Clone, Debug, Default)]
@@ -18,50 +20,81 @@ pub(crate) struct Bindings {
     pub(crate) rests: BTreeMap<String, Vec<(String, Attr)>>,
 }
 
-/// A function under construction, with the node that defines each value.
-#[derive(Clone, Copy)]
-pub(super) struct Graph<'a> {
-    pub(super) names: Names<'a>,
-    pub(super) function: &'a Function,
-    /// For each value its node and the index of the result; `None` for parameters.
-    pub(super) defined: &'a [Option<(usize, usize)>],
+/// An operation that defines a value.
+pub(crate) struct Maker<'a> {
+    pub(crate) op: &'a Op,
+    /// Its attributes, if they are at hand.
+    pub(crate) attrs: Option<&'a [(&'static str, Attr)]>,
+    pub(crate) operands: SmallVec<[ValueId; 4]>,
 }
 
-impl Graph<'_> {
-    /// The bindings of the rule's variables if `op` on `operands` matches its left side and its conditions hold.
-    pub(super) fn find(&self, rule: &Rule, op: &Op, operands: &[ValueId]) -> Option<Bindings> {
-        let mut bindings = Bindings::default();
-        let found = self.matches(&rule.left, op, operands, &mut bindings);
-        let held = |c| {
-            holds(c, &bindings, self.names.space, &|name| {
-                bindings.values.get(name).map(|&v| self.function.ty(v))
-            })
-        };
-        (found && rule.conditions.iter().all(held)).then_some(bindings)
-    }
+/// A program in which patterns match.
+pub(crate) trait Program {
+    fn type_of(&self, value: ValueId) -> &TensorType;
 
-    fn matches(&self, app: &App, op: &Op, operands: &[ValueId], bindings: &mut Bindings) -> bool {
+    /// The operations that define `value` by their result of this index.
+    fn makers(&self, value: ValueId, result: usize) -> Vec<Maker<'_>>;
+}
+
+/// The bindings for each match of the rule's left side with one of `roots` that satisfies its conditions; at most `limit`.
+pub(crate) fn matches(
+    program: &dyn Program,
+    names: Names<'_>,
+    rule: &Rule,
+    roots: Vec<Maker<'_>>,
+    limit: usize,
+) -> Vec<Bindings> {
+    let mut found = applications(program, names, &rule.left, roots, &Bindings::default(), limit);
+    found.retain(|bindings| {
+        let ty = |name: &str| bindings.values.get(name).map(|&v| program.type_of(v));
+        all_hold(rule, bindings, names.space, &ty)
+    });
+    found
+}
+
+/// Extends `bindings` by each match of `app` with one of `makers`.
+fn applications(
+    program: &dyn Program,
+    names: Names<'_>,
+    app: &App,
+    makers: Vec<Maker<'_>>,
+    bindings: &Bindings,
+    limit: usize,
+) -> Vec<Bindings> {
+    let mut found = Vec::new();
+    for Maker { op, attrs, operands } in makers {
         if app.op != op.name() || app.operands.len() != operands.len() {
-            return false;
+            continue;
         }
-        if !bind_attrs(app, &op.attrs(self.names), bindings) {
-            return false;
-        }
-        app.operands.iter().zip(operands).all(|(pattern, &value)| match pattern {
-            Pattern::Value(name) => *bindings.values.entry(name.text.clone()).or_insert(value) == value,
-            Pattern::App(app) => match self.defined[ithaca_ir::entity::Entity::index(value)] {
-                Some((node, result)) if result == app.result => {
-                    let node = &self.function.nodes[node];
-                    self.matches(app, &node.op, &node.operands, bindings)
+        let mut own = bindings.clone();
+        let is_bound = match attrs {
+            Some(attrs) => bind_attrs(app, attrs, &mut own),
+            None => bind_attrs(app, &op.attrs(names), &mut own),
+        };
+        let mut ways = if is_bound { vec![own] } else { Vec::new() };
+        for (pattern, &value) in app.operands.iter().zip(&operands) {
+            let extended = ways.into_iter().flat_map(|mut way| match pattern {
+                Pattern::Value(name) => {
+                    let is_same = *way.values.entry(name.text.clone()).or_insert(value) == value;
+                    if is_same { vec![way] } else { Vec::new() }
                 }
-                Some(_) | None => false,
-            },
-        })
+                Pattern::App(app) => {
+                    applications(program, names, app, program.makers(value, app.result), &way, limit)
+                }
+            });
+            ways = extended.collect();
+        }
+        found.extend(ways);
+        if found.len() >= limit {
+            found.truncate(limit);
+            break;
+        }
     }
+    found
 }
 
 /// Whether attributes match the pattern; binds its variables.
-pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
+pub(super) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
     let mut left: Vec<&(&'static str, Attr)> = attrs.iter().collect();
     for (key, term) in &app.attrs {
         let Some(i) = left.iter().position(|(known, _)| *known == key.text) else { return false };
@@ -81,37 +114,33 @@ pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &m
 }
 
 fn bind_term(term: &Term, attr: &Attr, bindings: &mut Bindings) -> bool {
-    let mut all = |terms: &[Term], items: &[Attr]| {
-        terms.len() == items.len() && terms.iter().zip(items).all(|(t, a)| bind_term(t, a, bindings))
-    };
-    match (term, attr) {
-        (Term::Variable(name), _) => match bindings.attrs.get(&name.text) {
-            Some(bound) => same(bound, attr),
-            None => {
-                bindings.attrs.insert(name.text.clone(), attr.clone());
-                true
-            }
-        },
-        (Term::Literal(literal), _) => same(literal, attr),
-        (Term::List(terms), Attr::List(items))
-        | (Term::All(terms), Attr::All(items))
-        | (Term::Any(terms), Attr::Any(items)) => all(terms, items),
-        (Term::Call(name, terms), Attr::Call(found, args)) => {
-            name == found
-                && terms.len() == args.len()
-                && terms.iter().zip(args).all(|((k, t), (l, a))| k == l && bind_term(t, a, bindings))
+    let parts: Vec<&Attr> = match (term, attr) {
+        (Term::Variable(name), _) => {
+            return same(bindings.attrs.entry(name.text.clone()).or_insert_with(|| attr.clone()), attr);
+        }
+        (Term::Literal(literal), _) => return same(literal, attr),
+        (Term::List(_), Attr::List(items))
+        | (Term::All(_), Attr::All(items))
+        | (Term::Any(_), Attr::Any(items)) => items.iter().collect(),
+        (Term::Call(name, terms), Attr::Call(found, args))
+            if name == found && terms.iter().map(|(key, _)| key).eq(args.iter().map(|(key, _)| key)) =>
+        {
+            args.iter().map(|(_, attr)| attr).collect()
         }
         // The parser refuses arithmetic on the left side.
-        (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => false,
-    }
+        (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => {
+            return false;
+        }
+    };
+    let terms = term.parts();
+    terms.len() == parts.len() && terms.into_iter().zip(parts).all(|(t, a)| bind_term(t, a, bindings))
 }
 
 /// Whether two attributes have equal values: `2` equals `2.0`.
 pub(super) fn same(a: &Attr, b: &Attr) -> bool {
     match (number(a), number(b)) {
         (Some(a), Some(b)) => a == b,
-        (None, None) => a == b,
-        (Some(_), None) | (None, Some(_)) => false,
+        _ => a == b,
     }
 }
 
@@ -119,33 +148,28 @@ fn number(attr: &Attr) -> Option<f64> {
     match attr {
         Attr::Int(n) => Some(*n as f64),
         Attr::Float(x) => Some(*x),
-        Attr::Text(_)
-        | Attr::Word(_)
-        | Attr::Func(_)
-        | Attr::Range(..)
-        | Attr::List(_)
-        | Attr::Call(..)
-        | Attr::Numbers(..)
-        | Attr::All(_)
-        | Attr::Any(_) => None,
+        _ => None,
     }
 }
 
 /// The value of a term; `None` for arithmetic on non-numbers or a result that is not finite.
 pub(super) fn value(term: &Term, bindings: &Bindings) -> Option<Attr> {
-    let each = |terms: &[Term]| terms.iter().map(|t| value(t, bindings)).collect::<Option<Vec<_>>>();
-    match term {
-        Term::Variable(name) => bindings.attrs.get(&name.text).cloned(),
-        Term::Literal(attr) => Some(attr.clone()),
-        Term::List(terms) => each(terms).map(Attr::List),
-        Term::All(terms) => each(terms).map(Attr::All),
-        Term::Any(terms) => each(terms).map(Attr::Any),
+    let mut parts =
+        term.parts().into_iter().map(|part| value(part, bindings)).collect::<Option<Vec<Attr>>>()?;
+    Some(match term {
+        Term::Variable(name) => bindings.attrs.get(&name.text)?.clone(),
+        Term::Literal(attr) => attr.clone(),
+        Term::List(_) => Attr::List(parts),
+        Term::All(_) => Attr::All(parts),
+        Term::Any(_) => Attr::Any(parts),
         Term::Call(name, args) => {
-            let args = args.iter().map(|(k, t)| value(t, bindings).map(|a| (k.clone(), a)));
-            Some(Attr::Call(name.clone(), args.collect::<Option<Vec<_>>>()?))
+            Attr::Call(name.clone(), args.iter().map(|(key, _)| key.clone()).zip(parts).collect())
         }
-        Term::Arithmetic(sign, a, b) => compute(*sign, &value(a, bindings)?, &value(b, bindings)?),
-    }
+        Term::Arithmetic(sign, ..) => {
+            let b = parts.pop()?;
+            compute(*sign, &parts.pop()?, &b)?
+        }
+    })
 }
 
 /// Integers stay integers if the result is one.
@@ -171,8 +195,18 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
     x.is_finite().then_some(Attr::Float(x))
 }
 
+/// Whether all conditions of a rule hold.
+pub(super) fn all_hold<'t>(
+    rule: &Rule,
+    bindings: &Bindings,
+    space: &Space,
+    ty: &dyn Fn(&str) -> Option<&'t TensorType>,
+) -> bool {
+    rule.conditions.iter().all(|condition| holds(condition, bindings, space, ty))
+}
+
 /// Whether a condition holds; one that does not apply to the bound values does not hold.
-pub(crate) fn holds<'t>(
+fn holds<'t>(
     condition: &Condition,
     bindings: &Bindings,
     space: &Space,
@@ -183,7 +217,6 @@ pub(crate) fn holds<'t>(
         _ => None,
     };
     let dim = |term: &Term| word(term).and_then(|w| space.dim(&w));
-    let about = |x: &Name, d: &Term, ask: &dyn Fn(&TensorType, ithaca_ir::DimId) -> bool| matches!((ty(&x.text), dim(d)), (Some(ty), Some(d)) if ask(ty, d));
     match condition {
         Condition::Compare(a, comparison, b) => {
             let (Some(a), Some(b)) = (value(a, bindings), value(b, bindings)) else { return false };
@@ -210,9 +243,14 @@ pub(crate) fn holds<'t>(
                 _ => false,
             }
         }
-        Condition::Has(x, d) => about(x, d, &|ty, d| ty.has(d)),
-        Condition::Lacks(x, d) => about(x, d, &|ty, d| !ty.has(d)),
-        Condition::Whole(x, d) => about(x, d, &|ty, d| ty.has(d) && ty.axes_of(d).is_empty()),
+        Condition::Dimension(test, x, d) => {
+            let (Some(ty), Some(d)) = (ty(&x.text), dim(d)) else { return false };
+            match test {
+                DimTest::Has => ty.has(d),
+                DimTest::Lacks => !ty.has(d),
+                DimTest::Whole => ty.has(d) && ty.axes_of(d).is_empty(),
+            }
+        }
         Condition::Alike(x, y) => matches!((ty(&x.text), ty(&y.text)), (Some(a), Some(b)) if a == b),
     }
 }

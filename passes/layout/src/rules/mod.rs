@@ -33,23 +33,25 @@ mod tests;
 
 use std::cell::RefCell;
 
+use ithaca_ir::ops;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_ir::{Diagnostics, Module};
+use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass};
 
-pub(crate) use matching::{Bindings, bind_attrs, holds};
-pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
+pub(crate) use matching::{Maker, Program, matches};
+pub(crate) use replace::{Place, Replacement, Site, replacement};
+pub(crate) use rewrite::used;
 
-pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
+pub use check::{CheckedRules, check};
 pub use evaluate::{Evaluate, Evaluated};
 pub use parse::parse;
-pub use sizes::MAX_CONSTANT;
-pub use syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+pub use syntax::Rule;
 
-use rewrite::{Allow, Budget, ModuleParts};
+use rewrite::{Budget, rewrite};
 
 /// The maximum number of applications of one rule in one run of the pass.
-pub const MAX_APPLICATIONS: u64 = 1000;
+const MAX_APPLICATIONS: u64 = 1000;
 
 /// A program in which the left side of a rule occurs, or `None` if the draw failed.
 #[cfg(test)]
@@ -57,7 +59,7 @@ pub(crate) fn drawn(rule: &Rule, seed: u64) -> Option<Module> {
     instance::instance(rule, seed, None).ok()
 }
 
-/// The pass that applies rules, in the order of the file, operands first, each at most [`MAX_APPLICATIONS`] times.
+/// The pass that applies rules, in the order of the file, operands first, each at most 1000 times.
 #[derive(Debug)]
 pub struct ApplyRules {
     rules: CheckedRules,
@@ -69,14 +71,6 @@ impl ApplyRules {
     /// The pass for these rules.
     pub fn new(rules: CheckedRules) -> Self {
         Self { rules, applied: RefCell::default() }
-    }
-}
-
-struct RewriteBudget<'c, 'p>(&'c mut Context<'p>);
-
-impl Allow for RewriteBudget<'_, '_> {
-    fn allow(&mut self) -> bool {
-        self.0.rewrite()
     }
 }
 
@@ -95,14 +89,12 @@ impl Pass for ApplyRules {
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         let rules = &self.rules.rules;
-        let mut allow = RewriteBudget(cx);
+        let mut allow = || cx.rewrite();
         let mut budget = Budget::new(rules.len(), MAX_APPLICATIONS, &mut allow);
         let mut rewritten = module.emptied(module.level);
         for function in module.functions.values() {
-            let world =
-                ModuleParts { space: &rewritten.space, functions: &rewritten.functions, level: module.level };
-            let function = rewrite::rewrite(world, function, rules, &mut budget)
-                .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?;
+            let inference = ops::Context { space: &rewritten.space, functions: &rewritten.functions };
+            let function = rewrite(inference, module.level, function, rules, &mut budget).map_err(broken)?;
             rewritten.functions.push(function);
         }
         let Budget { applied, stopped, .. } = budget;

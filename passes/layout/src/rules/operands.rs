@@ -11,48 +11,25 @@ use ithaca_ir::ops::{Attr, Unary};
 use ithaca_ir::{DType, DimId, Layout, Order, TensorType};
 
 use super::draw::Draw;
-use super::syntax::Rest;
+use super::syntax::App;
 
 /// Attributes fixed by literals or bound variables.
 pub(super) type Fixed = BTreeMap<String, Attr>;
 
-/// The request for one operation.
-pub(super) struct OperationRequest<'a> {
-    /// Its name.
-    pub(super) op: &'a str,
-    /// How many operands it has.
-    pub(super) n_operands: usize,
-    /// Fixed attributes.
-    pub(super) fixed: &'a Fixed,
-    /// Every attribute that the pattern names.
-    pub(super) named: Vec<&'a str>,
-    /// The attributes that may occur besides.
-    pub(super) rest: &'a Rest,
-    /// The index of the requested result.
-    pub(super) result: usize,
-}
+/// Attributes by name.
+type Attributes = Vec<(String, Attr)>;
 
-/// Attributes and operand types.
-pub(super) struct DrawnOperands {
-    pub(super) attrs: Vec<(String, Attr)>,
-    pub(super) operands: Vec<TensorType>,
-}
-
-impl OperationRequest<'_> {
-    /// Whether to include an optional attribute.
-    fn wants(&self, draw: &mut Draw, key: &str) -> bool {
-        self.named.contains(&key) || (*self.rest != Rest::Absent && draw.rng.once_in(3))
-    }
-}
-
-/// `None` when no operand gives `want`, or the draw failed.
+/// Random attributes and operand types of `app` for a result of type `want`; `may_add` allows attributes that neither
+/// the pattern nor `fixed` has. `None` when no operand gives `want`, or the draw failed.
 pub(super) fn operands(
     draw: &mut Draw,
-    request: &OperationRequest<'_>,
+    app: &App,
+    fixed: &Fixed,
+    may_add: bool,
     want: &TensorType,
-) -> Option<DrawnOperands> {
-    let mut d = Drawer { draw, request, attrs: Vec::new() };
-    let operands = match request.op {
+) -> Option<(Attributes, Vec<TensorType>)> {
+    let mut d = Drawer { draw, app, fixed, may_add, attrs: Vec::new() };
+    let operands = match app.op.as_str() {
         op if Unary::ALL.iter().any(|f| f.name() == op) => vec![want.clone()],
         "scale" => {
             d.number("factor", &[0.5, 2.0, -1.5, 3.0, 0.25, 1.0]);
@@ -98,46 +75,30 @@ pub(super) fn operands(
             let over = d.own_dim("over", &[2, 3, 4])?;
             vec![with_last(want, over)]
         }
-        "repeat" => {
-            let copies = want.dims.iter().copied().filter(|&c| d.draw.space.dims[c].copies.is_some());
-            let to = d.one_dim("to", &copies.collect::<Vec<_>>())?;
-            let from = d.draw.space.dims[to].copies?;
-            d.dim("from", from);
+        op @ ("repeat" | "take" | "fetch") => {
+            let derived = want.dims.iter().copied().filter(|&dim| d.base(dim).is_some());
+            let to = d.one_dim("to", &derived.collect::<Vec<_>>())?;
+            let from = d.base(to)?;
+            if op == "repeat" {
+                d.dim("from", from);
+            }
             vec![renamed(want, to, from)?]
         }
-        "sum_copies" => {
-            let has_copies = |&o: &DimId| d.draw.space.dims.values().any(|c| c.copies == Some(o));
-            let to: Vec<DimId> = want.dims.iter().copied().filter(has_copies).collect();
-            let to = d.one_dim("to", &to)?;
-            let from = d.draw.space.dims.iter().find(|(_, c)| c.copies == Some(to))?.0;
-            d.dim("from", from);
-            vec![renamed(want, to, from)?]
-        }
-        "take" => {
-            let parts = want.dims.iter().copied().filter(|&p| d.draw.space.dims[p].part.is_some());
-            let to = d.one_dim("to", &parts.collect::<Vec<_>>())?;
-            let of = d.draw.space.dims[to].part?.of;
-            vec![renamed(want, to, of)?]
-        }
-        "join" => {
-            let whole = |&of: &DimId| d.draw.space.dims.values().any(|p| p.part.is_some_and(|p| p.of == of));
-            let whole: Vec<DimId> = want.dims.iter().copied().filter(whole).collect();
+        op @ ("sum_copies" | "join") => {
+            let whole: Vec<DimId> =
+                want.dims.iter().copied().filter(|&dim| !d.derived(dim).is_empty()).collect();
             let to = d.one_dim("to", &whole)?;
-            let parts = d.draw.space.dims.iter().filter(|(_, p)| p.part.is_some_and(|p| p.of == to));
-            let parts: Vec<DimId> = parts.map(|(id, _)| id).collect();
-            parts.into_iter().map(|part| renamed(want, to, part)).collect::<Option<_>>()?
-        }
-        "fetch" => {
-            let fetched = want.dims.iter().copied().filter(|&f| d.draw.space.dims[f].fetched.is_some());
-            let to = d.one_dim("to", &fetched.collect::<Vec<_>>())?;
-            let of = d.draw.space.dims[to].fetched.as_ref()?.of;
-            vec![renamed(want, to, of)?]
+            let mut from = d.derived(to);
+            if op == "sum_copies" {
+                from.truncate(1);
+                d.dim("from", from[0]);
+            }
+            from.into_iter().map(|dim| renamed(want, to, dim)).collect::<Option<_>>()?
         }
         "fetch_sum" => {
-            let from = d.draw.space.dims.iter().find(|(_, f)| f.fetched.is_some())?;
-            let (from, of) = (from.0, from.1.fetched.as_ref()?.of);
+            let from = d.draw.space.dims.ids().find(|&dim| d.base(dim).is_some())?;
             d.dim("from", from);
-            vec![renamed(want, of, from)?]
+            vec![renamed(want, d.base(from)?, from)?]
         }
         "reshard" => {
             let mut ty = want.with_layout(Layout::whole(want.dims.len()));
@@ -152,19 +113,46 @@ pub(super) fn operands(
         "all_to_all" | "all_gather" | "slice" | "reduce_scatter" | "all_reduce" => d.collective(want)?,
         _ => return None,
     };
-    Some(DrawnOperands { attrs: d.attrs, operands })
+    Some((d.attrs, operands))
 }
 
 struct Drawer<'a> {
     draw: &'a mut Draw,
-    request: &'a OperationRequest<'a>,
-    attrs: Vec<(String, Attr)>,
+    app: &'a App,
+    fixed: &'a Fixed,
+    may_add: bool,
+    attrs: Attributes,
 }
 
 impl Drawer<'_> {
+    /// Whether the pattern or the bound attributes have this one.
+    fn names(&self, key: &str) -> bool {
+        self.fixed.contains_key(key) || self.app.attrs.iter().any(|(name, _)| name.text == key)
+    }
+
+    /// Whether to include an optional attribute.
+    fn wants(&mut self, key: &str) -> bool {
+        self.names(key) || (self.may_add && self.draw.rng.once_in(3))
+    }
+
+    /// The dimension from which the operation derives `dim`.
+    fn base(&self, dim: DimId) -> Option<DimId> {
+        let dim = &self.draw.space.dims[dim];
+        match self.app.op.as_str() {
+            "repeat" | "sum_copies" => dim.copies,
+            "take" | "join" => dim.part.map(|part| part.of),
+            _ => dim.fetched.as_ref().map(|fetched| fetched.of),
+        }
+    }
+
+    /// The dimensions that the operation derives from `base`.
+    fn derived(&self, base: DimId) -> Vec<DimId> {
+        self.draw.space.dims.ids().filter(|&dim| self.base(dim) == Some(base)).collect()
+    }
+
     /// Sets an attribute: the fixed value, or else the drawn one.
     fn attr(&mut self, key: &str, drawn: Attr) {
-        let attr = self.request.fixed.get(key).cloned().unwrap_or(drawn);
+        let attr = self.fixed.get(key).cloned().unwrap_or(drawn);
         self.attrs.push((key.to_owned(), attr));
     }
 
@@ -180,7 +168,7 @@ impl Drawer<'_> {
 
     /// The fixed dimension, if there is one.
     fn fixed_dim(&self, key: &str) -> Option<DimId> {
-        match self.request.fixed.get(key) {
+        match self.fixed.get(key) {
             Some(Attr::Word(word)) => self.draw.space.dim(word),
             _ => None,
         }
@@ -188,7 +176,7 @@ impl Drawer<'_> {
 
     /// One of `candidates`, or the fixed one if it is among them.
     fn one_dim(&mut self, key: &str, candidates: &[DimId]) -> Option<DimId> {
-        let dim = if self.request.fixed.contains_key(key) {
+        let dim = if self.fixed.contains_key(key) {
             self.fixed_dim(key).filter(|d| candidates.contains(d))?
         } else {
             self.draw.rng.one_of(candidates)?
@@ -199,17 +187,14 @@ impl Drawer<'_> {
 
     /// A dimension declared by the operation, new unless it is fixed.
     fn own_dim(&mut self, key: &str, sizes: &[u64]) -> Option<DimId> {
-        let dim = if self.request.fixed.contains_key(key) {
-            self.fixed_dim(key)?
-        } else {
-            self.draw.sized_dim(sizes)
-        };
+        let dim =
+            if self.fixed.contains_key(key) { self.fixed_dim(key)? } else { self.draw.sized_dim(sizes) };
         self.dim(key, dim);
         Some(dim)
     }
 
     fn one_axis(&mut self, candidates: &[AxisId]) -> Option<AxisId> {
-        let axis = match self.request.fixed.get("axis") {
+        let axis = match self.fixed.get("axis") {
             Some(Attr::Word(word)) => self.draw.space.mesh.axis(word).filter(|a| candidates.contains(a))?,
             Some(_) => return None,
             None => self.draw.rng.one_of(candidates)?,
@@ -282,11 +267,11 @@ impl Drawer<'_> {
     fn norm(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let over = self.one_dim("over", &whole_dims(want))?;
         self.number("eps", &[1e-6, 1e-2]);
-        if self.request.op == "rms_norm" && self.request.wants(self.draw, "offset") {
+        if self.app.op == "rms_norm" && self.wants("offset") {
             self.number("offset", &[1.0, 0.5]);
         }
         let mut operands = vec![want.clone()];
-        for _ in 1..self.request.n_operands {
+        for _ in 1..self.app.operands.len() {
             let dims = want.dims.iter().copied().filter(|&d| d == over || self.draw.rng.once_in(4)).collect();
             operands.push(laid_out_as(want, want.dtype, dims));
         }
@@ -294,7 +279,7 @@ impl Drawer<'_> {
     }
 
     fn rms_scale(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let over: Vec<DimId> = match self.request.fixed.get("over") {
+        let over: Vec<DimId> = match self.fixed.get("over") {
             Some(Attr::List(items)) => {
                 let name = |attr: &Attr| match attr {
                     Attr::Word(word) => self.draw.space.dim(word),
@@ -333,7 +318,7 @@ impl Drawer<'_> {
 
     /// The types of the output and the lse of an attention that returns `want`.
     fn rows(&mut self, want: &TensorType) -> (TensorType, TensorType) {
-        if self.request.result == 1 {
+        if self.app.result == 1 {
             let width = self.draw.fresh_dim(&[2, 3]);
             let o = with_last(want, width);
             let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
@@ -437,32 +422,32 @@ impl Drawer<'_> {
         let mask = self.draw.rng.one_of(&masks).unwrap_or(word("full"));
         self.attr("mask", mask);
         self.number("scale", &[0.5, 1.0, 2.0, 4.0]);
-        if self.request.wants(self.draw, "softcap") {
+        if self.wants("softcap") {
             self.number("softcap", &[0.5, 2.0]);
         }
     }
 
     fn attention(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let choices = match self.request.result {
+        let choices = match self.app.result {
             0 => ["output", "with_lse", "part"].as_slice(),
             _ => ["with_lse", "part"].as_slice(),
         };
         let mut returns = "output".to_owned();
-        if self.request.wants(self.draw, "returns") || self.request.result > 0 {
+        if self.wants("returns") || self.app.result > 0 {
             returns = self.draw.rng.one_of(choices)?.to_owned();
-            if let Some(Attr::Word(fixed)) = self.request.fixed.get("returns") {
+            if let Some(Attr::Word(fixed)) = self.fixed.get("returns") {
                 returns.clone_from(fixed);
             }
         }
-        if returns != "output" || self.request.named.contains(&"returns") {
+        if returns != "output" || self.names("returns") {
             self.attr("returns", Attr::Word(returns.clone()));
         }
         let last = want.dims.len() - 1;
-        let (rows, e) = match self.request.result {
+        let (rows, e) = match self.app.result {
             0 => (laid_out_as(want, want.dtype, want.dims[..last].to_vec()), Some(want.dims[last])),
             _ => (want.clone(), None),
         };
-        let dtype = match (self.request.result, returns.as_str()) {
+        let dtype = match (self.app.result, returns.as_str()) {
             (0, "output" | "with_lse") => want.dtype,
             _ => self.draw.rng.one_of(&[DType::F32, DType::BF16])?,
         };
@@ -473,7 +458,7 @@ impl Drawer<'_> {
 
     /// The learned bias, if the pattern has an operand for it.
     fn bias(&mut self, n_others: usize, rows: &TensorType, operands: &mut Vec<TensorType>) -> Option<()> {
-        if self.request.n_operands > n_others {
+        if self.app.operands.len() > n_others {
             let buckets = self.draw.fresh_dim(&[4, 8]);
             let name = self.draw.space.dims[buckets].name.clone();
             let sides = self.draw.rng.one_of(&["both", "before"])?;
@@ -492,7 +477,7 @@ impl Drawer<'_> {
     }
 
     fn attention_backward(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        if self.request.result > 0 {
+        if self.app.result > 0 {
             return None;
         }
         let last = want.dims.len() - 1;
@@ -561,7 +546,7 @@ impl Drawer<'_> {
         let split: Vec<AxisId> =
             self.draw.space.mesh.axes.ids().filter(|&axis| innermost(axis).is_some()).collect();
         let at = |d: DimId| want.position(d);
-        match self.request.op {
+        match self.app.op.as_str() {
             "all_gather" => {
                 let axis = self.one_axis(&free)?;
                 let dim = self.one_dim("dim", &want.dims)?;
@@ -575,7 +560,7 @@ impl Drawer<'_> {
                 let axis = self.one_axis(&split)?;
                 let dim = self.one_dim("dim", &[innermost(axis)?])?;
                 ty.layout.split[at(dim)?].pop();
-                if self.request.op == "reduce_scatter" {
+                if self.app.op == "reduce_scatter" {
                     ty.layout = ty.layout.with_partial(axis);
                 }
             }
@@ -611,17 +596,18 @@ fn from_parts(dtype: DType, parts: Vec<(DimId, AxisList)>) -> TensorType {
 
 /// The type with `dim`, unsplit, as its last dimension.
 fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
-    let mut ty = ty.clone();
-    ty.dims.push(dim);
-    ty.layout.split.push(AxisList::new());
-    ty
+    with_dim(ty, ty.dims.len(), dim)
 }
 
 /// The type with `dim`, unsplit, as its first dimension.
 fn with_first(dim: DimId, ty: &TensorType) -> TensorType {
+    with_dim(ty, 0, dim)
+}
+
+fn with_dim(ty: &TensorType, at: usize, dim: DimId) -> TensorType {
     let mut ty = ty.clone();
-    ty.dims.insert(0, dim);
-    ty.layout.split.insert(0, AxisList::new());
+    ty.dims.insert(at, dim);
+    ty.layout.split.insert(at, AxisList::new());
     ty
 }
 

@@ -15,7 +15,7 @@ use ithaca_ir::{Diagnostic, Diagnostics, Span};
 
 use super::lexer::{Token, tokens};
 use super::resolve::resolve;
-use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+use super::syntax::{App, Comparison, Condition, DimTest, Name, Pattern, Rest, Rule, Sign, Term};
 
 /// The maximum depth of patterns and terms.
 const MAX_DEPTH: usize = 32;
@@ -26,6 +26,9 @@ const MAX_RULES: usize = 1024;
 /// The conditions, for messages.
 const CONDITIONS: &str = "conditions: comparisons, float(?t), divides(?a, ?d), has(%x, ?d), lacks(%x, ?d), \
                           whole(%x, ?d), alike(%x, %y)";
+
+/// The operators in order of increasing precedence.
+const SIGNS: [[Sign; 2]; 2] = [[Sign::Plus, Sign::Minus], [Sign::Times, Sign::Over]];
 
 type Parsed<T> = Result<T, Box<Diagnostic>>;
 
@@ -86,7 +89,9 @@ impl<'a> Reader<'a> {
     fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
         let place = self.rule.map(|name| format!("rule `{name}`: ")).unwrap_or_default();
         let message = format!("{place}expected {expected}, found {}", self.peek());
-        Box::new(Diagnostic::new("P60", message).at(self.span()).label(format!("{expected} must stand here")))
+        Box::new(
+            Diagnostic::new("P60", message).at(self.span()).label(format!("{expected} is expected here")),
+        )
     }
 
     fn too_deep(&self) -> Box<Diagnostic> {
@@ -94,32 +99,61 @@ impl<'a> Reader<'a> {
         Box::new(Diagnostic::new("P60", message).at(self.span()).label("the first that is too deep"))
     }
 
-    fn word(&mut self, what: &str) -> Parsed<Name> {
+    /// Takes the next token, whose name is `text`.
+    fn name(&mut self, text: &str) -> Name {
+        Name { text: text.to_owned(), span: self.next().1 }
+    }
+
+    fn word(&mut self, expected: &str) -> Parsed<Name> {
         match self.peek() {
-            Token::Word(text) => Ok(Name { text: text.to_owned(), span: self.next().1 }),
-            _ => Err(self.unexpected(what)),
+            Token::Word(text) => Ok(self.name(text)),
+            _ => Err(self.unexpected(expected)),
         }
     }
 
     fn value(&mut self) -> Parsed<Name> {
         match self.peek() {
-            Token::Value(text) => Ok(Name { text: text.to_owned(), span: self.next().1 }),
+            Token::Value(text) => Ok(self.name(text)),
             _ => Err(self.unexpected("a value, `%name`")),
         }
+    }
+
+    /// Whether the next token is this word, which is then taken.
+    fn eat_word(&mut self, word: &str) -> bool {
+        let found = self.peek() == Token::Word(word);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    /// Items between commas up to `close`.
+    fn list<T>(
+        &mut self,
+        close: &'static str,
+        mut item: impl FnMut(&mut Self) -> Parsed<T>,
+    ) -> Parsed<Vec<T>> {
+        let mut items = Vec::new();
+        while !self.eat(close) {
+            if !items.is_empty() {
+                self.expect(",")?;
+            }
+            items.push(item(self)?);
+        }
+        Ok(items)
     }
 
     fn rules(&mut self) -> Parsed<Vec<Rule>> {
         let mut rules = Vec::new();
         while self.peek() != Token::End {
             self.rule = None;
-            if self.peek() != Token::Word("rule") {
-                return Err(self.unexpected("`rule`"));
-            }
             if rules.len() == MAX_RULES {
                 let message = format!("more than {MAX_RULES} rules");
                 return Err(Box::new(Diagnostic::new("P60", message).at(self.span()).label("one too many")));
             }
-            self.next();
+            if !self.eat_word("rule") {
+                return Err(self.unexpected("`rule`"));
+            }
             rules.push(self.rule()?);
         }
         if rules.is_empty() {
@@ -130,10 +164,9 @@ impl<'a> Reader<'a> {
     }
 
     fn rule(&mut self) -> Parsed<Rule> {
-        let name = self.word("the name of the rule")?;
-        if let Token::Word(text) = self.tokens[self.at - 1].0 {
-            self.rule = Some(text);
-        }
+        let Token::Word(name) = self.peek() else { return Err(self.unexpected("the name of the rule")) };
+        self.rule = Some(name);
+        let name = self.name(name);
         let left = self.app(0)?;
         self.expect("=>")?;
         let right = match self.peek() {
@@ -142,8 +175,7 @@ impl<'a> Reader<'a> {
             _ => Pattern::App(self.app(0)?),
         };
         let mut conditions = Vec::new();
-        if self.peek() == Token::Word("where") {
-            self.next();
+        if self.eat_word("where") {
             conditions.push(self.condition()?);
             while self.eat(",") {
                 conditions.push(self.condition()?);
@@ -166,13 +198,7 @@ impl<'a> Reader<'a> {
                 _ => break,
             }
         }
-        let like = match self.peek() {
-            Token::Word("as") => {
-                self.next();
-                Some(self.value()?)
-            }
-            _ => None,
-        };
+        let like = if self.eat_word("as") { Some(self.value()?) } else { None };
         let (mut attrs, mut rest) = (Vec::new(), Rest::Absent);
         if self.eat("{") {
             while !self.eat("}") {
@@ -181,9 +207,7 @@ impl<'a> Reader<'a> {
                 }
                 if self.eat("..") {
                     rest = match self.peek() {
-                        Token::Variable(text) => {
-                            Rest::Bound(Name { text: text.to_owned(), span: self.next().1 })
-                        }
+                        Token::Variable(text) => Rest::Bound(self.name(text)),
                         _ => Rest::Ignored,
                     };
                     self.expect("}")?;
@@ -220,15 +244,14 @@ impl<'a> Reader<'a> {
         if depth >= MAX_DEPTH {
             return Err(self.too_deep());
         }
-        let any = self.chain("|", &mut |r| r.chain("&", &mut |r| r.sum(depth), Term::All), Term::Any)?;
-        Ok(any)
+        self.chain("|", Term::Any, &mut |r| r.chain("&", Term::All, &mut |r| r.arithmetic(depth, &SIGNS)))
     }
 
     fn chain(
         &mut self,
         sign: &'static str,
-        part: &mut dyn FnMut(&mut Self) -> Parsed<Term>,
         make: fn(Vec<Term>) -> Term,
+        part: &mut dyn FnMut(&mut Self) -> Parsed<Term>,
     ) -> Parsed<Term> {
         let first = part(self)?;
         if self.peek() != Token::Sign(sign) {
@@ -241,39 +264,26 @@ impl<'a> Reader<'a> {
         Ok(make(parts))
     }
 
-    fn sum(&mut self, depth: usize) -> Parsed<Term> {
-        let mut sum = self.product(depth)?;
+    /// A chain of the first of these pairs of operators, over chains of the others; each operator adds a level.
+    fn arithmetic(&mut self, depth: usize, signs: &[[Sign; 2]]) -> Parsed<Term> {
+        let Some((own, inner)) = signs.split_first() else { return self.plain(depth) };
+        let mut term = self.arithmetic(depth, inner)?;
         for n in 0.. {
-            let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus], n)? else { break };
-            sum = Term::Arithmetic(sign, Box::new(sum), Box::new(self.product(depth)?));
+            let Token::Sign(text) = self.peek() else { break };
+            let known = Sign::ALL.into_iter().find(|(sign, known)| *known == text && own.contains(sign));
+            let Some((sign, _)) = known else { break };
+            if n == MAX_DEPTH {
+                return Err(self.too_deep());
+            }
+            self.next();
+            term = Term::Arithmetic(sign, Box::new(term), Box::new(self.arithmetic(depth, inner)?));
         }
-        Ok(sum)
-    }
-
-    fn product(&mut self, depth: usize) -> Parsed<Term> {
-        let mut product = self.plain(depth)?;
-        for n in 0.. {
-            let Some(sign) = self.sign(&[Sign::Times, Sign::Over], n)? else { break };
-            product = Term::Arithmetic(sign, Box::new(product), Box::new(self.plain(depth)?));
-        }
-        Ok(product)
-    }
-
-    /// One of the signs, if it is next; `n` signs precede it in the chain, and each adds a level.
-    fn sign(&mut self, allowed: &[Sign], n: usize) -> Parsed<Option<Sign>> {
-        let Token::Sign(text) = self.peek() else { return Ok(None) };
-        let known = Sign::ALL.into_iter().find(|(_, c)| text.len() == 1 && text.starts_with(*c));
-        let Some((sign, _)) = known.filter(|(sign, _)| allowed.contains(sign)) else { return Ok(None) };
-        if n == MAX_DEPTH {
-            return Err(self.too_deep());
-        }
-        self.next();
-        Ok(Some(sign))
+        Ok(term)
     }
 
     fn plain(&mut self, depth: usize) -> Parsed<Term> {
         Ok(match self.peek() {
-            Token::Variable(text) => Term::Variable(Name { text: text.to_owned(), span: self.next().1 }),
+            Token::Variable(text) => Term::Variable(self.name(text)),
             Token::Int(_) => {
                 let first = self.int()?;
                 if self.eat("..") {
@@ -303,14 +313,7 @@ impl<'a> Reader<'a> {
             }
             Token::Sign("[") => {
                 self.next();
-                let mut items = Vec::new();
-                while !self.eat("]") {
-                    if !items.is_empty() {
-                        self.expect(",")?;
-                    }
-                    items.push(self.term(depth + 1)?);
-                }
-                Term::List(items)
+                Term::List(self.list("]", |r| r.term(depth + 1))?)
             }
             Token::Sign(_) | Token::Value(_) | Token::Bad | Token::End => {
                 return Err(self.unexpected("the value of an attribute"));
@@ -325,22 +328,13 @@ impl<'a> Reader<'a> {
             return Ok(Term::Literal(Attr::Word(name)));
         }
         if let Token::Int(_) = self.peek() {
-            let mut numbers = vec![self.int()?];
-            while !self.eat(")") {
-                self.expect(",")?;
-                numbers.push(self.int()?);
-            }
-            return Ok(Term::Literal(Attr::Numbers(name, numbers)));
+            return Ok(Term::Literal(Attr::Numbers(name, self.list(")", Self::int)?)));
         }
-        let mut args = Vec::new();
-        while !self.eat(")") {
-            if !args.is_empty() {
-                self.expect(",")?;
-            }
-            let key = self.word("the name of an argument")?.text;
-            self.expect("=")?;
-            args.push((key, self.term(depth + 1)?));
-        }
+        let args = self.list(")", |r| {
+            let key = r.word("the name of an argument")?.text;
+            r.expect("=")?;
+            Ok((key, r.term(depth + 1)?))
+        })?;
         Ok(Term::Call(name, args))
     }
 
@@ -366,44 +360,35 @@ impl<'a> Reader<'a> {
     }
 
     fn condition(&mut self) -> Parsed<Condition> {
-        let predicate = match (self.peek(), self.tokens.get(self.at + 1)) {
-            (Token::Word(name), Some((Token::Sign("("), _))) => Some(name),
-            _ => None,
+        let next = |n: usize| self.tokens.get(self.at + n).map(|(token, _)| *token);
+        let (Token::Word(name), Some(Token::Sign("("))) = (self.peek(), next(1)) else {
+            return self.comparison();
         };
-        let Some(name) = predicate else { return self.comparison() };
-        if !["float", "divides", "has", "lacks", "whole", "alike"].contains(&name) {
-            return match self.tokens.get(self.at + 2) {
-                Some((Token::Value(_) | Token::Variable(_), _)) => {
-                    let mut diagnostic = self.unexpected("a condition");
-                    diagnostic.helps.push(CONDITIONS.to_owned());
-                    Err(diagnostic)
-                }
+        let test = DimTest::ALL.into_iter().find(|(_, known)| *known == name);
+        if test.is_none() && !["float", "divides", "alike"].contains(&name) {
+            return match next(2) {
+                Some(Token::Value(_) | Token::Variable(_)) => Err(self.no_condition("a condition")),
                 _ => self.comparison(),
             };
         }
         self.next();
         self.expect("(")?;
-        let condition = match name {
-            "float" => Condition::Float(self.term(1)?),
-            "divides" => {
+        let condition = match (name, test) {
+            (_, Some((test, _))) => {
+                let value = self.value()?;
+                self.expect(",")?;
+                Condition::Dimension(test, value, self.term(1)?)
+            }
+            ("float", None) => Condition::Float(self.term(1)?),
+            ("divides", None) => {
                 let first = self.term(1)?;
                 self.expect(",")?;
                 Condition::Divides(first, self.term(1)?)
             }
-            "alike" => {
+            (_, None) => {
                 let first = self.value()?;
                 self.expect(",")?;
                 Condition::Alike(first, self.value()?)
-            }
-            _ => {
-                let value = self.value()?;
-                self.expect(",")?;
-                let dim = self.term(1)?;
-                match name {
-                    "has" => Condition::Has(value, dim),
-                    "lacks" => Condition::Lacks(value, dim),
-                    _ => Condition::Whole(value, dim),
-                }
             }
         };
         self.expect(")")?;
@@ -412,17 +397,15 @@ impl<'a> Reader<'a> {
 
     fn comparison(&mut self) -> Parsed<Condition> {
         let first = self.term(1)?;
-        let known = [
-            ("=", Comparison::Equal),
-            ("!=", Comparison::Unequal),
-            ("<=", Comparison::AtMost),
-            ("<", Comparison::Less),
-        ];
-        let Some((_, comparison)) = known.into_iter().find(|(sign, _)| self.eat(sign)) else {
-            let mut diagnostic = self.unexpected("`=`, `!=`, `<` or `<=`");
-            diagnostic.helps.push(CONDITIONS.to_owned());
-            return Err(diagnostic);
-        };
-        Ok(Condition::Compare(first, comparison, self.term(1)?))
+        match Comparison::ALL.into_iter().find(|(_, sign)| self.eat(sign)) {
+            Some((comparison, _)) => Ok(Condition::Compare(first, comparison, self.term(1)?)),
+            None => Err(self.no_condition("`=`, `!=`, `<` or `<=`")),
+        }
+    }
+
+    fn no_condition(&self, expected: &str) -> Box<Diagnostic> {
+        let mut diagnostic = self.unexpected(expected);
+        diagnostic.helps.push(CONDITIONS.to_owned());
+        diagnostic
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::ops::{Attrs, Context};
 use ithaca_ir::text::show;
-use ithaca_ir::{DType, Function, Layout, Level, Op, Space, TensorType, ValueId};
+use ithaca_ir::{DType, Layout, Level, Op, Space, TensorType, ValueId};
 
-use super::matching::{Bindings, value};
+use super::matching::{Bindings, Program, value};
 use super::syntax::{App, Pattern, Rest, Rule};
 
 /// New operations in order, and the values of the replaced results.
@@ -41,24 +41,12 @@ pub(crate) enum Declined {
     TypeMismatch(String),
 }
 
-/// Values and their types.
-pub(crate) trait Values {
-    /// The type of a value.
-    fn type_of(&self, value: ValueId) -> &TensorType;
-}
-
-impl Values for Function {
-    fn type_of(&self, value: ValueId) -> &TensorType {
-        self.ty(value)
-    }
-}
-
 /// The context of a replacement.
 #[derive(Clone, Copy)]
 pub(crate) struct Site<'a> {
     pub(crate) cx: Context<'a>,
     pub(crate) level: Level,
-    pub(crate) values: &'a dyn Values,
+    pub(crate) program: &'a dyn Program,
 }
 
 /// The replacement of a match whose results have the types `wanted`.
@@ -120,7 +108,7 @@ struct ReplacementBuilder<'a> {
 impl ReplacementBuilder<'_> {
     fn ty(&self, place: Place) -> Result<TensorType, Declined> {
         match place {
-            Place::Value(v) => Ok(self.site.values.type_of(v).clone()),
+            Place::Value(v) => Ok(self.site.program.type_of(v).clone()),
             Place::New(node, i) => {
                 let node = &self.replacement.nodes[node];
                 let illegal = || Declined::Illegal(format!("`{}` has no result {i}", node.op.name()));
@@ -151,7 +139,7 @@ impl ReplacementBuilder<'_> {
         let types: Vec<TensorType> =
             operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
         let op = self.op(app)?;
-        let like = app.like.as_ref().map(|name| self.site.values.type_of(self.bindings.values[&name.text]));
+        let like = app.like.as_ref().map(|name| self.site.program.type_of(self.bindings.values[&name.text]));
         let expected = like.map_or(*expected, |like| ExpectedType { like, is_result: false });
         let results = self.types_of(&op, &types, &expected)?;
         let moves = matches!(op, Op::Reshard | Op::Permute) && !expected.is_result;
@@ -226,7 +214,7 @@ impl ReplacementBuilder<'_> {
         let elsewhere = |d| {
             like.has(d)
                 || self.bindings.values.values().any(|&v| {
-                    let ty = self.site.values.type_of(v);
+                    let ty = self.site.program.type_of(v);
                     ty.has(d) && !operands.contains(&ty)
                 })
         };

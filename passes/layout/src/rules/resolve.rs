@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::diagnostic::nearest;
-use ithaca_ir::ops::{Family, OpInfo, TABLE};
+use ithaca_ir::ops::{Family, TABLE};
 use ithaca_ir::{Diagnostic, Diagnostics};
 
-use super::syntax::{App, Condition, Name, Pattern, Rest, Rule, Side, Term};
+use super::syntax::{App, Name, Pattern, Rest, Rule, Side, Term};
 
 /// The errors in rules, in order.
 pub(super) fn resolve(rules: &[Rule]) -> Diagnostics {
@@ -42,36 +42,26 @@ impl<'r> Resolver<'r> {
     }
 
     fn rule(&mut self) {
-        let mut apps: Vec<(&'r App, Side)> = Vec::new();
-        self.rule.each_app(&mut |app, side| apps.push((app, side)));
+        let apps = self.rule.apps();
         for &(app, side) in &apps {
             self.app(app, side);
         }
         let bound = self.bind(&apps);
-        for &(app, side) in &apps {
-            if side == Side::Right {
-                self.uses_of(app, &bound);
+        for (app, _) in apps.iter().filter(|(_, side)| *side == Side::Right) {
+            let values = app.like.iter().chain(app.values()).collect();
+            self.uses(values, app.attrs.iter().map(|(_, term)| term).collect(), &bound);
+            if let Rest::Bound(name) = &app.rest
+                && !bound.rests.contains(name.text.as_str())
+            {
+                self.unbound(name, "..?");
             }
         }
         if let Pattern::Value(name) = &self.rule.right {
-            self.value(name, &bound);
+            self.uses(vec![name], Vec::new(), &bound);
         }
         for condition in &self.rule.conditions {
-            match condition {
-                Condition::Compare(a, _, b) | Condition::Divides(a, b) => {
-                    self.term(a, &bound);
-                    self.term(b, &bound);
-                }
-                Condition::Float(t) => self.term(t, &bound),
-                Condition::Has(x, d) | Condition::Lacks(x, d) | Condition::Whole(x, d) => {
-                    self.value(x, &bound);
-                    self.term(d, &bound);
-                }
-                Condition::Alike(x, y) => {
-                    self.value(x, &bound);
-                    self.value(y, &bound);
-                }
-            }
+            let (values, terms) = condition.operands();
+            self.uses(values, terms, &bound);
         }
     }
 
@@ -90,7 +80,11 @@ impl<'r> Resolver<'r> {
             self.refuse("P63", &place, message, label);
             return;
         }
-        self.counts(app, info, &place);
+        let n = app.operands.len();
+        if !info.operands.contains(&n) {
+            let message = format!("`{}` takes {}, not {n}", app.op, info.operand_count());
+            self.refuse("P62", &place, message, "this operation");
+        }
         for (i, (key, term)) in app.attrs.iter().enumerate() {
             if !info.attr_names().any(|known| known == key.text) {
                 let known: Vec<&str> = info.attr_names().collect();
@@ -139,27 +133,12 @@ impl<'r> Resolver<'r> {
         }
     }
 
-    fn counts(&mut self, app: &App, info: &OpInfo, place: &Name) {
-        let n = app.operands.len();
-        if !info.operands.contains(&n) {
-            let message = format!("`{}` takes {}, not {n}", app.op, info.operand_count());
-            self.refuse("P62", place, message, "this operation");
-        }
-    }
-
     fn bind(&mut self, apps: &[(&'r App, Side)]) -> Bound<'r> {
         let mut bound = Bound::default();
         for (app, _) in apps.iter().filter(|(_, side)| *side == Side::Left) {
-            for operand in &app.operands {
-                if let Pattern::Value(name) = operand {
-                    bound.values.insert(&name.text);
-                }
-            }
-            for (_, term) in &app.attrs {
-                term.each_variable(&mut |name| {
-                    bound.attrs.insert(&name.text);
-                });
-            }
+            bound.values.extend(app.values().map(|name| name.text.as_str()));
+            let variables = app.attrs.iter().flat_map(|(_, term)| term.variables());
+            bound.attrs.extend(variables.map(|name| name.text.as_str()));
             if let Rest::Bound(name) = &app.rest {
                 bound.rests.insert(&name.text);
             }
@@ -173,41 +152,19 @@ impl<'r> Resolver<'r> {
         bound
     }
 
-    fn uses_of(&mut self, app: &'r App, bound: &Bound<'_>) {
-        if let Some(like) = &app.like {
-            self.value(like, bound);
+    /// Refuses values and variables that the left side does not bind.
+    fn uses(&mut self, values: Vec<&Name>, terms: Vec<&Term>, bound: &Bound<'_>) {
+        for name in values.into_iter().filter(|name| !bound.values.contains(name.text.as_str())) {
+            self.unbound(name, "%");
         }
-        for operand in &app.operands {
-            if let Pattern::Value(name) = operand {
-                self.value(name, bound);
-            }
-        }
-        for (_, term) in &app.attrs {
-            self.term(term, bound);
-        }
-        if let Rest::Bound(name) = &app.rest
-            && !bound.rests.contains(name.text.as_str())
-        {
-            self.unbound(name, &format!("..?{}", name.text));
+        let variables = terms.into_iter().flat_map(Term::variables);
+        for name in variables.filter(|name| !bound.attrs.contains(name.text.as_str())) {
+            self.unbound(name, "?");
         }
     }
 
-    fn value(&mut self, name: &Name, bound: &Bound<'_>) {
-        if !bound.values.contains(name.text.as_str()) {
-            self.unbound(name, &format!("%{}", name.text));
-        }
-    }
-
-    fn term(&mut self, term: &Term, bound: &Bound<'_>) {
-        term.each_variable(&mut |name| {
-            if !bound.attrs.contains(name.text.as_str()) {
-                self.unbound(name, &format!("?{}", name.text));
-            }
-        });
-    }
-
-    fn unbound(&mut self, name: &Name, spelled: &str) {
-        let message = format!("`{spelled}` is not bound by the pattern");
+    fn unbound(&mut self, name: &Name, sigil: &str) {
+        let message = format!("`{sigil}{}` is not bound by the pattern", name.text);
         self.refuse("P64", name, message, "the left side does not have it");
     }
 }

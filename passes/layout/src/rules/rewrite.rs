@@ -4,12 +4,13 @@
 //! operations of its replacement take the place of the operation and the rules are tried on them too. Operands are
 //! final when an operation is visited, so one sweep leaves no match. Unused operations are removed at the end.
 
-use ithaca_ir::entity::{Arena, Entity};
-use ithaca_ir::module::{FuncId, Node};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Context, OpError};
-use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, Space, TensorType, ValueId};
+use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, TensorType, ValueId};
+use ithaca_pass::rebuild::Copy;
 
-use super::matching::Graph;
+use super::matching::{Maker, Program, matches};
 use super::replace::{Declined, Place, Replacement, Site, replacement};
 use super::syntax::Rule;
 
@@ -18,41 +19,22 @@ pub(super) struct Budget<'a> {
     /// Applications of each rule.
     pub(super) applied: Vec<u64>,
     /// The maximum number of applications of one rule.
-    pub(super) limit: u64,
+    limit: u64,
     /// Rules that matched after they had reached the limit.
     pub(super) stopped: Vec<bool>,
-    /// For each rule, the first replacement declined because of its types.
-    pub(super) type_mismatches: Vec<Option<String>>,
-    /// For each rule, why its first illegal replacement is illegal.
-    pub(super) illegal: Vec<Option<String>>,
+    /// The first replacement declined because of its types.
+    pub(super) type_mismatch: Option<String>,
+    /// Why the first illegal replacement is illegal.
+    pub(super) illegal: Option<String>,
     /// Asked before each application, in addition to the limit.
-    pub(super) allow: &'a mut dyn Allow,
-}
-
-/// Permits each rewrite, for `--stop-after`.
-pub(super) trait Allow {
-    fn allow(&mut self) -> bool;
+    allow: &'a mut dyn FnMut() -> bool,
 }
 
 impl<'a> Budget<'a> {
-    pub(super) fn new(n_rules: usize, limit: u64, allow: &'a mut dyn Allow) -> Self {
-        Self {
-            applied: vec![0; n_rules],
-            limit,
-            stopped: vec![false; n_rules],
-            type_mismatches: vec![None; n_rules],
-            illegal: vec![None; n_rules],
-            allow,
-        }
+    pub(super) fn new(n_rules: usize, limit: u64, allow: &'a mut dyn FnMut() -> bool) -> Self {
+        let (applied, stopped) = (vec![0; n_rules], vec![false; n_rules]);
+        Self { applied, limit, stopped, type_mismatch: None, illegal: None, allow }
     }
-}
-
-/// The level, the space and the functions of a module.
-#[derive(Clone, Copy)]
-pub(super) struct ModuleParts<'a> {
-    pub(super) space: &'a Space,
-    pub(super) functions: &'a Arena<FuncId, Function>,
-    pub(super) level: Level,
 }
 
 /// The function with the rules applied; parameters, outputs and their types stay.
@@ -60,18 +42,41 @@ pub(super) struct ModuleParts<'a> {
 /// # Errors
 /// A broken invariant: a bug, because replacements are checked first.
 pub(super) fn rewrite(
-    world: ModuleParts<'_>,
+    cx: Context<'_>,
+    level: Level,
     function: &Function,
     rules: &[Rule],
     budget: &mut Budget<'_>,
 ) -> Result<Function, OpError> {
     let before: u64 = budget.applied.iter().sum();
-    let sweep = Sweep::new(world, function);
+    let sweep = Sweep::new(cx, level, function);
     let (rewritten, kept) = sweep.run(function, rules, budget)?;
     if budget.applied.iter().sum::<u64>() == before {
         return Ok(function.clone());
     }
-    without_unused(world, &rewritten, &kept)
+    without_unused(cx, &rewritten, &kept)
+}
+
+/// A function under construction.
+struct Built<'a> {
+    function: &'a Function,
+    /// For each value its node and the index of the result; `None` for parameters.
+    defined: &'a [Option<(usize, usize)>],
+}
+
+impl Program for Built<'_> {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        self.function.ty(value)
+    }
+
+    fn makers(&self, value: ValueId, result: usize) -> Vec<Maker<'_>> {
+        let found = self.defined[value.index()].filter(|(_, i)| *i == result);
+        let maker = found.map(|(node, _)| {
+            let node = &self.function.nodes[node];
+            Maker { op: &node.op, attrs: None, operands: node.operands.clone() }
+        });
+        maker.into_iter().collect()
+    }
 }
 
 /// The index of a value that may not exist yet.
@@ -88,7 +93,8 @@ struct Task {
 }
 
 struct Sweep<'a> {
-    world: ModuleParts<'a>,
+    cx: Context<'a>,
+    level: Level,
     b: FunctionBuilder<'a>,
     /// The value of each slot, once it exists.
     values: Vec<Option<ValueId>>,
@@ -99,8 +105,8 @@ struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    fn new(world: ModuleParts<'a>, function: &Function) -> Self {
-        let mut b = FunctionBuilder::like(function, world.space, world.functions);
+    fn new(cx: Context<'a>, level: Level, function: &Function) -> Self {
+        let mut b = FunctionBuilder::like(function, cx.space, cx.functions);
         // The first slots are the old function's values.
         let mut values = vec![None; function.values.len()];
         for &param in &function.params {
@@ -108,7 +114,7 @@ impl<'a> Sweep<'a> {
             values[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
         }
         let names = function.values.values().map(|v| v.name.clone()).collect();
-        Self { world, b, values, names, defined: vec![None; function.params.len()], kept: Vec::new() }
+        Self { cx, level, b, values, names, defined: vec![None; function.params.len()], kept: Vec::new() }
     }
 
     fn run(
@@ -117,12 +123,7 @@ impl<'a> Sweep<'a> {
         rules: &[Rule],
         budget: &mut Budget<'_>,
     ) -> Result<(Function, Vec<usize>), OpError> {
-        let mut used = vec![false; function.values.len()];
-        for v in
-            function.nodes.iter().flat_map(|n| &n.operands).chain(function.outputs.iter().map(|o| &o.value))
-        {
-            used[v.index()] = true;
-        }
+        let used = used(function);
         for node in &function.nodes {
             let mut tasks = vec![task(function, node, &used)];
             while let Some(task) = tasks.pop() {
@@ -153,22 +154,24 @@ impl<'a> Sweep<'a> {
         rules: &[Rule],
         budget: &mut Budget<'_>,
     ) -> Option<Replacement> {
-        let cx = Context { space: self.world.space, functions: self.world.functions };
         let function = self.b.function();
-        let graph = Graph { names: cx.names(), function, defined: &self.defined };
-        for (i, rule) in rules.iter().enumerate() {
-            let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { cx, level: self.world.level, values: function };
+        let program = Built { function, defined: &self.defined };
+        for (i, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.left.op == task.op.name()) {
+            let root = Maker { op: &task.op, attrs: None, operands: operands.into() };
+            let Some(bindings) = matches(&program, self.cx.names(), rule, vec![root], 1).pop() else {
+                continue;
+            };
+            let site = Site { cx: self.cx, level: self.level, program: &program };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
-                    budget.illegal[i].get_or_insert(message);
+                    budget.illegal.get_or_insert(message);
                 }
                 Err(Declined::TypeMismatch(message)) => {
-                    budget.type_mismatches[i].get_or_insert(message);
+                    budget.type_mismatch.get_or_insert(message);
                 }
                 Ok(_) if budget.applied[i] >= budget.limit => budget.stopped[i] = true,
                 Ok(replacement) => {
-                    if budget.allow.allow() {
+                    if (budget.allow)() {
                         budget.applied[i] += 1;
                         return Some(replacement);
                     }
@@ -181,19 +184,6 @@ impl<'a> Sweep<'a> {
     /// Puts the new operations in the task's place, first one first.
     fn queue(&mut self, task: Task, replacement: Replacement, tasks: &mut Vec<Task>) {
         let Replacement { nodes, results } = replacement;
-        let mut slots: Vec<Vec<Slot>> = Vec::new();
-        for (n, node) in nodes.iter().enumerate() {
-            let mut own = Vec::new();
-            for i in 0..node.types.len() {
-                // A result that replaces an old one takes its slot and its name.
-                let taken = results.iter().position(|&place| place == Place::New(n, i));
-                own.push(match taken {
-                    Some(old) => task.results[old],
-                    None => self.slot(),
-                });
-            }
-            slots.push(own);
-        }
         for (&place, &old) in results.iter().zip(&task.results) {
             if let Place::Value(v) = place {
                 self.values[old] = Some(v);
@@ -201,18 +191,15 @@ impl<'a> Sweep<'a> {
         }
         let mut new: Vec<Task> = Vec::new();
         for (n, node) in nodes.into_iter().enumerate() {
-            let mut operands = Vec::new();
-            for place in node.operands {
-                operands.push(match place {
-                    Place::New(node, i) => slots[node][i],
-                    Place::Value(v) => {
-                        let slot = self.slot();
-                        self.values[slot] = Some(v);
-                        slot
-                    }
-                });
-            }
-            let results = slots[n].clone();
+            let operand = |place| match place {
+                Place::New(node, i) => new[node].results[i],
+                Place::Value(v) => self.slot(Some(v)),
+            };
+            let operands = node.operands.into_iter().map(operand).collect();
+            // A result that replaces an old one takes its slot and its name.
+            let taken = |i| results.iter().position(|&place| place == Place::New(n, i));
+            let slot = |i| taken(i).map_or_else(|| self.slot(None), |old| task.results[old]);
+            let results = (0..node.types.len()).map(slot).collect();
             new.push(Task { op: node.op, operands, types: node.types, results, stays: false });
         }
         if let Some(last) = new.last_mut() {
@@ -221,8 +208,8 @@ impl<'a> Sweep<'a> {
         tasks.extend(new.into_iter().rev());
     }
 
-    fn slot(&mut self) -> Slot {
-        self.values.push(None);
+    fn slot(&mut self, value: Option<ValueId>) -> Slot {
+        self.values.push(value);
         self.names.push(None);
         self.values.len() - 1
     }
@@ -252,12 +239,18 @@ fn task(function: &Function, node: &Node, used: &[bool]) -> Task {
     }
 }
 
+/// For each value whether an operation or the caller uses it.
+pub(crate) fn used(function: &Function) -> Vec<bool> {
+    let mut used = vec![false; function.values.len()];
+    let operands = function.nodes.iter().flat_map(|n| &n.operands);
+    operands.chain(function.outputs.iter().map(|o| &o.value)).for_each(|v| used[v.index()] = true);
+    used
+}
+
 /// The function without unused operations, except `kept` ones.
-fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
+fn without_unused(cx: Context<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
     let mut needed = vec![false; function.values.len()];
-    for output in &function.outputs {
-        needed[output.value.index()] = true;
-    }
+    function.outputs.iter().for_each(|o| needed[o.value.index()] = true);
     let mut stays = vec![false; function.nodes.len()];
     for (n, node) in function.nodes.iter().enumerate().rev() {
         stays[n] = kept.contains(&n) || node.results.iter().any(|v| needed[v.index()]);
@@ -265,24 +258,9 @@ fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    let mut b = FunctionBuilder::like(function, world.space, world.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
-    let here = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("used values stay");
-    for &param in &function.params {
-        let value = &function.values[param];
-        map[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
+    let mut copy = Copy::of(function, cx.space, cx.functions);
+    for (node, _) in function.nodes.iter().zip(stays).filter(|(_, stays)| *stays) {
+        copy.node(node)?;
     }
-    for (node, _) in function.nodes.iter().zip(&stays).filter(|(_, stays)| **stays) {
-        let operands: Vec<ValueId> = node.operands.iter().map(|&v| here(&map, v)).collect();
-        let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-        let results = b.node(node.op.clone(), &operands, &declared)?;
-        for (&old, &new) in node.results.iter().zip(&results) {
-            b.name(new, function.values[old].name.as_deref());
-            map[old.index()] = Some(new);
-        }
-    }
-    let outputs = function.outputs.iter();
-    let outputs = outputs.map(|o| Output { name: o.name.clone(), value: here(&map, o.value) });
-    let outputs: Vec<Output> = outputs.collect();
-    Ok(b.finish(outputs))
+    Ok(copy.finish())
 }

@@ -9,10 +9,10 @@ use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Attr;
 
 use super::matching::{Bindings, value};
-use super::syntax::{App, Condition, Rule, Term};
+use super::syntax::{Rule, Term};
 
 /// The largest constant that can be tested; scores of twice as many tokens are still fast to compute.
-pub const MAX_CONSTANT: u64 = 1024;
+const MAX_CONSTANT: u64 = 1024;
 
 /// Real attributes, and the range of magnitudes, except zero, whose effect on numbers near 1 exceeds the tolerance of
 /// the comparison in double precision.
@@ -58,20 +58,19 @@ impl Sizes {
 /// `P66` for a constant that is too large, or whose effect is below the tolerance.
 pub(super) fn sizes(rule: &Rule) -> Result<Sizes, Diagnostic> {
     let found = constants(rule);
+    let name = &rule.name;
     if let Some((key, x, least, most)) = found.negligible {
         let message = format!(
-            "rule `{}` could not be tried: its constant {key}={x:?} is outside {least:?} to {most:?}, where its effect can be told from rounding",
-            rule.name
+            "rule `{name}` could not be tried: its constant {key}={x:?} is outside {least:?} to {most:?}, where its effect can be told from rounding"
         );
-        return Err(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used"));
+        return Err(rule.unused("P66", message));
     }
     if let Some(&n) = found.whole.iter().find(|&&n| n > MAX_CONSTANT) {
         let message = format!(
-            "rule `{}` could not be tried: its constant {n} is more than {MAX_CONSTANT}, and programs are drawn with twice as many elements along a dimension at most",
-            rule.name
+            "rule `{name}` could not be tried: its constant {n} is more than {MAX_CONSTANT}, and programs are drawn with twice as many elements along a dimension at most"
         );
         let help = format!("bind it by a variable, or state the rule with a number up to {MAX_CONSTANT}");
-        return Err(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used").help(help));
+        return Err(rule.unused("P66", message).help(help));
     }
     let around = |&n: &u64| [n / 2, n.saturating_sub(1), n, n + 1, 2 * n, n + 8];
     let targets: BTreeSet<u64> = found.whole.iter().flat_map(around).collect();
@@ -91,35 +90,25 @@ struct Constants {
     negligible: Option<(&'static str, f64, f64, f64)>,
 }
 
+/// The real attribute of this name, and its range.
+fn real(key: &str) -> Option<(&'static str, f64, f64)> {
+    REAL.iter().copied().find(|(real, ..)| *real == key)
+}
+
 fn constants(rule: &Rule) -> Constants {
     let mut found = Constants::default();
     let mut reals: BTreeSet<&str> = BTreeSet::new();
-    let mut apps: Vec<&App> = Vec::new();
-    rule.each_app(&mut |app, _| apps.push(app));
-    for (key, term) in apps.iter().flat_map(|app| &app.attrs) {
-        if REAL.iter().any(|(real, ..)| *real == key.text) {
-            term.each_variable(&mut |name| {
-                reals.insert(&name.text);
-            });
+    for (key, term) in rule.apps().into_iter().flat_map(|(app, _)| &app.attrs) {
+        if real(&key.text).is_some() {
+            reals.extend(term.variables().into_iter().map(|name| name.text.as_str()));
         }
         found.term(&key.text, term);
     }
     for condition in &rule.conditions {
-        match condition {
-            Condition::Compare(a, _, b) | Condition::Divides(a, b) => {
-                let mut real = false;
-                for term in [a, b] {
-                    term.each_variable(&mut |name| real |= reals.contains(name.text.as_str()));
-                }
-                if !real {
-                    found.term("", a);
-                    found.term("", b);
-                }
-            }
-            Condition::Float(t) | Condition::Has(_, t) | Condition::Lacks(_, t) | Condition::Whole(_, t) => {
-                found.term("", t);
-            }
-            Condition::Alike(..) => {}
+        let (_, terms) = condition.operands();
+        let mut variables = terms.iter().flat_map(|term| term.variables());
+        if !variables.any(|name| reals.contains(name.text.as_str())) {
+            terms.into_iter().for_each(|term| found.term("", term));
         }
     }
     found
@@ -128,30 +117,21 @@ fn constants(rule: &Rule) -> Constants {
 impl Constants {
     fn term(&mut self, key: &str, term: &Term) {
         match term {
-            Term::Variable(_) => {}
             Term::Literal(attr) => self.attr(key, attr),
-            Term::List(terms) | Term::All(terms) | Term::Any(terms) => {
-                terms.iter().for_each(|t| self.term(key, t));
-            }
             Term::Call(name, args) => {
                 args.iter().for_each(|(k, t)| self.term(k, t));
                 if name == "blocks" {
                     self.blocks(args);
                 }
             }
-            Term::Arithmetic(_, a, b) => {
-                self.term(key, a);
-                self.term(key, b);
-                // Computed terms count too; use small numbers for bound variables.
-                let mut bindings = Bindings::default();
-                term.each_variable(&mut |name| {
-                    bindings.attrs.insert(name.text.clone(), Attr::Int(2));
-                });
-                if let Some(attr @ (Attr::Int(_) | Attr::Float(_))) = value(term, &bindings)
-                    && REAL.iter().all(|(real, ..)| *real != key)
-                {
-                    self.attr(key, &attr);
-                }
+            term => term.parts().into_iter().for_each(|part| self.term(key, part)),
+        }
+        if let (Term::Arithmetic(..), None) = (term, real(key)) {
+            // Computed terms count too; use small numbers for bound variables.
+            let variables = term.variables().into_iter().map(|name| (name.text.clone(), Attr::Int(2)));
+            let bindings = Bindings { attrs: variables.collect(), ..Bindings::default() };
+            if let Some(attr) = value(term, &bindings) {
+                self.attr(key, &attr);
             }
         }
     }
@@ -159,22 +139,18 @@ impl Constants {
     fn attr(&mut self, key: &str, attr: &Attr) {
         match attr {
             #[expect(clippy::cast_precision_loss, reason = "bounds of reals are no matter of the last bits")]
-            Attr::Int(n) => match REAL.iter().find(|(real, ..)| *real == key) {
-                Some(&real) => self.real(real, *n as f64),
-                None => {
-                    self.whole.insert(*n);
-                }
+            Attr::Int(n) => match real(key) {
+                Some(real) => self.real(real, *n as f64),
+                None => self.whole.extend([*n]),
             },
-            Attr::Float(x) => match REAL.iter().find(|(real, ..)| *real == key) {
-                Some(&real) => self.real(real, *x),
-                None => {
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "a magnitude, and one beyond the range is beyond every bound"
-                    )]
-                    self.whole.insert(x.abs().ceil() as u64);
-                }
+            Attr::Float(x) => match real(key) {
+                Some(real) => self.real(real, *x),
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a magnitude, and one beyond the range is beyond every bound"
+                )]
+                None => self.whole.extend([x.abs().ceil() as u64]),
             },
             Attr::Range(start, end) => self.whole.extend([*start, *end]),
             Attr::Numbers(_, numbers) => self.whole.extend(numbers),
@@ -213,25 +189,18 @@ impl Constants {
 pub(super) fn numbers_within(term: &Term) -> Option<Vec<&str>> {
     match term {
         Term::Variable(_) | Term::Arithmetic(..) => None,
-        Term::Literal(_) => Some(Vec::new()),
-        Term::List(terms) | Term::All(terms) | Term::Any(terms) => {
-            let each = terms.iter().map(numbers_within).collect::<Option<Vec<_>>>()?;
-            Some(each.concat())
+        Term::Call(name, args) => {
+            let number = |(_, arg): &(String, Term)| match arg {
+                Term::Variable(_) => name == "window",
+                arg => matches!(arg, Term::Literal(_)),
+            };
+            let variables = term.variables().into_iter().map(|name| name.text.as_str());
+            args.iter().all(number).then(|| variables.collect())
         }
-        Term::Call(name, args) if name == "window" => {
-            let mut names = Vec::new();
-            for (_, arg) in args {
-                match arg {
-                    Term::Variable(name) => names.push(name.text.as_str()),
-                    Term::Literal(_) => {}
-                    Term::List(_) | Term::Call(..) | Term::All(_) | Term::Any(_) | Term::Arithmetic(..) => {
-                        return None;
-                    }
-                }
-            }
-            Some(names)
+        term => {
+            let parts = term.parts().into_iter().map(numbers_within);
+            parts.collect::<Option<Vec<_>>>().map(|parts| parts.concat())
         }
-        Term::Call(_, args) => args.iter().all(|(_, t)| matches!(t, Term::Literal(_))).then(Vec::new),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use ithaca_ir::Span;
 use ithaca_ir::ops::Attr;
+use ithaca_ir::{Diagnostic, Span};
 
 /// A rewrite rule: if `left` matches and `conditions` hold, `right` is an equal value.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,55 +11,47 @@ pub struct Rule {
     /// The name, unique in its file.
     pub name: String,
     /// The span of the name.
-    pub span: Span,
-    /// The pattern to replace.
-    pub left: App,
-    /// The replacement.
-    pub right: Pattern,
-    /// The conditions; all must hold.
-    pub conditions: Vec<Condition>,
+    pub(super) span: Span,
+    pub(crate) left: App,
+    pub(super) right: Pattern,
+    /// All must hold.
+    pub(super) conditions: Vec<Condition>,
 }
 
 /// A value or the result of an operation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Pattern {
+pub(crate) enum Pattern {
     /// `%x`: any value, the same at every occurrence.
     Value(Name),
-    /// An operation.
     App(App),
 }
 
 /// A name in the rule, without its sigil.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Name {
-    /// The name.
-    pub text: String,
-    /// Its span.
-    pub span: Span,
+pub(crate) struct Name {
+    pub(crate) text: String,
+    pub(super) span: Span,
 }
 
 /// An operation applied to patterns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct App {
+pub(crate) struct App {
     /// The operation's name in the text form.
-    pub op: String,
+    pub(crate) op: String,
     /// The span of the operation's name.
-    pub span: Span,
-    /// The operands.
-    pub operands: Vec<Pattern>,
-    /// Attributes by name.
-    pub attrs: Vec<(Name, Term)>,
-    /// The attributes that are not named.
-    pub rest: Rest,
+    pub(super) span: Span,
+    pub(crate) operands: Vec<Pattern>,
+    pub(super) attrs: Vec<(Name, Term)>,
+    pub(super) rest: Rest,
     /// The value that gives the target layout, for a `reshard` or `permute` of a replacement.
-    pub like: Option<Name>,
+    pub(super) like: Option<Name>,
     /// The index of the requested result, if it is an operand.
-    pub result: usize,
+    pub(crate) result: usize,
 }
 
 /// The attributes that a pattern does not name.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Rest {
+pub(super) enum Rest {
     /// No others.
     Absent,
     /// `..`: any.
@@ -70,7 +62,7 @@ pub enum Rest {
 
 /// A term: the value of an attribute, or a computation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Term {
+pub(super) enum Term {
     /// `?a`.
     Variable(Name),
     /// A value as the text form spells it.
@@ -89,85 +81,73 @@ pub enum Term {
 
 /// An arithmetic operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// `+`
+pub(super) enum Sign {
     Plus,
-    /// `-`
     Minus,
-    /// `*`
     Times,
-    /// `/`
     Over,
 }
 
-/// A comparison.
+/// A comparison; `<` and `<=` are of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
-    /// `=`
+pub(super) enum Comparison {
     Equal,
-    /// `!=`
     Unequal,
-    /// `<`, of numbers
     Less,
-    /// `<=`, of numbers
     AtMost,
+}
+
+/// A test of a value and a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DimTest {
+    /// The value has the dimension.
+    Has,
+    /// The value does not have the dimension.
+    Lacks,
+    /// The value has the dimension, and no axis splits it.
+    Whole,
 }
 
 /// A condition of a rule.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Condition {
+pub(super) enum Condition {
     /// Two terms compared.
     Compare(Term, Comparison, Term),
     /// `float(?t)`: an element type of real numbers.
     Float(Term),
     /// `divides(?a, ?d)`: the number, or the number of ranks along the axis, divides the dimension or number.
     Divides(Term, Term),
-    /// `has(%x, ?d)`: the value has the dimension.
-    Has(Name, Term),
-    /// `lacks(%x, ?d)`: the value does not have the dimension.
-    Lacks(Name, Term),
-    /// `whole(%x, ?d)`: it has the dimension, and no axis splits it.
-    Whole(Name, Term),
+    /// `has(%x, ?d)`, `lacks(%x, ?d)` or `whole(%x, ?d)`.
+    Dimension(DimTest, Name, Term),
     /// `alike(%x, %y)`: both have the same dimensions, element type and layout.
     Alike(Name, Name),
 }
 
 impl Sign {
-    /// Every operator with its character.
-    pub(super) const ALL: [(Sign, char); 4] =
-        [(Sign::Plus, '+'), (Sign::Minus, '-'), (Sign::Times, '*'), (Sign::Over, '/')];
-
-    fn char(self) -> char {
-        Self::ALL.into_iter().find(|(s, _)| *s == self).expect("every sign is in the list").1
-    }
+    /// Every operator with its spelling.
+    pub(super) const ALL: [(Self, &str); 4] =
+        [(Sign::Plus, "+"), (Sign::Minus, "-"), (Sign::Times, "*"), (Sign::Over, "/")];
 }
 
 impl Comparison {
-    fn text(self) -> &'static str {
-        match self {
-            Comparison::Equal => "=",
-            Comparison::Unequal => "!=",
-            Comparison::Less => "<",
-            Comparison::AtMost => "<=",
-        }
-    }
+    /// Every comparison with its spelling.
+    pub(super) const ALL: [(Self, &str); 4] = [
+        (Comparison::Equal, "="),
+        (Comparison::Unequal, "!="),
+        (Comparison::AtMost, "<="),
+        (Comparison::Less, "<"),
+    ];
 }
 
-impl Rule {
-    /// Calls `see` with every operation of the rule, callers first, the left side before the right.
-    pub(super) fn each_app<'r>(&'r self, see: &mut dyn FnMut(&'r App, Side)) {
-        self.left.each(&mut |app| see(app, Side::Left));
-        if let Pattern::App(app) = &self.right {
-            app.each(&mut |app| see(app, Side::Right));
-        }
-    }
+impl DimTest {
+    /// Every test with its spelling.
+    pub(super) const ALL: [(Self, &str); 3] =
+        [(DimTest::Has, "has"), (DimTest::Lacks, "lacks"), (DimTest::Whole, "whole")];
+}
 
-    /// Whether the rule contains one of these operations.
-    pub(super) fn mentions(&self, ops: &[&str]) -> bool {
-        let mut found = false;
-        self.each_app(&mut |app, _| found |= ops.contains(&app.op.as_str()));
-        found
-    }
+/// The spelling of an item in the list of all.
+fn spelling<T: PartialEq>(all: &[(T, &'static str)], item: T) -> &'static str {
+    all.iter().find(|(known, _)| *known == item).expect("every item is in the list").1
 }
 
 /// The two sides of a rule.
@@ -177,14 +157,44 @@ pub(super) enum Side {
     Right,
 }
 
+impl Rule {
+    /// Every operation of the rule, callers first, the left side before the right.
+    pub(super) fn apps(&self) -> Vec<(&App, Side)> {
+        let mut apps = Vec::new();
+        self.left.collect(Side::Left, &mut apps);
+        if let Pattern::App(app) = &self.right {
+            app.collect(Side::Right, &mut apps);
+        }
+        apps
+    }
+
+    /// The diagnostic for a rule that is not used.
+    pub(super) fn unused(&self, code: &'static str, message: String) -> Diagnostic {
+        Diagnostic::new(code, message).at(self.span).label("this rule is not used")
+    }
+
+    /// Whether the rule contains one of these operations.
+    pub(super) fn mentions(&self, ops: &[&str]) -> bool {
+        self.apps().iter().any(|(app, _)| ops.contains(&app.op.as_str()))
+    }
+}
+
 impl App {
-    fn each<'r>(&'r self, see: &mut dyn FnMut(&'r App)) {
-        see(self);
+    fn collect<'r>(&'r self, side: Side, apps: &mut Vec<(&'r App, Side)>) {
+        apps.push((self, side));
         for operand in &self.operands {
             if let Pattern::App(app) = operand {
-                app.each(see);
+                app.collect(side, apps);
             }
         }
+    }
+
+    /// The values among the operands.
+    pub(super) fn values(&self) -> impl Iterator<Item = &Name> {
+        self.operands.iter().filter_map(|operand| match operand {
+            Pattern::Value(name) => Some(name),
+            Pattern::App(_) => None,
+        })
     }
 
     /// The key of the operation, regardless of the requested result; equal keys are one node.
@@ -194,56 +204,57 @@ impl App {
 }
 
 impl Term {
-    /// Calls `see` with every variable of the term.
-    pub(super) fn each_variable<'t>(&'t self, see: &mut dyn FnMut(&'t Name)) {
+    /// The terms directly inside.
+    pub(super) fn parts(&self) -> Vec<&Term> {
         match self {
-            Term::Variable(name) => see(name),
-            Term::Literal(_) => {}
-            Term::List(terms) | Term::All(terms) | Term::Any(terms) => {
-                terms.iter().for_each(|t| t.each_variable(see));
-            }
-            Term::Call(_, args) => args.iter().for_each(|(_, t)| t.each_variable(see)),
-            Term::Arithmetic(_, a, b) => [a, b].into_iter().for_each(|t| t.each_variable(see)),
+            Term::Variable(_) | Term::Literal(_) => Vec::new(),
+            Term::List(terms) | Term::All(terms) | Term::Any(terms) => terms.iter().collect(),
+            Term::Call(_, args) => args.iter().map(|(_, term)| term).collect(),
+            Term::Arithmetic(_, a, b) => vec![a, b],
         }
     }
 
-    /// Whether the term has arithmetic.
-    pub(super) fn has_arithmetic(&self) -> bool {
+    /// The variables of the term, in order.
+    pub(super) fn variables(&self) -> Vec<&Name> {
         match self {
-            Term::Variable(_) | Term::Literal(_) => false,
-            Term::List(terms) | Term::All(terms) | Term::Any(terms) => terms.iter().any(Term::has_arithmetic),
-            Term::Call(_, args) => args.iter().any(|(_, t)| t.has_arithmetic()),
-            Term::Arithmetic(..) => true,
+            Term::Variable(name) => vec![name],
+            term => term.parts().into_iter().flat_map(Term::variables).collect(),
+        }
+    }
+
+    pub(super) fn has_arithmetic(&self) -> bool {
+        matches!(self, Term::Arithmetic(..)) || self.parts().into_iter().any(Term::has_arithmetic)
+    }
+}
+
+impl Condition {
+    /// The values and the terms of the condition.
+    pub(super) fn operands(&self) -> (Vec<&Name>, Vec<&Term>) {
+        match self {
+            Condition::Compare(a, _, b) | Condition::Divides(a, b) => (Vec::new(), vec![a, b]),
+            Condition::Float(term) => (Vec::new(), vec![term]),
+            Condition::Dimension(_, value, dim) => (vec![value], vec![dim]),
+            Condition::Alike(x, y) => (vec![x, y], Vec::new()),
         }
     }
 }
 
-fn joined<T: fmt::Display>(f: &mut fmt::Formatter<'_>, sign: &str, items: &[T]) -> fmt::Result {
-    for (i, item) in items.iter().enumerate() {
-        write!(f, "{}{item}", if i == 0 { "" } else { sign })?;
-    }
-    Ok(())
+fn joined<T: fmt::Display>(items: &[T], sign: &str) -> String {
+    let items: Vec<String> = items.iter().map(T::to_string).collect();
+    items.join(sign)
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule {}\n  {} => {}", self.name, self.left, Top(&self.right))?;
-        for (i, condition) in self.conditions.iter().enumerate() {
-            write!(f, "{}{condition}", if i == 0 { "\n  where " } else { ", " })?;
+        write!(f, "rule {}\n  {} => ", self.name, self.left)?;
+        match &self.right {
+            Pattern::App(app) if app.result == 0 => write!(f, "{app}")?,
+            pattern => write!(f, "{pattern}")?,
+        }
+        if !self.conditions.is_empty() {
+            write!(f, "\n  where {}", joined(&self.conditions, ", "))?;
         }
         Ok(())
-    }
-}
-
-/// A pattern without parentheses.
-struct Top<'a>(&'a Pattern);
-
-impl fmt::Display for Top<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Pattern::App(app) if app.result == 0 => write!(f, "{app}"),
-            pattern => write!(f, "{pattern}"),
-        }
     }
 }
 
@@ -285,26 +296,14 @@ impl fmt::Display for Term {
         match self {
             Term::Variable(name) => write!(f, "?{}", name.text),
             Term::Literal(attr) => write!(f, "{attr}"),
-            Term::List(items) => {
-                f.write_str("[")?;
-                joined(f, ", ", items)?;
-                f.write_str("]")
-            }
+            Term::List(items) => write!(f, "[{}]", joined(items, ", ")),
             Term::Call(name, args) => {
                 let args: Vec<String> = args.iter().map(|(key, term)| format!("{key}={term}")).collect();
                 write!(f, "{name}({})", args.join(", "))
             }
-            Term::All(items) => {
-                f.write_str("(")?;
-                joined(f, " & ", items)?;
-                f.write_str(")")
-            }
-            Term::Any(items) => {
-                f.write_str("(")?;
-                joined(f, " | ", items)?;
-                f.write_str(")")
-            }
-            Term::Arithmetic(sign, a, b) => write!(f, "({a} {} {b})", sign.char()),
+            Term::All(items) => write!(f, "({})", joined(items, " & ")),
+            Term::Any(items) => write!(f, "({})", joined(items, " | ")),
+            Term::Arithmetic(sign, a, b) => write!(f, "({a} {} {b})", spelling(&Sign::ALL, *sign)),
         }
     }
 }
@@ -312,12 +311,14 @@ impl fmt::Display for Term {
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Condition::Compare(a, comparison, b) => write!(f, "{a} {} {b}", comparison.text()),
+            Condition::Compare(a, comparison, b) => {
+                write!(f, "{a} {} {b}", spelling(&Comparison::ALL, *comparison))
+            }
             Condition::Float(t) => write!(f, "float({t})"),
             Condition::Divides(a, b) => write!(f, "divides({a}, {b})"),
-            Condition::Has(x, d) => write!(f, "has(%{}, {d})", x.text),
-            Condition::Lacks(x, d) => write!(f, "lacks(%{}, {d})", x.text),
-            Condition::Whole(x, d) => write!(f, "whole(%{}, {d})", x.text),
+            Condition::Dimension(test, x, d) => {
+                write!(f, "{}(%{}, {d})", spelling(&DimTest::ALL, *test), x.text)
+            }
             Condition::Alike(x, y) => write!(f, "alike(%{}, %{})", x.text, y.text),
         }
     }

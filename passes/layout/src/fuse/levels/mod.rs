@@ -60,14 +60,6 @@ pub struct TwoLevel {
 pub const OPTIONS: &str = "choose=always|cheaper, axis=NAME, inside=N";
 
 impl TwoLevel {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option or value.
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("two-level", OPTIONS, options)
-    }
-
     /// The number of ranks of an axis that share a node, if it is more than one, fewer than all and equal in all nodes;
     /// otherwise the reason why the axis stays one.
     fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {
@@ -92,6 +84,27 @@ impl TwoLevel {
             () => Ok(inside),
         }
     }
+
+    /// The module with the axis in two levels, or the reason why it stays one.
+    fn in_levels(
+        &self,
+        module: &Module,
+        axis: AxisId,
+        inside: u64,
+        prices: &dyn Prices,
+    ) -> Result<Module, String> {
+        if let Some(why) = split::obstacle(module, axis) {
+            return Err(why.to_owned());
+        }
+        let two = split::split(module, axis, inside, &order::last_axes(module, axis));
+        if let Err(found) = verify(&two) {
+            return Err(format!("in two levels {}", found.first().map_or("", |d| d.message.as_str())));
+        }
+        if self.choose == Choose::Cheaper && seconds(&two, prices) >= seconds(module, prices) * (1.0 - 1e-9) {
+            return Err("in two levels they would cost as much or more".to_owned());
+        }
+        Ok(two)
+    }
 }
 
 impl Pass for TwoLevel {
@@ -110,49 +123,32 @@ impl Pass for TwoLevel {
             return Err(vec![Diagnostic::new("P03", message).help("run it before `lower-reshards`")]);
         }
         let mut module = module.clone();
-        let named = |name: &String| self.axis.as_ref().is_none_or(|only| only == name);
-        let names: Vec<String> = module.space.mesh.axes.values().map(|axis| axis.name.clone()).collect();
-        let mut left: Vec<String> = Vec::new();
-        let mut is_said = false;
-        if let Some(missing) = self.axis.as_ref().filter(|only| !names.contains(only)) {
-            left.push(format!("the mesh has no axis `{missing}`"));
-        }
-        for name in names.iter().filter(|name| named(name)) {
-            let Some(axis) = module.space.mesh.axis(name) else { continue };
-            let inside = match self.inside(&module, axis, cx.prices) {
-                Ok(inside) => inside,
+        let all = || module.space.mesh.axes.values().map(|axis| axis.name.clone()).collect();
+        let names: Vec<String> = self.axis.clone().map_or_else(all, |only| vec![only]);
+        let (mut skipped, mut is_noted) = (Vec::new(), false);
+        for name in &names {
+            let axis = module.space.mesh.axis(name).ok_or_else(|| format!("the mesh has no axis `{name}`"));
+            let spans = axis.and_then(|axis| Ok((axis, self.inside(&module, axis, cx.prices)?)));
+            let (axis, inside) = match spans {
+                Ok(spans) => spans,
                 Err(why) => {
-                    left.push(why);
+                    skipped.push(why);
                     continue;
                 }
             };
-            is_said = true;
-            if let Some(why) = split::obstacle(&module, axis) {
-                cx.note(format!("collectives along `{name}` stay whole: {why}"));
-                continue;
-            }
-            let last_axes = order::last_axes(&module, axis);
-            let two = split::split(&module, axis, inside, &last_axes);
-            if let Err(found) = verify(&two) {
-                let why = found.first().map_or("", |d| d.message.as_str());
-                cx.note(format!("collectives along `{name}` stay whole: in two levels {why}"));
-                continue;
-            }
-            let is_cheaper = || seconds(&two, cx.prices) < seconds(&module, cx.prices) * (1.0 - 1e-9);
-            if (self.choose == Choose::Always || is_cheaper()) && cx.rewrite() {
-                cx.note(format!(
-                    "`{name}` in two levels: {} nodes, {inside} ranks in each",
-                    module.space.mesh.size(axis) / inside
-                ));
-                module = two;
-            } else if self.choose == Choose::Cheaper {
-                cx.note(format!(
-                    "collectives along `{name}` stay whole: in two levels they would cost as much or more"
-                ));
+            is_noted = true;
+            match self.in_levels(&module, axis, inside, cx.prices) {
+                Err(why) => cx.note(format!("collectives along `{name}` stay whole: {why}")),
+                Ok(two) if cx.rewrite() => {
+                    let nodes = module.space.mesh.size(axis) / inside;
+                    cx.note(format!("`{name}` in two levels: {nodes} nodes, {inside} ranks in each"));
+                    module = two;
+                }
+                Ok(_) => {}
             }
         }
-        if !is_said {
-            let why = if left.is_empty() { "the mesh has no axes".to_owned() } else { left.join("; ") };
+        if !is_noted {
+            let why = if skipped.is_empty() { "the mesh has no axes".to_owned() } else { skipped.join("; ") };
             cx.note(format!("`two-level` has no effect: {why}"));
         }
         Ok(module)

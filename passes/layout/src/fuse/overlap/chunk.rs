@@ -1,11 +1,12 @@
 //! Chunks a region: repeats each operation for each chunk, in software-pipelined order.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node, Output};
+use ithaca_ir::module::{FuncId, Function, Node};
 use ithaca_ir::ops::{Binding, OpError, Target};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Part, Space, TensorType, ValueId};
+use ithaca_ir::{Arena, DimId, Op, Part, Space, TensorType, ValueId};
+use ithaca_pass::rebuild::Copy;
 
 use super::region::Region;
 use crate::parts::part;
@@ -33,60 +34,19 @@ pub(super) fn cut(
     region: &Region,
     cuts: &Cuts,
 ) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::like(function, space, functions);
-    let mut map = Values::of(function);
-    for &param in &function.params {
-        let name = function.values[param].name.as_deref();
-        map.set(param, b.param(function.ty(param).clone(), name));
-    }
+    let mut copy = Copy::of(function, space, functions);
     let inside: BTreeSet<usize> = region.nodes.iter().copied().collect();
     let later = later(function, &inside);
     for (i, node) in function.nodes.iter().enumerate() {
         if !inside.contains(&i) && !later.contains(&i) {
-            copy(&mut b, function, node, &mut map)?;
+            copy.node(node)?;
         }
     }
-    chunks(&mut b, function, (region, cuts), &mut map)?;
-    for (i, node) in function.nodes.iter().enumerate().filter(|(i, _)| later.contains(i)) {
-        debug_assert!(!inside.contains(&i), "operations of the region are not copied twice");
-        copy(&mut b, function, node, &mut map)?;
+    chunks(&mut copy, region, &inside, cuts)?;
+    for i in later {
+        copy.node(&function.nodes[i])?;
     }
-    let output = |o: &Output| Output { name: o.name.clone(), value: map.get(o.value) };
-    let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-    Ok(b.finish(outputs))
-}
-
-/// New values by old value.
-struct Values(Vec<Option<ValueId>>);
-
-impl Values {
-    fn of(function: &Function) -> Self {
-        Self(vec![None; function.values.len()])
-    }
-
-    fn get(&self, old: ValueId) -> ValueId {
-        self.0[old.index()].expect("operands precede their uses")
-    }
-
-    fn set(&mut self, old: ValueId, new: ValueId) {
-        self.0[old.index()] = Some(new);
-    }
-}
-
-fn copy(
-    b: &mut FunctionBuilder<'_>,
-    function: &Function,
-    node: &Node,
-    map: &mut Values,
-) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node.operands.iter().map(|&v| map.get(v)).collect();
-    let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, function.values[old].name.as_deref());
-        map.set(old, new);
-    }
-    Ok(())
+    Ok(copy.finish())
 }
 
 /// The operations outside that depend on the region, or follow such an operation with effects.
@@ -126,13 +86,14 @@ fn later(function: &Function, inside: &BTreeSet<usize>) -> BTreeSet<usize> {
 
 /// The chunks of a region in the order of execution, and their joined results.
 fn chunks(
-    b: &mut FunctionBuilder<'_>,
-    function: &Function,
-    (region, cuts): (&Region, &Cuts),
-    map: &mut Values,
+    copy: &mut Copy<'_>,
+    region: &Region,
+    inside: &BTreeSet<usize>,
+    cuts: &Cuts,
 ) -> Result<(), OpError> {
+    let function = copy.source;
     let phases = phases(function, &region.nodes);
-    let mut own: Vec<Values> = cuts.iter().map(|_| Values::of(function)).collect();
+    let mut own: Vec<BTreeMap<ValueId, ValueId>> = vec![BTreeMap::new(); cuts.len()];
     let last = phases.len() + cuts.len() - 1;
     for step in 0..last {
         // In each step, communication is issued before computation.
@@ -140,54 +101,48 @@ fn chunks(
             for (c, cut) in cuts.iter().enumerate() {
                 let phase = step.checked_sub(c).and_then(|p| phases.get(p)).filter(|p| p.kind == kind);
                 for &i in phase.map_or(&[][..], |p| &p.nodes) {
-                    node(b, function, &function.nodes[i], cut, (map, &mut own[c]))?;
+                    node(copy, &function.nodes[i], cut, &mut own[c])?;
                 }
             }
         }
     }
-    let made: Vec<ValueId> =
-        region.nodes.iter().flat_map(|&i| function.nodes[i].results.iter().copied()).collect();
-    let inside: BTreeSet<usize> = region.nodes.iter().copied().collect();
-    for value in made {
-        let used = function
-            .nodes
-            .iter()
-            .enumerate()
-            .any(|(i, n)| !inside.contains(&i) && n.operands.contains(&value));
-        if !used && !function.outputs.iter().any(|o| o.value == value) {
+    let outside = function.nodes.iter().enumerate().filter(|(i, _)| !inside.contains(i));
+    let mut used: BTreeSet<ValueId> = outside.flat_map(|(_, node)| node.operands.iter().copied()).collect();
+    used.extend(function.outputs.iter().map(|output| output.value));
+    for &value in region.nodes.iter().flat_map(|&i| &function.nodes[i].results) {
+        if !used.contains(&value) {
             continue;
         }
-        let ty = function.ty(value);
-        let dim = ty.dims.iter().find(|d| region.dims.contains(d));
+        let dim = function.ty(value).dims.iter().find(|d| region.dims.contains(d));
         let to = *dim.expect("every result of a region has its dimension");
-        let parts: Vec<ValueId> = own.iter().map(|values| values.get(value)).collect();
-        let joined = b.push(Op::Join { to }, &parts)?;
-        b.name(joined, function.values[value].name.as_deref());
-        map.set(value, joined);
+        let parts: Vec<ValueId> = own.iter().map(|values| values[&value]).collect();
+        let joined = copy.b.push(Op::Join { to }, &parts)?;
+        copy.set_all(&[value], &[joined]);
     }
     Ok(())
 }
 
-/// One operation of one chunk.
+/// One operation of one chunk; `own` has the values of the chunk.
 fn node(
-    b: &mut FunctionBuilder<'_>,
-    function: &Function,
+    copy: &mut Copy<'_>,
     node: &Node,
     cut: &BTreeMap<DimId, DimId>,
-    (map, own): (&Values, &mut Values),
+    own: &mut BTreeMap<ValueId, ValueId>,
 ) -> Result<(), OpError> {
+    let function = copy.source;
     let mut operands = Vec::with_capacity(node.operands.len());
     for &operand in &node.operands {
-        if own.0[operand.index()].is_none() {
-            let outside = map.get(operand);
-            let part = function.ty(operand).dims.iter().find_map(|d| cut.get(d));
-            let taken = match part {
-                Some(&to) => b.push(Op::Take { to }, &[outside])?,
-                None => outside,
-            };
-            own.set(operand, taken);
-        }
-        operands.push(own.get(operand));
+        operands.push(match own.entry(operand) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let outside = copy.get(operand);
+                let part = function.ty(operand).dims.iter().find_map(|d| cut.get(d));
+                *new.insert(match part {
+                    Some(&to) => copy.b.push(Op::Take { to }, &[outside])?,
+                    None => outside,
+                })
+            }
+        });
     }
     let new = |dim: &mut DimId| *dim = cut.get(dim).copied().unwrap_or(*dim);
     let mut op = node.op.clone();
@@ -198,10 +153,8 @@ fn node(
         ty
     });
     let declared: Vec<TensorType> = declared.collect();
-    let results = b.node(op, &operands, &declared)?;
-    for (&old, &result) in node.results.iter().zip(&results) {
-        own.set(old, result);
-    }
+    let results = copy.b.node(op, &operands, &declared)?;
+    own.extend(node.results.iter().copied().zip(results));
     Ok(())
 }
 

@@ -27,9 +27,10 @@ mod region;
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::module::{Function, Level};
+use ithaca_ir::module::Level;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -55,16 +56,6 @@ pub const OPTIONS: &str = "chunks=N";
 /// The maximum number of chunks.
 pub const MAX_CHUNKS: u64 = 64;
 
-impl Overlap {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option, or a number of chunks outside 2 to [`MAX_CHUNKS`].
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("overlap", OPTIONS, options)
-    }
-}
-
 impl Pass for Overlap {
     fn name(&self) -> &'static str {
         "overlap"
@@ -81,57 +72,33 @@ impl Pass for Overlap {
             return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
         }
         let mut chunked = module.emptied(module.level);
-        let mut cut = BTreeMap::new();
+        // The number of regions by number of chunks.
+        let mut regions: BTreeMap<u64, u64> = BTreeMap::new();
         for function in module.functions.values() {
-            let function = self.function(&mut chunked, function, (cx, &mut cut)).map_err(|error| {
-                let message = format!("`overlap` in `@{}`: {}", function.name, error.message);
-                vec![Diagnostic::new(error.code, message)]
-            })?;
+            let mut function = function.clone();
+            // A chunked region has new dimensions, so no collective is found twice.
+            while let Some((region, chunks)) = region::find(&chunked.space, &function, self.chunks) {
+                if !cx.rewrite() {
+                    break;
+                }
+                *regions.entry(chunks).or_default() += 1;
+                let cuts = chunk::declare(&mut chunked.space, &region, chunks);
+                function = chunk::cut(&chunked.space, &chunked.functions, &function, &region, &cuts)
+                    .map_err(broken)?;
+            }
             chunked.functions.push(function);
         }
-        self.notes(&cut).into_iter().for_each(|note| cx.note(note));
-        Ok(chunked)
-    }
-}
-
-/// The number of regions by number of chunks.
-type Cuts = BTreeMap<u64, u64>;
-
-impl Overlap {
-    /// The function with its regions chunked; declares the parts of dimensions in `module`.
-    fn function(
-        &self,
-        module: &mut Module,
-        function: &Function,
-        (cx, cut): (&mut Context<'_>, &mut Cuts),
-    ) -> Result<Function, ithaca_ir::ops::OpError> {
-        let mut function = function.clone();
-        // A chunked region has new dimensions, so no collective is found twice.
-        while let Some((region, chunks)) = region::find(&module.space, &function, self.chunks) {
-            if !cx.rewrite() {
-                break;
-            }
-            *cut.entry(chunks).or_default() += 1;
-            let cuts = chunk::declare(&mut module.space, &region, chunks);
-            function = chunk::cut(&module.space, &module.functions, &function, &region, &cuts)?;
-        }
-        Ok(function)
-    }
-
-    /// Notes about regions with fewer chunks than requested.
-    fn notes(&self, cut: &Cuts) -> Vec<String> {
-        if cut.is_empty() {
+        if regions.is_empty() {
             let why = "no collective has an adjacent kernel that can be cut into chunks with it";
-            return vec![format!("`overlap` has no effect: {why}")];
+            cx.note(format!("`overlap` has no effect: {why}"));
         }
-        let asked = self.chunks;
-        let fewer = cut.iter().filter(|&(&chunks, _)| chunks < asked);
-        let note = |(chunks, regions): (&u64, &u64)| {
-            let (what, is) = if *regions == 1 { ("region", "is") } else { ("regions", "are") };
-            format!(
-                "`overlap`: {regions} {what} of the program {is} cut into {chunks} chunks, not {asked}: the number of chunks has to divide the dimension"
-            )
-        };
-        fewer.map(note).collect()
+        let most = self.chunks;
+        for (chunks, n) in regions.range(..most) {
+            let (noun, is) = if *n == 1 { ("region", "is") } else { ("regions", "are") };
+            cx.note(format!(
+                "`overlap`: {n} {noun} of the program {is} cut into {chunks} chunks, not {most}: the number of chunks has to divide the dimension"
+            ));
+        }
+        Ok(chunked)
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node};
 use ithaca_ir::order::Order;
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{DimId, Op, Space, TensorType, ValueId};
+
+use crate::fuse::graph::Flow;
 
 /// Operations that are chunked together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +23,11 @@ pub(super) struct Region {
 /// The first collective that can be chunked together with a kernel that hides it: its region, and the number of chunks.
 pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Region, u64)> {
     let flow = Flow::of(function);
-    let awaited = awaited(function, &flow);
+    let awaited = awaited(&flow, function);
     let is_part = |&v: &ValueId| function.ty(v).dims.iter().any(|&d| space.dims[d].part.is_some());
     for (seed, node) in function.nodes.iter().enumerate().filter(|(_, n)| n.op.is_communication()) {
         // An operand that all chunks need is sent complete before them.
-        let feeds_chunks = || flow.after(node).any(|p| function.nodes[p].operands.iter().any(is_part));
+        let feeds_chunks = || flow.after(seed).any(|p| function.nodes[p].operands.iter().any(is_part));
         // A step of a ring already overlaps with other steps.
         let is_step = node.op == Op::Permute;
         if is_step || !awaited[seed] || node.operands.iter().any(is_part) || feeds_chunks() {
@@ -46,11 +47,11 @@ pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Reg
 
 /// The operations whose results a heavy kernel or the caller reads, directly or through light ones; saved values do not
 /// count.
-fn awaited(function: &Function, flow: &Flow) -> Vec<bool> {
+fn awaited(flow: &Flow<'_>, function: &Function) -> Vec<bool> {
     let mut awaited = vec![false; function.nodes.len()];
-    for (i, node) in function.nodes.iter().enumerate().rev() {
-        let given = node.results.iter().any(|&v| function.outputs.iter().any(|o| o.value == v));
-        awaited[i] = given || flow.after(node).any(|p| awaited[p] || is_heavy(&function.nodes[p].op));
+    for i in (0..function.nodes.len()).rev() {
+        let leads = flow.after(i).any(|p| awaited[p] || is_heavy(&function.nodes[p].op));
+        awaited[i] = leads || flow.is_returned(i);
     }
     awaited
 }
@@ -75,47 +76,25 @@ fn heads(function: &Function) -> Vec<Vec<DimId>> {
 
 /// Each dimension of a collective's operand by itself.
 fn singles(function: &Function, node: &Node) -> Vec<Vec<DimId>> {
-    let taken = node.operands.first().map(|&v| function.ty(v));
-    taken.map_or_else(Vec::new, |ty| ty.dims.iter().map(|&d| vec![d]).collect())
-}
-
-/// Producers and consumers of values.
-struct Flow {
-    /// The node that makes a value; `None` for an argument.
-    makes: Vec<Option<usize>>,
-    /// The nodes that use a value.
-    uses: Vec<Vec<usize>>,
-}
-
-impl Flow {
-    fn of(function: &Function) -> Self {
-        let mut makes = vec![None; function.values.len()];
-        let mut uses = vec![Vec::new(); function.values.len()];
-        for (i, node) in function.nodes.iter().enumerate() {
-            node.results.iter().for_each(|v| makes[v.index()] = Some(i));
-            node.operands.iter().for_each(|v| uses[v.index()].push(i));
-        }
-        Self { makes, uses }
-    }
-
-    fn before<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = usize> + 'a {
-        node.operands.iter().filter_map(|v| self.makes[v.index()])
-    }
-
-    fn after<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = usize> + 'a {
-        node.results.iter().flat_map(|v| self.uses[v.index()].iter().copied())
-    }
+    let operand = node.operands.first().map(|&v| function.ty(v));
+    operand.map_or_else(Vec::new, |ty| ty.dims.iter().map(|&d| vec![d]).collect())
 }
 
 impl Region {
-    fn around(space: &Space, function: &Function, flow: &Flow, seed: usize, dims: &[DimId]) -> Option<Self> {
+    fn around(
+        space: &Space,
+        function: &Function,
+        flow: &Flow<'_>,
+        seed: usize,
+        dims: &[DimId],
+    ) -> Option<Self> {
         let runs = runs(space, function, dims)?;
         let cut = Cut { space, function, flow, dims, runs };
         let fits = |i: usize| cut.is_parallel(&function.nodes[i]);
         if !fits(seed) {
             return None;
         }
-        let mut near = connected(function, flow, seed, fits);
+        let mut near = flow.connected(seed, fits);
         loop {
             let region = Region { nodes: trimmed(function, flow, &near), dims: dims.to_vec(), runs };
             let hides = region.nodes.iter().any(|&i| is_heavy(&function.nodes[i].op));
@@ -141,16 +120,16 @@ impl Region {
     }
 
     /// The first operation that needs an outside operation that needs the region.
-    fn beyond_others(&self, function: &Function, flow: &Flow) -> Option<usize> {
+    fn beyond_others(&self, function: &Function, flow: &Flow<'_>) -> Option<usize> {
         let inside: BTreeSet<usize> = self.nodes.iter().copied().collect();
         let mut tainted = vec![false; function.nodes.len()];
-        for (i, node) in function.nodes.iter().enumerate() {
+        for i in 0..function.nodes.len() {
             if inside.contains(&i) {
-                if flow.before(node).any(|p| tainted[p]) {
+                if flow.before(i).any(|p| tainted[p]) {
                     return Some(i);
                 }
             } else {
-                tainted[i] = flow.before(node).any(|p| tainted[p] || inside.contains(&p));
+                tainted[i] = flow.before(i).any(|p| tainted[p] || inside.contains(&p));
             }
         }
         None
@@ -187,7 +166,7 @@ fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
 struct Cut<'a> {
     space: &'a Space,
     function: &'a Function,
-    flow: &'a Flow,
+    flow: &'a Flow<'a>,
     dims: &'a [DimId],
     runs: u64,
 }
@@ -199,7 +178,7 @@ impl Cut<'_> {
         let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
         // Weights are never cut: it would copy them.
         let is_weight = |v: &ValueId| {
-            let maker = flow.makes[v.index()].map(|i| &function.nodes[i].op);
+            let maker = flow.maker(*v).map(|i| &function.nodes[i].op);
             matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
         };
         let (operands, results) = (function.operand_types(node), function.result_types(node));
@@ -261,55 +240,34 @@ fn is_heavy(op: &Op) -> bool {
     matches!(op, Op::Einsum | Op::Attention(_) | Op::AttentionBackward(_))
 }
 
-/// The operations connected with `seed` through operations that satisfy `fits`.
-fn connected(function: &Function, flow: &Flow, seed: usize, fits: impl Fn(usize) -> bool) -> BTreeSet<usize> {
-    let mut found = BTreeSet::from([seed]);
-    let mut open = vec![seed];
-    while let Some(i) = open.pop() {
-        let node = &function.nodes[i];
-        for next in flow.before(node).chain(flow.after(node)).collect::<Vec<_>>() {
-            if !found.contains(&next) && fits(next) {
-                found.insert(next);
-                open.push(next);
-            }
-        }
-    }
-    found
-}
-
 /// Collectives, the operations between them, and the nearest heavy kernels before and after.
-fn trimmed(function: &Function, flow: &Flow, near: &BTreeSet<usize>) -> Vec<usize> {
-    let n = function.nodes.len();
+fn trimmed(function: &Function, flow: &Flow<'_>, near: &BTreeSet<usize>) -> Vec<usize> {
     let is_comm = |i: usize| function.nodes[i].op.is_communication();
-    // After a collective with no heavy kernel between; before one likewise; then the same with kernels between.
-    let (mut after, mut follows) = (vec![false; n], vec![false; n]);
+    let heavy = |i: usize| is_heavy(&function.nodes[i].op);
+    let inside = |nodes: Vec<usize>| nodes.into_iter().filter(|p| near.contains(p));
+    let before = |i: usize| inside(flow.before(i).collect());
+    let after = |i: usize| inside(flow.after(i).collect());
+    // Whether a collective comes before a node, or after it: with no heavy kernel between, and at all.
+    let n = function.nodes.len();
+    let (mut follows, mut leads) = (vec![(false, false); n], vec![(false, false); n]);
     for &i in near {
-        let before = flow.before(&function.nodes[i]).filter(|p| near.contains(p));
-        for p in before {
-            after[i] |= is_comm(p) || (after[p] && !is_heavy(&function.nodes[p].op));
-            follows[i] |= is_comm(p) || follows[p];
-        }
+        follows[i] = before(i).fold((false, false), |(directly, at_all), p| {
+            (directly || is_comm(p) || follows[p].0 && !heavy(p), at_all || is_comm(p) || follows[p].1)
+        });
     }
-    let (mut ahead, mut leads) = (vec![false; n], vec![false; n]);
     for &i in near.iter().rev() {
-        let later: Vec<usize> = flow.after(&function.nodes[i]).filter(|p| near.contains(p)).collect();
-        for p in later {
-            ahead[i] |= is_comm(p) || (ahead[p] && !is_heavy(&function.nodes[p].op));
-            leads[i] |= is_comm(p) || leads[p];
-        }
+        leads[i] = after(i).fold((false, false), |(directly, at_all), p| {
+            (directly || is_comm(p) || leads[p].0 && !heavy(p), at_all || is_comm(p) || leads[p].1)
+        });
     }
     // Light operations after a collective stay only if they lead to a heavy kernel, and the reverse.
     let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);
     for &i in near.iter().rev() {
-        let node = &function.nodes[i];
-        let on = flow.after(node).any(|p| near.contains(&p) && useful_after[p]);
-        useful_after[i] = after[i] && (is_heavy(&node.op) || on);
+        useful_after[i] = follows[i].0 && (heavy(i) || after(i).any(|p| useful_after[p]));
     }
     for &i in near {
-        let node = &function.nodes[i];
-        let on = flow.before(node).any(|p| near.contains(&p) && useful_ahead[p]);
-        useful_ahead[i] = ahead[i] && (is_heavy(&node.op) || on);
+        useful_ahead[i] = leads[i].0 && (heavy(i) || before(i).any(|p| useful_ahead[p]));
     }
-    let keeps = |i: usize| is_comm(i) || (follows[i] && leads[i]) || useful_after[i] || useful_ahead[i];
+    let keeps = |i: usize| is_comm(i) || (follows[i].1 && leads[i].1) || useful_after[i] || useful_ahead[i];
     near.iter().copied().filter(|&i| keeps(i)).collect()
 }

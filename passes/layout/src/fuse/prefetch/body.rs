@@ -13,6 +13,7 @@ use ithaca_ir::module::{FuncId, Function, Module, Output, ValueId};
 use ithaca_ir::ops::{OpError, ScanOrder};
 use ithaca_ir::{FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::Prices;
+use ithaca_pass::rebuild::Copy;
 
 use super::parts::{Gather, Parts, Tail};
 use super::timeline::{self, Timeline};
@@ -109,22 +110,19 @@ impl Body {
             let layer = Layer::of(function, &parts, &seconds, of.order, stretch);
             layer.timeline.gathers(&parts, &seconds).map(|starts| (layer, starts))
         });
-        let (Layer { timeline, deferred, left_out, lead }, starts) = fitted.unwrap_or_else(|| {
+        let (Layer { timeline, deferred, lead }, starts) = fitted.unwrap_or_else(|| {
             let layer = Layer::of(function, &parts, &seconds, of.order, 1.0);
             let starts = layer.timeline.crowded(&parts, &seconds);
             (layer, starts)
         });
-        let place = |at: f64| timeline.position(function, &parts, &left_out, at);
-        let issue = |(gather, &at): (usize, &f64)| {
-            if at < 0.0 {
-                let position = place(at + timeline.end);
-                return (at + timeline.end, Issue { gather, position, is_ahead: true });
-            }
-            let position = place(at).min(parts.gathers[gather].used);
-            (at, Issue { gather, position, is_ahead: false })
-        };
-        let issues = in_order(starts.iter().enumerate().map(issue).collect());
-        let assigned = timeline.position_from(function, &parts, &left_out, lead);
+        let issues = issues(&starts, |gather, at| {
+            let is_ahead = at < 0.0;
+            let start = if is_ahead { at + timeline.end } else { at };
+            let position = timeline.position(start);
+            let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
+            (start, Issue { gather, position: position.min(latest), is_ahead })
+        });
+        let assigned = timeline.position_from(lead);
         Body { of, issues, deferred, assigned, parts }
     }
 
@@ -136,12 +134,10 @@ impl Body {
         let timeline = Timeline::of(function, &parts, &seconds, &BTreeSet::new(), 0.0);
         let starts = timeline.gathers(&parts, &seconds);
         let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
-        let issue = |(gather, &at): (usize, &f64)| {
-            let position = timeline.position(function, &parts, &BTreeSet::new(), at.max(0.0));
-            let position = position.min(parts.gathers[gather].used);
-            (at, Issue { gather, position, is_ahead: false })
-        };
-        let issues = in_order(starts.iter().enumerate().map(issue).collect());
+        let issues = issues(&starts, |gather, at| {
+            let position = timeline.position(at.max(0.0));
+            (at, Issue { gather, position: position.min(parts.gathers[gather].used), is_ahead: false })
+        });
         let of = Loop { callee, order: ScanOrder::Ascending, carried: 0 };
         Body { of, issues, deferred: Vec::new(), assigned: 0, parts }
     }
@@ -250,8 +246,6 @@ struct Layer {
     timeline: Timeline,
     /// The tails that the next layer runs.
     deferred: Vec<usize>,
-    /// Their nodes.
-    left_out: BTreeSet<usize>,
     /// Seconds of the previous layer's deferred reductions.
     lead: f64,
 }
@@ -274,12 +268,14 @@ impl Layer {
         let lead: f64 =
             reductions.filter(|&&n| function.nodes[n].op.is_communication()).map(|&n| seconds[n]).sum();
         let timeline = Timeline::of(function, parts, &seconds, &left_out, lead);
-        Layer { timeline, deferred, left_out, lead }
+        Layer { timeline, deferred, lead }
     }
 }
 
-/// The issues in order of position and time.
-fn in_order(mut issues: Vec<(f64, Issue)>) -> Vec<Issue> {
+/// The issues of gathers with these starts, in order of position and time.
+fn issues(starts: &[f64], issue: impl Fn(usize, f64) -> (f64, Issue)) -> Vec<Issue> {
+    let mut issues: Vec<(f64, Issue)> =
+        starts.iter().enumerate().map(|(gather, &at)| issue(gather, at)).collect();
     issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
     issues.into_iter().map(|(_, issue)| issue).collect()
 }
@@ -319,14 +315,13 @@ fn for_layer_below(
 struct Writer<'a> {
     body: &'a Body,
     function: &'a Function,
-    b: FunctionBuilder<'a>,
-    map: Vec<Option<ValueId>>,
+    copy: Copy<'a>,
 }
 
 impl<'a> Writer<'a> {
     fn new(body: &'a Body, module: &'a Module, function: &'a Function, name: String) -> Self {
         let b = FunctionBuilder::part_of(name, function, &module.space, &module.functions);
-        Self { body, function, b, map: vec![None; function.values.len()] }
+        Self { body, function, copy: Copy::into(function, b) }
     }
 
     /// The shards of the weights gathered ahead.
@@ -335,7 +330,7 @@ impl<'a> Writer<'a> {
         for gather in self.body.ahead() {
             self.nodes(&gather.sources)?;
         }
-        let values = sent.iter().map(|&v| self.value_of(v)).collect();
+        let values = sent.iter().map(|&v| self.copy.get(v)).collect();
         Ok(self.finish(values))
     }
 
@@ -345,14 +340,14 @@ impl<'a> Writer<'a> {
             self.nodes(&gather.sources)?;
             self.nodes(&[gather.node])?;
         }
-        let values = self.body.gathered(self.function).iter().map(|&v| self.value_of(v)).collect();
+        let values = self.body.gathered(self.function).iter().map(|&v| self.copy.get(v)).collect();
         Ok(self.finish(values))
     }
 
     /// Assigns reduced gradients.
     fn assign(mut self) -> Result<Function, OpError> {
         for sum in self.sums() {
-            self.param(sum);
+            self.copy.param(sum);
         }
         for tail in self.deferred() {
             self.nodes(&tail.assignment)?;
@@ -373,17 +368,17 @@ impl<'a> Writer<'a> {
         let next = layer_position.is_some_and(LayerPosition::has_next);
         let downwards = body.of.order == ScanOrder::Descending;
 
-        function.params[..carried].iter().for_each(|&p| self.param(p));
-        gathered.iter().for_each(|&v| self.param(v));
+        function.params[..carried].iter().for_each(|&p| self.copy.param(p));
+        gathered.iter().for_each(|&v| self.copy.param(v));
         let left: Vec<ValueId> = if before {
-            pending.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect()
+            pending.iter().map(|&v| self.copy.b.param(function.ty(v).clone(), None)).collect()
         } else {
             Vec::new()
         };
-        function.params[carried..].iter().for_each(|&p| self.param(p));
+        function.params[carried..].iter().for_each(|&p| self.copy.param(p));
         let sent = self.sent();
         let shards: Vec<ValueId> = if next && downwards {
-            sent.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect()
+            sent.iter().map(|&v| self.copy.b.param(function.ty(v).clone(), None)).collect()
         } else {
             Vec::new()
         };
@@ -399,7 +394,7 @@ impl<'a> Writer<'a> {
         let mut shards = shards.into_iter();
         for i in 0..=function.nodes.len() {
             if let (true, true, Some(callee)) = (before, i == body.assigned, helpers.assign) {
-                self.b.node(above(callee), &sums, &[])?;
+                self.copy.b.node(above(callee), &sums, &[])?;
             }
             for issue in body.issues.iter().filter(|issue| issue.position == i) {
                 let gather = &body.parts.gathers[issue.gather];
@@ -410,13 +405,13 @@ impl<'a> Writer<'a> {
                     }
                     (Some(_), true) if next => {
                         if let (false, true, Some(callee)) = (downwards, fetched.is_empty(), helpers.shards) {
-                            shards = self.b.node(above(callee), &[], &[])?.to_vec().into_iter();
+                            shards = self.copy.b.node(above(callee), &[], &[])?.to_vec().into_iter();
                         }
                         let node = &function.nodes[gather.node];
                         let parts: Vec<ValueId> = shards.by_ref().take(node.operands.len()).collect();
                         let declared: Vec<TensorType> =
                             node.results.iter().map(|&v| function.ty(v).clone()).collect();
-                        fetched.extend(self.b.node(node.op.clone(), &parts, &declared)?);
+                        fetched.extend(self.copy.b.node(node.op.clone(), &parts, &declared)?);
                     }
                     (Some(_), true) => {}
                 }
@@ -427,13 +422,13 @@ impl<'a> Writer<'a> {
         }
 
         let results = carried.min(function.outputs.len());
-        let output = |w: &Self, o: &Output| w.value_of(o.value);
-        let mut values: Vec<ValueId> = function.outputs[..results].iter().map(|o| output(&self, o)).collect();
+        let output = |o: &Output| self.copy.get(o.value);
+        let mut values: Vec<ValueId> = function.outputs[..results].iter().map(output).collect();
         if next {
             values.extend(fetched);
-            values.extend(pending.iter().map(|&v| self.value_of(v)));
+            values.extend(pending.iter().map(|&v| self.copy.get(v)));
         }
-        values.extend(function.outputs[results..].iter().map(|o| output(&self, o)));
+        values.extend(function.outputs[results..].iter().map(output));
         let mut finished = self.finish(values);
         if layer_position.is_none() {
             for (output, old) in finished.outputs.iter_mut().zip(&function.outputs) {
@@ -445,46 +440,26 @@ impl<'a> Writer<'a> {
 
     /// The reductions that the previous layer deferred; returns the sums.
     fn reductions(&mut self, pending: &[ValueId], left: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let kept = self.map.clone();
-        for (&old, &new) in pending.iter().zip(left) {
-            self.map[old.index()] = Some(new);
-        }
+        let kept = self.copy.values.clone();
+        pending.iter().zip(left).for_each(|(&old, &new)| self.copy.set(old, new));
         for tail in self.deferred() {
             self.nodes(&tail.reduction)?;
         }
-        let sums = self.sums().iter().map(|&v| self.value_of(v)).collect();
+        let sums = self.sums().iter().map(|&v| self.copy.get(v)).collect();
         // The layer's own values replace those of the previous layer.
-        self.map = kept;
+        self.copy.values = kept;
         Ok(sums)
     }
 
     /// Adds the nodes that are not in the function yet.
     fn nodes(&mut self, list: &[usize]) -> Result<(), OpError> {
-        for &i in list {
-            let node = &self.function.nodes[i];
-            if !node.results.is_empty() && node.results.iter().all(|v| self.map[v.index()].is_some()) {
-                continue;
-            }
-            let operands: Vec<ValueId> = node.operands.iter().map(|&v| self.value_of(v)).collect();
-            let declared: Vec<TensorType> =
-                node.results.iter().map(|&v| self.function.ty(v).clone()).collect();
-            let results = self.b.node(node.op.clone(), &operands, &declared)?;
-            for (&old, &new) in node.results.iter().zip(&results) {
-                self.b.name(new, self.function.values[old].name.as_deref());
-                self.map[old.index()] = Some(new);
+        for node in list.iter().map(|&i| &self.function.nodes[i]) {
+            let is_done = |v: &ValueId| self.copy.values[v.index()].is_some();
+            if node.results.is_empty() || !node.results.iter().all(is_done) {
+                self.copy.node(node)?;
             }
         }
         Ok(())
-    }
-
-    fn param(&mut self, value: ValueId) {
-        let name = self.function.values[value].name.as_deref();
-        let new = self.b.param(self.function.ty(value).clone(), name);
-        self.map[value.index()] = Some(new);
-    }
-
-    fn value_of(&self, value: ValueId) -> ValueId {
-        self.map[value.index()].expect("operands precede their uses")
     }
 
     fn deferred(&self) -> Vec<&'a Tail> {
@@ -501,6 +476,6 @@ impl<'a> Writer<'a> {
     }
 
     fn finish(self, values: Vec<ValueId>) -> Function {
-        self.b.finish(values.into_iter().map(|value| Output { name: None, value }))
+        self.copy.b.finish(values.into_iter().map(|value| Output { name: None, value }))
     }
 }

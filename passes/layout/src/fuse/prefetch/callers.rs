@@ -8,13 +8,15 @@ use std::ops::Range;
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Module, Node, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Module, Node, ValueId};
 use ithaca_ir::ops::structure::is_sliced;
 use ithaca_ir::ops::{OpError, Scan, ScanOrder, Stage};
-use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, TensorType};
+use ithaca_ir::{Dim, DimId, Op, Space};
 use ithaca_pass::Context;
+use ithaca_pass::rebuild::Copy;
 
 use super::body::{Body, Functions, LayerPosition, Loop};
+use crate::parts::free_name;
 
 /// The loops of a module to rewrite.
 #[derive(Clone, Debug, Default)]
@@ -24,11 +26,11 @@ pub(super) struct Plan {
     /// The body that a node of a function calls.
     calls: BTreeMap<(FuncId, usize), usize>,
     /// The positions in use, for each body.
-    variants: BTreeMap<usize, BTreeSet<LayerPosition>>,
+    pub(super) variants: BTreeMap<usize, BTreeSet<LayerPosition>>,
     /// The layer dimensions to cut, by function.
     cut: BTreeSet<(FuncId, DimId)>,
     /// Functions without callers after the rewrite.
-    unused: BTreeSet<FuncId>,
+    pub(super) unused: BTreeSet<FuncId>,
 }
 
 /// A call over layers.
@@ -132,32 +134,22 @@ impl Plan {
         for &number in self.variants.keys() {
             let body = &self.bodies[number];
             let (gathers, ahead, deferred) = body.counts();
-            let mut what = Vec::new();
+            let mut effects = Vec::new();
             if ahead > 0 {
-                what.push(format!(
+                effects.push(format!(
                     "{ahead} of {} of weights gathered during the previous layer",
                     counted(gathers as u64, "message")
                 ));
             }
             if deferred > 0 {
-                what.push(format!(
+                effects.push(format!(
                     "{} of gradients run by the next layer",
                     counted(deferred as u64, "reduction")
                 ));
             }
             let name = &module.functions[body.of.callee].name;
-            cx.note(format!("`prefetch`: `@{name}`: {}", what.join(", ")));
+            cx.note(format!("`prefetch`: `@{name}`: {}", effects.join(", ")));
         }
-    }
-
-    /// The positions in use for a body, if any.
-    pub(super) fn variants(&self, number: usize) -> Option<&BTreeSet<LayerPosition>> {
-        self.variants.get(&number)
-    }
-
-    /// Whether a function still has callers.
-    pub(super) fn is_kept(&self, function: FuncId) -> bool {
-        !self.unused.contains(&function)
     }
 
     /// Whether a function calls rewritten loops.
@@ -177,23 +169,12 @@ impl Plan {
         let dims = self.cut.iter().filter(|&&(of, _)| of == id);
         let between: BTreeMap<DimId, DimId> =
             dims.filter_map(|&(_, dim)| Some((dim, declare(&mut module.space, dim)?))).collect();
-        let b = FunctionBuilder::like(function, &module.space, &module.functions);
-        let map = vec![Vec::new(); function.values.len()];
-        let mut caller = Caller { plan: self, id, function, called, loops, between, b, map };
-        for &param in &function.params {
-            let name = function.values[param].name.as_deref();
-            let new = caller.b.param(function.ty(param).clone(), name);
-            caller.map[param.index()] = vec![new];
-        }
+        let copy = Copy::of(function, &module.space, &module.functions);
+        let mut caller = Caller { plan: self, id, called, loops, between, copy, stacks: BTreeMap::new() };
         for (n, node) in function.nodes.iter().enumerate() {
             caller.node(n, node)?;
         }
-        let outputs: Vec<Output> = function
-            .outputs
-            .iter()
-            .map(|o| Output { name: o.name.clone(), value: caller.map[o.value.index()][0] })
-            .collect();
-        Ok(caller.b.finish(outputs))
+        Ok(caller.copy.finish())
     }
 }
 
@@ -225,12 +206,9 @@ fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
 
 /// A dimension for the middle layers, if there are two or more.
 fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
-    let Dim { name, size, .. } = space.dims[of].clone();
+    let Dim { name, size, .. } = &space.dims[of];
     let n = size.checked_sub(2).filter(|&n| n > 1)?;
-    let mut name = format!("{name}_between");
-    while space.dims.values().any(|dim| dim.name == name) {
-        name.push('_');
-    }
+    let name = free_name(space, format!("{name}_between"));
     Some(space.dims.push(Dim::new(name, n)))
 }
 
@@ -238,45 +216,34 @@ fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
 struct Caller<'a> {
     plan: &'a Plan,
     id: FuncId,
-    function: &'a Function,
     called: &'a [Option<FuncId>],
     loops: &'a BTreeMap<usize, Functions>,
     /// For each layer dimension to cut, the dimension of the middle layers.
     between: BTreeMap<DimId, DimId>,
-    b: FunctionBuilder<'a>,
-    /// The new value of each value: one, or its pieces in order of layers.
-    map: Vec<Vec<ValueId>>,
+    copy: Copy<'a>,
+    /// The pieces of each stack, in order of layers.
+    stacks: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
 impl Caller<'_> {
     fn node(&mut self, n: usize, node: &Node) -> Result<(), OpError> {
         let body = self.plan.calls.get(&(self.id, n)).copied();
-        let Some(call) = Call::of(node) else { return self.copy(node, node.op.clone()) };
+        let Some(call) = Call::of(node) else { return self.copy.node(node) };
         let is_cut = call.scan.is_some_and(|scan| self.plan.cut.contains(&(self.id, scan.over)));
         match body {
             Some(number) => self.rewrite_loop(node, call, Some(number)),
             None if is_cut => self.rewrite_loop(node, call, None),
             None => {
-                let Call { callee, layers, stride, scan, stage } = call;
-                let callee = self.callee(callee);
-                self.copy(node, Op::Call { callee, layers: layers.clone(), stride, scan, stage })
+                let Call { layers, stride, scan, stage, .. } = call;
+                let callee = self.callee(call.callee);
+                let op = Op::Call { callee, layers: layers.clone(), stride, scan, stage };
+                self.copy.node_as(op, &self.copy.operands(node), &node.results)
             }
         }
     }
 
     fn callee(&self, old: FuncId) -> FuncId {
         self.called[old.index()].expect("callees precede their callers, and are kept while in use")
-    }
-
-    fn copy(&mut self, node: &Node, op: Op) -> Result<(), OpError> {
-        let operands: Vec<ValueId> = node.operands.iter().map(|v| self.map[v.index()][0]).collect();
-        let declared: Vec<TensorType> = node.results.iter().map(|&v| self.function.ty(v).clone()).collect();
-        let results = self.b.node(op, &operands, &declared)?;
-        for (&old, &new) in node.results.iter().zip(&results) {
-            self.b.name(new, self.function.values[old].name.as_deref());
-            self.map[old.index()] = vec![new];
-        }
-        Ok(())
     }
 
     /// A loop in pieces, by the functions of its body if it has one.
@@ -289,7 +256,7 @@ impl Caller<'_> {
             run.reverse();
         }
         let mut carried_values: Vec<ValueId> =
-            node.operands[..carried].iter().map(|v| self.map[v.index()][0]).collect();
+            node.operands[..carried].iter().map(|&v| self.copy.get(v)).collect();
         if let Some(gather) = body.and_then(|number| self.loops[&number].gather) {
             let first = match order {
                 ScanOrder::Ascending => call.layers.start..call.layers.start + 1,
@@ -302,7 +269,7 @@ impl Caller<'_> {
                 scan: None,
                 stage: call.stage,
             };
-            carried_values.extend(self.b.node(op, &[], &[])?);
+            carried_values.extend(self.copy.b.node(op, &[], &[])?);
         }
         let n_stacked = node.results.len().saturating_sub(carried);
         let mut stacked: Vec<Vec<Option<ValueId>>> = vec![vec![None; n_pieces]; n_stacked];
@@ -312,10 +279,8 @@ impl Caller<'_> {
                 Some(number) => self.loops[&number].variants[&LayerPosition::of(index, n_pieces)],
             };
             let mut operands = carried_values.clone();
-            for v in &node.operands[carried..] {
-                let all = &self.map[v.index()];
-                operands.push(if all.len() == n_pieces && call.scan.is_some() { all[piece] } else { all[0] });
-            }
+            let given = |v| self.stacks.get(v).map_or_else(|| self.copy.get(*v), |pieces| pieces[piece]);
+            operands.extend(node.operands[carried..].iter().map(given));
             let n = range.end - range.start;
             let start = call.layers.start + range.start - below;
             let n_carried = carried_values.len();
@@ -326,21 +291,18 @@ impl Caller<'_> {
             });
             let op =
                 Op::Call { callee, layers: start..start + n, stride: call.stride, scan, stage: call.stage };
-            let results = self.b.node(op, &operands, &[])?;
+            let results = self.copy.b.node(op, &operands, &[])?;
             let n_carried = results.len() - n_stacked;
             carried_values = results[..n_carried].to_vec();
             for (pieces, &value) in stacked.iter_mut().zip(&results[n_carried..]) {
                 pieces[piece] = Some(value);
             }
         }
-        for (i, &old) in node.results.iter().enumerate() {
-            self.map[old.index()] = match i.checked_sub(carried) {
-                None => {
-                    self.b.name(carried_values[i], self.function.values[old].name.as_deref());
-                    vec![carried_values[i]]
-                }
-                Some(i) => stacked[i].iter().copied().map(|v| v.expect("every piece runs")).collect(),
-            };
+        let carried = carried.min(node.results.len());
+        self.copy.set_all(&node.results[..carried], &carried_values);
+        for (&old, pieces) in node.results[carried..].iter().zip(stacked) {
+            let pieces = pieces.into_iter().map(|v| v.expect("every piece runs")).collect();
+            self.stacks.insert(old, pieces);
         }
         Ok(())
     }

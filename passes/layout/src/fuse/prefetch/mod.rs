@@ -30,6 +30,7 @@ use ithaca_ir::module::{FuncId, Function, Level};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
+use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -58,16 +59,6 @@ pub const OPTIONS: &str = "layers=0|1";
 /// The maximum number of layers by which weights are gathered ahead.
 pub const MAX_LAYERS: u64 = 1;
 
-impl Prefetch {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option, or a number of layers above [`MAX_LAYERS`].
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("prefetch", OPTIONS, options)
-    }
-}
-
 impl Pass for Prefetch {
     fn name(&self) -> &'static str {
         "prefetch"
@@ -87,10 +78,7 @@ impl Pass for Prefetch {
             0 => Plan::default(),
             _ => Plan::of(module, cx),
         };
-        rewritten(module, &plan, cx).map_err(|error| {
-            let message = format!("`prefetch`: {}", error.message);
-            vec![Diagnostic::new(error.code, message)]
-        })
+        rewritten(module, &plan, cx).map_err(broken)
     }
 }
 
@@ -102,12 +90,12 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
     let mut n_gathers = 0;
     for (id, function) in module.functions.iter() {
         for (n, body) in plan.bodies.iter().enumerate() {
-            if let (true, Some(variants)) = (body.of.callee == id, plan.variants(n)) {
+            if let (true, Some(variants)) = (body.of.callee == id, plan.variants.get(&n)) {
                 n_gathers += body.counts().0;
                 loops.insert(n, body.add(&mut new, function, variants)?);
             }
         }
-        if !plan.is_kept(id) {
+        if plan.unused.contains(&id) {
             continue;
         }
         let function = if plan.is_rewritten(id) {

@@ -7,11 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Op;
-use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, ValueId};
 use ithaca_ir::ops::{Binding, Target};
 
-use crate::fuse::graph::Graph;
+use crate::fuse::graph::{Flow, Graph};
 
 /// A message of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +30,7 @@ impl Gather {
     }
 }
 
-/// A reduction of gradients and what follows from it.
+/// A reduction of gradients and the operations that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     /// Collectives and the nodes between them, ascending.
@@ -66,10 +65,10 @@ impl Parts {
         if function.nodes.iter().any(|node| matches!(node.op, Op::Call { .. })) {
             return Parts::default();
         }
-        let uses = Uses::of(function);
-        let mut gathers = gathers(function, &uses);
+        let flow = Flow::of(function);
+        let mut gathers = gathers(function, &flow);
         gathers.sort_by_key(|gather| (gather.used, gather.node));
-        Parts { gathers, tails: tails(function, &uses) }
+        Parts { gathers, tails: tails(function, &flow) }
     }
 
     /// The nodes of all gathers.
@@ -78,36 +77,7 @@ impl Parts {
     }
 }
 
-/// For each node its consumers, ascending, and whether the function returns one of its results.
-struct Uses {
-    by: Vec<Vec<usize>>,
-    returned: Vec<bool>,
-    /// For each node its producers.
-    of: Vec<Vec<usize>>,
-}
-
-impl Uses {
-    fn of(function: &Function) -> Uses {
-        let n = function.nodes.len();
-        let mut maker = vec![None; function.values.len()];
-        let mut uses = Uses { by: vec![Vec::new(); n], returned: vec![false; n], of: vec![Vec::new(); n] };
-        for (i, node) in function.nodes.iter().enumerate() {
-            for made in node.operands.iter().filter_map(|v| maker[v.index()]) {
-                if !uses.of[i].contains(&made) {
-                    uses.by[made].push(i);
-                    uses.of[i].push(made);
-                }
-            }
-            node.results.iter().for_each(|v| maker[v.index()] = Some(i));
-        }
-        for made in function.outputs.iter().filter_map(|o| maker[o.value.index()]) {
-            uses.returned[made] = true;
-        }
-        uses
-    }
-}
-
-fn gathers(function: &Function, uses: &Uses) -> Vec<Gather> {
+fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
     let nodes = &function.nodes;
     let is_gather = |i: &usize| nodes[*i].op.collective_name() == "all_gather";
     if !(0..nodes.len()).any(|i| is_gather(&i)) {
@@ -130,18 +100,18 @@ fn gathers(function: &Function, uses: &Uses) -> Vec<Gather> {
     for i in (0..nodes.len()).filter(is_gather) {
         let sources: Vec<usize> = graph.ancestors(i).into_iter().collect();
         let sourced = sources.iter().all(|&n| is_source(n) && !is_given(n)) && !is_given(i);
-        if let (true, false, &[used, ..]) = (sourced, uses.returned[i], &uses.by[i][..]) {
+        if let (true, false, Some(used)) = (sourced, flow.is_returned(i), flow.after(i).min()) {
             found.push(Gather { node: i, sources, used });
         }
     }
     // A shard with other consumers stays in place.
     let all: BTreeSet<usize> = found.iter().flat_map(Gather::nodes).collect();
-    let alone = |&s: &usize| !uses.returned[s] && uses.by[s].iter().all(|n| all.contains(n));
+    let alone = |&s: &usize| !flow.is_returned(s) && flow.after(s).all(|n| all.contains(&n));
     found.retain(|gather| gather.sources.iter().all(alone));
     found
 }
 
-fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
+fn tails(function: &Function, flow: &Flow<'_>) -> Vec<Tail> {
     let nodes = &function.nodes;
     let mut assigned: BTreeMap<&str, usize> = BTreeMap::new();
     for node in nodes {
@@ -152,14 +122,14 @@ fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
     // Scan from the end: light nodes that lead to assignments of states only.
     let mut late: BTreeSet<usize> = BTreeSet::new();
     for i in (0..nodes.len()).rev() {
-        let leads = !uses.by[i].is_empty() && uses.by[i].iter().all(|n| late.contains(n));
+        let leads = flow.after(i).next().is_some() && flow.after(i).all(|n| late.contains(&n));
         let op = &nodes[i].op;
         let fits = if let Op::Assign { target: Target::State, binding } = op {
             binding.is_per_layer() && assigned[binding.name.as_str()] == 1
         } else if let Op::State(binding) = op {
             binding.is_per_layer() && leads
         } else {
-            (is_reduction(op) || is_light(op)) && !uses.returned[i] && leads
+            (is_reduction(op) || is_light(op)) && !flow.is_returned(i) && leads
         };
         if fits {
             late.insert(i);
@@ -169,25 +139,12 @@ fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
     let mut tails = Vec::new();
     for &i in &late {
         if is_reduction(&nodes[i].op) && !taken.contains(&i) {
-            let members = connected(uses, &late, i);
+            let members = flow.connected(i, |n| late.contains(&n));
             taken.extend(&members);
             tails.extend(tail(function, &members));
         }
     }
     tails
-}
-
-/// The nodes of `late` connected with node `start` through values.
-fn connected(uses: &Uses, late: &BTreeSet<usize>, start: usize) -> BTreeSet<usize> {
-    let (mut found, mut open) = (BTreeSet::from([start]), vec![start]);
-    while let Some(i) = open.pop() {
-        for &n in uses.by[i].iter().chain(&uses.of[i]) {
-            if late.contains(&n) && found.insert(n) {
-                open.push(n);
-            }
-        }
-    }
-    found
 }
 
 /// The tail of these nodes; `None` if a state is read before the sum.
@@ -206,16 +163,16 @@ fn tail(function: &Function, members: &BTreeSet<usize>) -> Option<Tail> {
     }
     let (reduction, assignment): (Vec<usize>, Vec<usize>) = members.iter().partition(|i| before.contains(i));
     let made = |by: &[usize], v: ValueId| by.iter().any(|&n| nodes[n].results.contains(&v));
-    let distinct = |values: Vec<ValueId>| {
+    // The values that these nodes read and do not make, each once.
+    let read = |by: &[usize]| -> Vec<ValueId> {
         let mut seen = BTreeSet::new();
-        values.into_iter().filter(|v| seen.insert(v.index())).collect::<Vec<_>>()
+        let operands = by.iter().flat_map(|&n| nodes[n].operands.iter().copied());
+        operands.filter(|&v| !made(by, v) && seen.insert(v)).collect()
     };
-    let read = |by: &[usize]| by.iter().flat_map(|&n| nodes[n].operands.iter().copied()).collect::<Vec<_>>();
-    let inputs: Vec<ValueId> = read(&reduction).into_iter().filter(|&v| !made(&reduction, v)).collect();
-    let sums: Vec<ValueId> = read(&assignment).into_iter().filter(|&v| !made(&assignment, v)).collect();
+    let (inputs, sums) = (read(&reduction), read(&assignment));
     // Other operands of the assignment would have to be carried as well.
     let only_sums = sums.iter().all(|&v| made(&reduction, v));
-    only_sums.then(|| Tail { inputs: distinct(inputs), sums: distinct(sums), reduction, assignment })
+    only_sums.then_some(Tail { inputs, sums, reduction, assignment })
 }
 
 fn is_reduction(op: &Op) -> bool {

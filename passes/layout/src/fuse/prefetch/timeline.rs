@@ -35,6 +35,10 @@ pub(super) struct Timeline {
     pub(super) end: f64,
     /// The busy intervals of the communication stream, ascending.
     busy: Vec<(f64, f64)>,
+    /// The kernels with their starts, without gathers and nodes that run elsewhere.
+    kernels: Vec<(usize, f64)>,
+    /// The collectives with their starts, likewise.
+    collectives: Vec<(usize, f64)>,
 }
 
 impl Timeline {
@@ -54,7 +58,7 @@ impl Timeline {
         let mut ready = vec![0.0f64; function.values.len()];
         let (mut start, mut finish) = (vec![0.0; n], vec![0.0; n]);
         let (mut compute, mut communication, mut end) = (0.0f64, lead, 0.0f64);
-        let mut busy = Vec::new();
+        let (mut busy, mut kernels, mut collectives) = (Vec::new(), Vec::new(), Vec::new());
         if lead > 0.0 {
             busy.push((0.0, lead));
         }
@@ -69,59 +73,34 @@ impl Timeline {
                 communication = start[i] + seconds[i];
                 finish[i] = communication;
                 busy.push((start[i], finish[i]));
-            } else if in_tails.contains(&i) {
-                (start[i], finish[i]) = (given.max(compute), given.max(compute) + seconds[i]);
+                collectives.push((i, start[i]));
             } else {
                 start[i] = given.max(compute);
-                compute = start[i] + seconds[i];
-                finish[i] = compute;
-                end = end.max(compute);
+                finish[i] = start[i] + seconds[i];
+                kernels.push((i, start[i]));
+                if !in_tails.contains(&i) {
+                    compute = finish[i];
+                    end = end.max(compute);
+                }
             }
             node.results.iter().for_each(|v| ready[v.index()] = finish[i]);
         }
-        Timeline { start, finish, end, busy }
+        Timeline { start, finish, end, busy, kernels, collectives }
     }
 
     /// The node before which an operation is issued to start at a given time: the kernel that runs then, or an earlier
     /// node: the first collective that starts later.
-    pub(super) fn position(
-        &self,
-        function: &Function,
-        parts: &Parts,
-        left_out: &BTreeSet<usize>,
-        at: f64,
-    ) -> usize {
-        let gathers = parts.of_gathers();
-        let mut kernel = 0;
-        let mut collective = function.nodes.len();
-        for (i, node) in function.nodes.iter().enumerate() {
-            if gathers.contains(&i) || left_out.contains(&i) {
-                continue;
-            }
-            match (node.op.is_communication(), self.start[i]) {
-                (true, start) if start >= at => collective = collective.min(i),
-                (false, start) if start <= at => kernel = i,
-                (true | false, _) => {}
-            }
-        }
-        kernel.min(collective)
+    pub(super) fn position(&self, at: f64) -> usize {
+        let kernel = self.kernels.iter().rev().find(|(_, start)| *start <= at);
+        let collective = self.collectives.iter().find(|(_, start)| *start >= at);
+        let [kernel, collective] = [kernel, collective].map(|found| found.map(|(node, _)| *node));
+        kernel.unwrap_or(0).min(collective.unwrap_or(self.start.len()))
     }
 
     /// The node before which an operation is issued that needs a result of a given time: the first kernel that starts
     /// later.
-    pub(super) fn position_from(
-        &self,
-        function: &Function,
-        parts: &Parts,
-        left_out: &BTreeSet<usize>,
-        at: f64,
-    ) -> usize {
-        let gathers = parts.of_gathers();
-        let kernel = |i: &usize| {
-            let elsewhere = gathers.contains(i) || left_out.contains(i);
-            !elsewhere && !function.nodes[*i].op.is_communication() && self.start[*i] >= at
-        };
-        (0..function.nodes.len()).find(kernel).unwrap_or(function.nodes.len())
+    pub(super) fn position_from(&self, at: f64) -> usize {
+        self.kernels.iter().find(|(_, start)| *start >= at).map_or(self.start.len(), |(node, _)| *node)
     }
 
     /// The start of each gather: as late as possible without delaying a kernel, on an otherwise idle stream, in order
@@ -132,32 +111,35 @@ impl Timeline {
         busy.extend(self.busy.iter().map(|&(a, b)| (a - self.end, b - self.end)));
         // Streams synchronise between layers, so no message spans two of them.
         busy.push((0.0, 0.0));
-        let mut starts = vec![0.0; parts.gathers.len()];
-        let mut before = self.end;
-        for (n, gather) in parts.gathers.iter().enumerate().rev() {
-            let takes = seconds[gather.node];
-            let due = before.min(self.start[gather.used]);
+        self.backwards(parts, seconds, |due, takes| {
             let at = latest(&busy, due, takes).filter(|&at| at >= -self.end)?;
             let image = if at < 0.0 { at + self.end } else { at - self.end };
-            busy.push((at, at + takes));
-            busy.push((image, image + takes));
-            starts[n] = at;
-            before = at;
-        }
-        Some(starts)
+            busy.extend([(at, at + takes), (image, image + takes)]);
+            Some(at)
+        })
     }
 
     /// The start of each gather if the stream lacks idle time: each starts early enough to end when the next one
     /// starts.
     pub(super) fn crowded(&self, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
+        let starts = self.backwards(parts, seconds, |due, takes| Some((due - takes).max(-self.end)));
+        starts.expect("every gather has a start")
+    }
+
+    /// The starts of gathers, from the last one: each by its due time and its duration.
+    fn backwards(
+        &self,
+        parts: &Parts,
+        seconds: &[f64],
+        mut start: impl FnMut(f64, f64) -> Option<f64>,
+    ) -> Option<Vec<f64>> {
         let mut starts = vec![0.0; parts.gathers.len()];
         let mut before = self.end;
         for (n, gather) in parts.gathers.iter().enumerate().rev() {
-            let due = before.min(self.start[gather.used]);
-            starts[n] = (due - seconds[gather.node]).max(-self.end);
-            before = starts[n];
+            before = start(before.min(self.start[gather.used]), seconds[gather.node])?;
+            starts[n] = before;
         }
-        starts
+        Some(starts)
     }
 }
 

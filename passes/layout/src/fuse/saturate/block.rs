@@ -14,6 +14,7 @@ use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
 use super::language::{Graph, Symbol, Symbols, Term, add};
+use crate::rules::used;
 
 /// The e-graph of a function.
 pub(super) struct Block<'f> {
@@ -39,11 +40,7 @@ fn is_pure(op: &Op) -> bool {
 impl<'f> Block<'f> {
     /// The e-graph of `function`; equal operations are merged.
     pub(super) fn of(function: &'f Function, names: Names<'_>) -> Self {
-        let mut used = vec![false; function.values.len()];
-        let uses = function.nodes.iter().flat_map(|n| &n.operands).copied();
-        for v in uses.chain(function.outputs.iter().map(|o| o.value)) {
-            used[v.index()] = true;
-        }
+        let used = used(function);
         let mut graph = Graph::new(Symbols::default());
         let mut classes: Vec<Id> = Vec::with_capacity(function.values.len());
         let leaf = |graph: &mut Graph, v: ValueId| {
@@ -127,7 +124,7 @@ impl<'f> Block<'f> {
             if free {
                 for &v in &node.results {
                     let class = self.class(v);
-                    if chosen.contains_key(&class) && !writer.value(class)? {
+                    if chosen.contains_key(&class) && writer.value(class)?.is_none() {
                         return Ok(None);
                     }
                     writer.name(v);
@@ -137,18 +134,21 @@ impl<'f> Block<'f> {
             if let Op::Assign { target, binding } = &node.op {
                 writer.read_before_written(*target, binding)?;
             }
-            if !writer.keep(node)? {
+            let Some(operands) = writer.values(node.operands.iter().map(|&v| self.class(v)))? else {
                 return Ok(None);
+            };
+            let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
+            let results = writer.b.node(node.op.clone(), &operands, &types)?;
+            for (&old, &new) in node.results.iter().zip(&results) {
+                writer.b.name(new, function.values[old].name.as_deref());
+                writer.values.entry(self.class(old)).or_insert(new);
             }
         }
-        let mut outputs = Vec::with_capacity(function.outputs.len());
-        for o in &function.outputs {
-            let class = self.class(o.value);
-            if !writer.value(class)? {
-                return Ok(None);
-            }
-            outputs.push(Output { name: o.name.clone(), value: writer.values[&class] });
-        }
+        let Some(outputs) = writer.values(function.outputs.iter().map(|o| self.class(o.value)))? else {
+            return Ok(None);
+        };
+        let outputs = function.outputs.iter().zip(outputs);
+        let outputs = outputs.map(|(o, value)| Output { name: o.name.clone(), value });
         Ok(Some(writer.b.finish(outputs)))
     }
 
@@ -168,26 +168,6 @@ struct Writer<'a, 'f> {
 }
 
 impl Writer<'_, '_> {
-    /// Adds a fixed node and its operands; returns whether all operands can be computed.
-    fn keep(&mut self, node: &Node) -> Result<bool, OpError> {
-        let function = self.block.function;
-        let mut operands = Vec::with_capacity(node.operands.len());
-        for &v in &node.operands {
-            let class = self.block.class(v);
-            if !self.value(class)? {
-                return Ok(false);
-            }
-            operands.push(self.values[&class]);
-        }
-        let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-        let results = self.b.node(node.op.clone(), &operands, &types)?;
-        for (&old, &new) in node.results.iter().zip(&results) {
-            self.b.name(new, function.values[old].name.as_deref());
-            self.values.entry(self.block.class(old)).or_insert(new);
-        }
-        Ok(true)
-    }
-
     /// Adds reads of a weight or state before it is assigned, for later uses of the old value.
     fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<(), OpError> {
         let block = self.block;
@@ -206,53 +186,52 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Computes the value of a class; returns whether that is possible.
-    fn value(&mut self, class: Id) -> Result<bool, OpError> {
-        if self.values.contains_key(&class) {
-            return Ok(true);
-        }
-        let Some(term) = self.chosen.get(&class) else { return Ok(false) };
-        let graph = &self.block.graph;
-        match graph.analysis.get(term.symbol) {
-            Symbol::Leaf(..) => Ok(false),
-            Symbol::Result(_) => {
-                Ok(self.node(graph.find(term.operands[0]))? && self.values.contains_key(&class))
-            }
-            Symbol::Apply { .. } => self.node(class),
-        }
+    /// The values of classes; `None` if one cannot be computed.
+    fn values(&mut self, classes: impl Iterator<Item = Id>) -> Result<Option<Vec<ValueId>>, OpError> {
+        classes.map(|class| self.value(class).transpose()).collect::<Option<_>>().transpose()
     }
 
-    /// Adds the operation chosen for `class`, and its operands.
-    fn node(&mut self, class: Id) -> Result<bool, OpError> {
+    /// The value of a class, which is added with its operands if it does not exist; `None` if it cannot be computed.
+    fn value(&mut self, class: Id) -> Result<Option<ValueId>, OpError> {
+        if let (None, Some(term)) = (self.values.get(&class), self.chosen.get(&class)) {
+            let graph = &self.block.graph;
+            match graph.analysis.get(term.symbol) {
+                Symbol::Leaf(..) => {}
+                Symbol::Result(_) => self.node(graph.find(term.operands[0]))?,
+                Symbol::Apply { .. } => self.node(class)?,
+            }
+        }
+        Ok(self.values.get(&class).copied())
+    }
+
+    /// Adds the operation chosen for `class`, if its operands can be computed.
+    fn node(&mut self, class: Id) -> Result<(), OpError> {
         let Some(term) = self.chosen.get(&class).filter(|_| !self.tuples.contains(&class)) else {
-            return Ok(self.tuples.contains(&class));
+            return Ok(());
         };
         let graph = &self.block.graph;
-        let Symbol::Apply { op, types, .. } = graph.analysis.get(term.symbol) else { return Ok(false) };
-        let mut operands = Vec::with_capacity(term.operands.len());
-        for &operand in &term.operands {
-            let operand = graph.find(operand);
-            if !self.value(operand)? {
-                return Ok(false);
-            }
-            operands.push(self.values[&operand]);
-        }
+        let Symbol::Apply { op, types, .. } = graph.analysis.get(term.symbol) else { return Ok(()) };
+        let Some(operands) = self.values(term.operands.iter().map(|&o| graph.find(o)))? else {
+            return Ok(());
+        };
         let results = self.b.node(op.clone(), &operands, types)?;
         if let [only] = results[..] {
             self.values.insert(class, only);
-            return Ok(true);
+            return Ok(());
         }
         self.tuples.insert(class);
-        for (i, &value) in results.iter().enumerate() {
-            let is_result = |t: &Term| matches!(graph.analysis.get(t.symbol), Symbol::Result(n) if *n == i);
-            let of_class = |c: &egg::EClass<Term, Vec<TensorType>>| {
-                c.nodes.iter().any(|t| is_result(t) && graph.find(t.operands[0]) == class)
-            };
-            for result in graph.classes().filter(|c| of_class(c)) {
-                self.values.entry(result.id).or_insert(value);
+        for result in graph.classes() {
+            for term in result
+                .nodes
+                .iter()
+                .filter(|term| term.operands.first().is_some_and(|&o| graph.find(o) == class))
+            {
+                if let Symbol::Result(i) = *graph.analysis.get(term.symbol) {
+                    self.values.entry(result.id).or_insert(results[i]);
+                }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Gives the new value of `old` its name.

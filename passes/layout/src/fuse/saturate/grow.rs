@@ -3,16 +3,15 @@
 //! The loop equals egg's runner without the time limit, which would make plans depend on the machine. Also, matches of
 //! these rules bind attributes, which egg's substitutions cannot hold.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::Id;
 use ithaca_ir::Level;
 use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
-use super::language::{Graph, Term, Types, add, as_class, results};
-use super::matching::{Index, matches};
-use crate::rules::{Place, Replacement, Rule, Site, replacement};
+use super::language::{Graph, Symbol, Term, add, applied, as_class, results};
+use crate::rules::{Place, Replacement, Rule, Site, matches, replacement};
 
 /// The maximum number of matches of one rule in one class.
 const MATCHES: usize = 256;
@@ -47,12 +46,11 @@ pub(super) fn grow(
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
     for _ in 0..limits.iterations {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
-        let index = Index::of(graph);
-        let types = Types(graph);
-        let site = Site { cx, level, values: &types };
+        let index = index(graph);
+        let site = Site { cx, level, program: &*graph };
         for (n, rule) in rules.iter().enumerate() {
-            for &class in index.classes(&rule.left.op) {
-                for bindings in matches(graph, cx.space, rule, class, MATCHES) {
+            for &class in index.get(rule.left.op.as_str()).into_iter().flatten() {
+                for bindings in matches(&*graph, cx.names(), rule, applied(graph, class).collect(), MATCHES) {
                     if !seen.insert((n, class, format!("{bindings:?}"))) {
                         continue;
                     }
@@ -76,6 +74,19 @@ pub(super) fn grow(
         }
     }
     additions
+}
+
+/// The classes of a rebuilt e-graph that contain an operation, by its name, ascending.
+fn index(graph: &Graph) -> BTreeMap<&'static str, BTreeSet<Id>> {
+    let mut index: BTreeMap<&'static str, BTreeSet<Id>> = BTreeMap::new();
+    for class in graph.classes() {
+        for term in &class.nodes {
+            if let Symbol::Apply { op, .. } = graph.analysis.get(term.symbol) {
+                index.entry(op.name()).or_default().insert(class.id);
+            }
+        }
+    }
+    index
 }
 
 /// Adds a replacement and merges its results with those of `class`.

@@ -13,7 +13,7 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::{Op, TensorType, ValueId};
 use smallvec::SmallVec;
 
-use crate::rules::Values;
+use crate::rules::{Maker, Program};
 
 /// The e-graph of a function.
 pub(super) type Graph = EGraph<Term, Symbols>;
@@ -163,7 +163,7 @@ pub(super) fn results(graph: &mut Graph, class: Id) -> Vec<Id> {
 }
 
 /// A class as a value; rules refer to values by id.
-pub(super) fn as_value(class: Id) -> ValueId {
+fn as_value(class: Id) -> ValueId {
     ValueId::new(usize::from(class))
 }
 
@@ -172,11 +172,29 @@ pub(super) fn as_class(value: ValueId) -> Id {
     Id::from(value.index())
 }
 
-/// The types of single-result classes.
-pub(super) struct Types<'g>(pub(super) &'g Graph);
+/// The operations in a class.
+pub(super) fn applied(graph: &Graph, class: Id) -> impl Iterator<Item = Maker<'_>> {
+    graph[class].nodes.iter().filter_map(|term| match graph.analysis.get(term.symbol) {
+        Symbol::Apply { op, attrs, .. } => {
+            let operands = term.operands.iter().map(|&operand| as_value(graph.find(operand))).collect();
+            Some(Maker { op, attrs: Some(attrs), operands })
+        }
+        Symbol::Leaf(_) | Symbol::Result(_) => None,
+    })
+}
 
-impl Values for Types<'_> {
+/// Values are single-result classes.
+impl Program for Graph {
     fn type_of(&self, value: ValueId) -> &TensorType {
-        &self.0[as_class(value)].data[0]
+        &self[as_class(value)].data[0]
+    }
+
+    fn makers(&self, value: ValueId, result: usize) -> Vec<Maker<'_>> {
+        let class = as_class(value);
+        let own = Some(class).filter(|_| result == 0);
+        let is_result =
+            |term: &&Term| matches!(self.analysis.get(term.symbol), Symbol::Result(i) if *i == result);
+        let tuples = self[class].nodes.iter().filter(is_result).map(|term| term.operands[0]);
+        own.into_iter().chain(tuples).flat_map(|class| applied(self, class)).collect()
     }
 }

@@ -22,7 +22,6 @@ mod block;
 mod extract;
 mod grow;
 mod language;
-mod matching;
 mod peak;
 mod price;
 #[cfg(test)]
@@ -34,6 +33,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
+use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -95,70 +95,49 @@ enum Source {
     Added,
 }
 
-/// Options in a pipeline.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+/// The pass.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Options {
+pub struct Saturate {
     #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
     nodes: u64,
     #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
     iterations: u64,
     rules: Source,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { nodes: 4000, iterations: 8, rules: Source::Builtin }
-    }
-}
-
-/// The pass.
-#[derive(Clone, Debug, Default)]
-pub struct Saturate {
-    options: Options,
     /// The rules of the file, once they are given.
+    #[serde(skip)]
     added: Option<CheckedRules>,
 }
 
-impl Saturate {
-    /// The pass with the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option or an illegal value.
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        Ok(Self { options: options::read("saturate", OPTIONS, options)?, added: None })
+impl Default for Saturate {
+    fn default() -> Self {
+        Self { nodes: 4000, iterations: 8, rules: Source::Builtin, added: None }
     }
+}
 
+impl Saturate {
     /// Whether the pass expects a file of rules that is not read yet.
     pub fn awaits_rules(&self) -> bool {
-        self.options.rules == Source::Added && self.added.is_none()
+        self.rules == Source::Added && self.added.is_none()
     }
 
     /// Adds these rules to the built-in ones.
-    pub fn with_rules(mut self, rules: CheckedRules) -> Self {
-        self.options.rules = Source::Added;
-        self.added = Some(rules);
-        self
+    pub fn with_rules(self, rules: CheckedRules) -> Self {
+        Self { rules: Source::Added, added: Some(rules), ..self }
     }
 
     fn limits(&self) -> Limits {
         let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        Limits { nodes: size(self.options.nodes), iterations: size(self.options.iterations) }
+        Limits { nodes: size(self.nodes), iterations: size(self.iterations) }
     }
 
     fn rules(&self) -> Result<Vec<Rule>, Diagnostic> {
-        let mut all = builtin();
-        match (self.options.rules, &self.added) {
-            (Source::Builtin, _) => {}
-            (Source::Added, None) => {
-                let message = "`saturate{rules=added}` takes its rules from a file";
-                return Err(
-                    Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`")
-                );
-            }
-            (Source::Added, Some(added)) => all.extend(added.rules().iter().cloned()),
+        if self.awaits_rules() {
+            let message = "`saturate{rules=added}` takes its rules from a file";
+            return Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"));
         }
-        Ok(all)
+        let added = self.added.iter().flat_map(|added| added.rules().iter().cloned());
+        Ok(builtin().into_iter().chain(added).collect())
     }
 }
 
@@ -168,7 +147,7 @@ impl Pass for Saturate {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        options::write(&self.options)
+        options::write(self)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
@@ -186,8 +165,7 @@ impl Pass for Saturate {
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let cheaper = if communicates(function) {
-                self.cheaper(inference, module.level, function, &rules, &mut prices)
-                    .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?
+                self.cheaper(inference, module.level, function, &rules, &mut prices).map_err(broken)?
             } else {
                 None
             };

@@ -39,21 +39,20 @@ impl<'a> PriceList<'a> {
         })
     }
 
-    /// Seconds of all reshards of a function, one after another.
+    /// Seconds of all reshards and collectives of a function, one after another.
     pub(in crate::fuse) fn of_layouts(&mut self, function: &Function) -> f64 {
-        let layouts =
-            function.nodes.iter().filter(|node| node.op == Op::Reshard || node.op.is_communication());
-        let each = layouts
-            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)));
-        each.sum()
+        self.of_nodes(function, |op| *op == Op::Reshard || op.is_communication())
     }
 
     /// Seconds of all operations of a function, one after another.
     pub(super) fn of_function(&mut self, function: &Function) -> f64 {
-        let each = function
-            .nodes
-            .iter()
-            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)));
-        each.sum()
+        self.of_nodes(function, |_| true)
+    }
+
+    fn of_nodes(&mut self, function: &Function, counts: impl Fn(&Op) -> bool) -> f64 {
+        let nodes = function.nodes.iter().filter(|node| counts(&node.op));
+        nodes
+            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)))
+            .sum()
     }
 }

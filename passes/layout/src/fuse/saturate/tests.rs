@@ -39,9 +39,17 @@ fn options_print_as_they_are_read() {
         pairs.map(|item| item.split_once('=').unwrap()).map(|(k, v)| (k.into(), v.into())).collect()
     };
     for text in ["", "nodes=100", "nodes=100,iterations=2", "rules=added"] {
-        assert_eq!(Saturate::from_pipeline(&options(text)).unwrap().options(), options(text), "{text}");
+        assert_eq!(
+            ithaca_pass::options::read::<Saturate>("saturate", OPTIONS, &options(text)).unwrap().options(),
+            options(text),
+            "{text}"
+        );
     }
     for text in ["nodes=0", "nodes=many", "time=1", "rules=mine"] {
-        assert_eq!(Saturate::from_pipeline(&options(text)).unwrap_err().code, "P02", "{text}");
+        assert_eq!(
+            ithaca_pass::options::read::<Saturate>("saturate", OPTIONS, &options(text)).unwrap_err().code,
+            "P02",
+            "{text}"
+        );
     }
 }
