@@ -165,7 +165,7 @@ pub enum Even {
 /// A block of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block<A = Address, N = Int> {
-    /// The member that it goes to or comes from, by number in the communicator.
+    /// The destination or source member, by number in the communicator.
     pub peer: N,
     /// The first element.
     pub at: A,

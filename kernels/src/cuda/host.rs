@@ -133,8 +133,8 @@ fn text_of(kernels: &BTreeSet<String>) -> String {
          static int call(void (*kernel)(P...), void* const* a, const size_t* sizes, size_t n, unsigned blocks, \
          unsigned threads, unsigned shared) {\n    \
          if (n != sizeof...(P)) return -static_cast<int>(sizeof...(P)) - 1;\n    \
-         const size_t own[] = {sizeof(P)...};\n    \
-         for (size_t i = 0; i < n; ++i)\n        if (own[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
+         const size_t expected[] = {sizeof(P)...};\n    \
+         for (size_t i = 0; i < n; ++i)\n        if (expected[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
          const auto all = [&] { run(kernel, a, std::index_sequence_for<P...>{}); };\n    \
          if (shared == 0) all();\n    else on_host::launch(blocks, threads, shared, all);\n    return 0;\n}\n",
     );

@@ -12,7 +12,7 @@ use ithaca_ir::schedule::{Schedule, Stream, Work};
 use ithaca_ir::verify::verify;
 use ithaca_kernels::RunError;
 use ithaca_kernels::cpu::{self, Fault, FaultKind, LookForNan};
-use ithaca_kernels::cuda::collectives::{Broken, Collectives, Exchange, InProcess, Library, Nccl};
+use ithaca_kernels::cuda::collectives::{CollectiveFailure, Collectives, Exchange, InProcess, Library, Nccl};
 use ithaca_kernels::cuda::{self, CudaError, Device, Host, Options};
 use ithaca_kernels::store::{RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
@@ -134,14 +134,14 @@ struct Failing<'d> {
 }
 
 impl Collectives for Failing<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
         // SAFETY: the caller vouches for the memory.
         unsafe { self.inner.exchange(exchange) }
     }
 
-    fn check(&self) -> Result<(), Broken> {
+    fn check(&self) -> Result<(), CollectiveFailure> {
         match self.looks.get() {
-            0 => Err(Broken {
+            0 => Err(CollectiveFailure {
                 rank: Rank(3),
                 error: CudaError::Failed { call: "NCCL", detail: "the link is down".to_owned() },
             }),

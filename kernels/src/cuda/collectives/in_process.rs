@@ -1,4 +1,4 @@
-//! Collectives between ranks of one device: copies and sums on the ranks' own streams, which wait for each other by
+//! Collectives between ranks of one device: copies and sums on the streams of the ranks, which wait for each other by
 //! events.
 //!
 //! A barrier before and after each collective keeps a rank from overwriting memory that another still reads. An all-reduce

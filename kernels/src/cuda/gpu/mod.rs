@@ -78,7 +78,7 @@ impl Gpu {
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let n = available::gpus()?;
         if ordinal >= n {
-            let why = vec![format!("GPU {ordinal} was asked for, the driver has {n}")];
+            let why = vec![format!("GPU {ordinal} was requested, the driver has {n}")];
             return Err(Unavailable { part: Part::Gpu, why }.into());
         }
         available::cublas_lt()?;

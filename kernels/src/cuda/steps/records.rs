@@ -26,23 +26,23 @@ impl Steps<'_> {
                 Record::Launch(launch) => self.launch(scope, local, queue, launch)?,
                 Record::Product(product) => {
                     let mut failed = None;
-                    let own = &self.locals[local];
+                    let state = &self.locals[local];
                     let product = product.map(
                         |at| self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)),
-                        |n| n.at(&own.at, scope.layer),
+                        |n| n.at(&state.at, scope.layer),
                     );
                     failed.map_or(Ok(()), Err)?;
                     // SAFETY: the matrices are tensors of the schedule, in buffers as large as their types.
-                    unsafe { own.device.multiply(own.stream(queue), &product) }?;
+                    unsafe { state.device.multiply(state.stream(queue), &product) }?;
                 }
                 Record::Copy { from, to, bytes } => {
-                    let own = &self.locals[local];
-                    let bytes = bytes.count_at(&own.at, scope.layer);
+                    let state = &self.locals[local];
+                    let bytes = bytes.count_at(&state.at, scope.layer);
                     let from = self.address(scope, local, from)?;
                     let to = self.address(scope, local, to)?;
                     if bytes > 0 && from != to {
                         // SAFETY: as for a launch.
-                        unsafe { own.device.copy(own.stream(queue), from, to, bytes) }?;
+                        unsafe { state.device.copy(state.stream(queue), from, to, bytes) }?;
                     }
                 }
             }
@@ -51,12 +51,12 @@ impl Steps<'_> {
     }
 
     fn launch(&self, scope: &Scope, local: usize, queue: Queue, launch: &Launch) -> Result<(), RunError> {
-        let own = &self.locals[local];
+        let state = &self.locals[local];
         let mut failed = None;
         let mut arguments = Arguments::default();
         for arg in &launch.args {
             arguments.push(&arg.bytes(|word| match word {
-                Word::Int(n) => n.at(&own.at, scope.layer).cast_unsigned(),
+                Word::Int(n) => n.at(&state.at, scope.layer).cast_unsigned(),
                 Word::Real(x) => x.to_bits(),
                 Word::Address(at) => {
                     self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)).number()
@@ -64,10 +64,10 @@ impl Steps<'_> {
             }));
         }
         failed.map_or(Ok(()), Err)?;
-        let grid = launch.grid.map(|n| n.count_at(&own.at, scope.layer));
+        let grid = launch.grid.map(|n| n.count_at(&state.at, scope.layer));
         // SAFETY: the arguments match the kernel's parameters. The addresses are buffers with the size of their tensors, and
         // events order other accesses. The compilation of the kernel asserts threads and shared memory.
-        Ok(unsafe { own.device.launch(own.stream(queue), &launch.kernel, grid, arguments) }?)
+        Ok(unsafe { state.device.launch(state.stream(queue), &launch.kernel, grid, arguments) }?)
     }
 
     fn end_of(
@@ -77,15 +77,15 @@ impl Steps<'_> {
         queue: Queue,
         transfer: &Transfer,
     ) -> Result<End, RunError> {
-        let own = &self.locals[local];
+        let state = &self.locals[local];
         let mut failed = None;
         let collective = transfer.collective.map(
             |at| self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)),
-            |n| n.count_at(&own.at, scope.layer),
+            |n| n.count_at(&state.at, scope.layer),
         );
-        let members = End::members(&self.program.mesh, transfer, own.rank);
+        let members = End::members(&self.program.mesh, transfer, state.rank);
         match failed {
-            None => Ok(End { rank: own.rank, stream: own.stream(queue), members, collective }),
+            None => Ok(End { rank: state.rank, stream: state.stream(queue), members, collective }),
             Some(error) => Err(error),
         }
     }
@@ -97,23 +97,23 @@ impl Steps<'_> {
         local: usize,
         address: &ithaca_device::Address,
     ) -> Result<Address, RunError> {
-        let own = &self.locals[local];
+        let state = &self.locals[local];
         let start = match address.region {
             Region::Null => return Ok(Address::NONE),
-            Region::Frame => Some(own.memory.offset(scope.base)),
+            Region::Frame => Some(state.memory.offset(scope.base)),
             Region::Argument(i) => scope.arguments[local].get(i).copied(),
             Region::Result(i) => scope.results[local].get(i).copied(),
-            Region::Table(table) => Some(own.tables.at(table)),
-            Region::Finding => Some(own.word()?),
+            Region::Table(table) => Some(state.tables.at(table)),
+            Region::Finding => Some(state.word()?),
             Region::Source(source) => {
                 let buffer = self.program.frames[scope.frame].sources.get(&source);
                 let number = buffer.and_then(|&b| self.plan.find((scope.frame, b, scope.layer, scope.at)));
-                number.and_then(|number| own.sources[number])
+                number.and_then(|number| state.sources[number])
             }
         };
         let missing = || RunError::invalid(format!("{:?} has no address", address.region));
         let start = start.ok_or_else(missing)?;
-        Ok(start.offset(address.offset.at(&own.at, scope.layer).cast_unsigned()))
+        Ok(start.offset(address.offset.at(&state.at, scope.layer).cast_unsigned()))
     }
 }
 
