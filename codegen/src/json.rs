@@ -158,10 +158,11 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> Value {
             (None, None, None)
         }
     };
+    let work = if matches!(task.work, Work::Compute(_)) { "compute" } else { task.work.name() };
     let waits: Vec<usize> = task.waits.iter().map(|event| event.index()).collect();
     object([
         ("stream", Some(json!(task.stream.name()))),
-        ("work", Some(json!(word(&task.work)))),
+        ("work", Some(json!(work))),
         ("op", op.map(|op| json!(op.name()))),
         ("attributes", attributes.filter(|all| !all.is_empty()).map(|all| json!(all))),
         ("axis", transfer.and_then(|x| traffic::axis(space, x.parcels())).map(Value::from)),
@@ -182,17 +183,6 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> Value {
         ("waits", (!waits.is_empty()).then(|| json!(waits))),
         ("records", task.records.map(|event| json!(event.index()))),
     ])
-}
-
-fn word(work: &Work) -> &'static str {
-    match work {
-        Work::Compute(_) => "compute",
-        Work::Pack(_) => "pack",
-        Work::Exchange(_) => "exchange",
-        Work::Unpack(_) => "unpack",
-        Work::Copy => "copy",
-        Work::Call { .. } => "call",
-    }
 }
 
 fn show(space: &Space, ty: &TensorType) -> Value {

@@ -108,20 +108,7 @@ impl Module {
 
     /// How often each function runs in one run of `main`, indexed by function; layers count.
     pub fn run_counts(&self) -> Vec<u64> {
-        let mut counts = vec![0; self.functions.len()];
-        for (id, function) in self.functions.iter().rev() {
-            use crate::entity::Entity;
-            if Some(id) == self.main() {
-                counts[id.index()] = 1;
-            }
-            let runs: u64 = counts[id.index()];
-            for node in &function.nodes {
-                if let Op::Call { callee, layers, stride: _, scan: _, stage: _ } = &node.op {
-                    counts[callee.index()] += runs.saturating_mul(layers.end - layers.start);
-                }
-            }
-        }
-        counts
+        self.runs_by_place().iter().map(|runs| runs.values().sum()).collect()
     }
 }
 

@@ -116,13 +116,12 @@ fn summary(rank: Rank, streams: [Vec<&Span>; 2]) -> Summary {
 /// The label of a task in a timeline, and its kind.
 pub fn title(frame: &Frame, task: usize) -> (String, &'static str) {
     let task = &frame.tasks[task];
+    let name = task.work.name();
     let (what, kind) = match &task.work {
-        Work::Compute(op) => (op.name(), "compute"),
-        Work::Pack(t) => (t.first().op.name(), "pack"),
+        Work::Compute(_) => (name, "compute"),
         Work::Exchange(t) => (t.first().op.name(), t.first().op.name()),
-        Work::Unpack(t) => (t.first().op.name(), "unpack"),
-        Work::Copy => ("copy", "copy"),
-        Work::Call { .. } => ("call", "call"),
+        Work::Pack(t) | Work::Unpack(t) => (t.first().op.name(), name),
+        Work::Copy | Work::Call { .. } => (name, name),
     };
     let written = task.writes.first().and_then(|&b| frame.buffers.get(b));
     match written {

@@ -1,8 +1,8 @@
 //! A self-contained C++17, CUDA and NCCL program from a schedule.
 //!
 //! The generated part, `main.cu`, is the schedule's device program as C++: each launch, product and transfer with its arguments.
-//! The rest of an artifact (`runtime/*.hpp`, `kernels/*.cuh`) is the same for every schedule: it starts the program, loads and
-//! writes tensors, waits, and compares.
+//! `kernels/*.cuh` are the device code that it includes. `runtime/*.hpp` is the same for every schedule: it starts the program,
+//! loads and writes tensors, waits, and compares.
 
 mod context;
 mod frame;
@@ -59,15 +59,19 @@ pub fn emit(schedule: Verified<'_>, reference: Option<Verified<'_>>) -> Result<V
         kernels.extend(program.kernels());
     }
     let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
+    let launched = headers(&kernels);
+    let includes: String = launched.iter().map(|name| format!("#include \"kernels/{name}\"\n")).collect();
     let main = format!(
-        "{}{}\n{namespaces}int main(int argc, char** argv) {{ return ithaca::drive(argc, argv, ranks::program(), {whole}); }}\n",
+        "{}{includes}#include \"runtime/driver.hpp\"\n\n{namespaces}int main(int argc, char** argv) {{ \
+         return ithaca::drive(argc, argv, ranks::program(), {whole}); }}\n",
         header(schedule),
-        includes(&kernels),
     );
 
     let mut files = vec![File { path: "main.cu".into(), contents: main }];
     let file = |path: String, contents: &str| File { path, contents: contents.to_owned() };
-    files.extend(SOURCES.iter().map(|(name, text)| file(format!("kernels/{name}"), text)));
+    let used = with_included(launched.iter().copied().chain([OF_THE_RUNTIME]).collect());
+    let used = SOURCES.iter().filter(|(name, _)| used.contains(name));
+    files.extend(used.map(|(name, text)| file(format!("kernels/{name}"), text)));
     files.extend(RUNTIME.iter().map(|(name, text)| file(format!("runtime/{name}"), text)));
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")
@@ -105,16 +109,31 @@ fn follows_stream(attention: &Attention) -> bool {
     attention.dropout.as_ref().is_some_and(|dropout| dropout.keyed == Keyed::Stream)
 }
 
-/// The headers of the runtime and of these kernels.
-fn includes(kernels: &BTreeSet<String>) -> String {
+/// The header of kernels that the runtime includes.
+const OF_THE_RUNTIME: &str = "numeric.cuh";
+
+/// The headers that declare these kernels.
+fn headers(kernels: &BTreeSet<String>) -> Vec<&'static str> {
     let names: BTreeSet<&str> = kernels.iter().filter_map(|kernel| kernel.split('<').next()).collect();
     let declares = |text: &str| {
         let mut declared = text.split("__global__ void ").skip(1);
         declared.any(|text| text.split('(').next().is_some_and(|name| names.contains(name)))
     };
-    let headers = SOURCES.iter().filter(|(_, text)| declares(text));
-    let lines: String = headers.map(|(name, _)| format!("#include \"kernels/{name}\"\n")).collect();
-    format!("{lines}#include \"runtime/driver.hpp\"\n")
+    SOURCES.iter().filter(|(_, text)| declares(text)).map(|(name, _)| *name).collect()
+}
+
+/// Headers with all that they include, directly or not.
+fn with_included(mut open: Vec<&'static str>) -> BTreeSet<&'static str> {
+    let mut all = BTreeSet::new();
+    while let Some(header) = open.pop() {
+        if all.insert(header) {
+            let text = SOURCES.iter().find(|(name, _)| *name == header).map_or("", |(_, text)| text);
+            let included =
+                text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+            open.extend(included);
+        }
+    }
+    all
 }
 
 fn header(schedule: &Schedule) -> String {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ithaca_ir::units::bytes;
 use ithaca_ir::{AxisId, Mesh, Module, Rank};
 
 use super::load::Load;
@@ -115,13 +116,11 @@ impl Lines {
         let alike = |a: &(Phase, Step), b: &(Phase, Step)| a.0 == b.0 && is_mixed(&a.1) == is_mixed(&b.1);
         for run in steps.chunk_by(alike) {
             let (phase, first) = &run[0];
-            match inside == Some(*phase) || is_mixed(first) {
-                true => run.iter().for_each(|(phase, step)| self.step(*phase, step)),
-                false => {
-                    self.section(*phase, |lines| {
-                        run.iter().for_each(|(phase, step)| lines.step(*phase, step));
-                    });
-                }
+            let body = |lines: &mut Self| run.iter().for_each(|(phase, step)| lines.step(*phase, step));
+            if inside == Some(*phase) || is_mixed(first) {
+                body(self);
+            } else {
+                self.section(*phase, body);
             }
         }
     }
@@ -200,15 +199,6 @@ fn colour(phase: Phase) -> &'static str {
         Phase::Forward => "rgb(226, 240, 255)",
         Phase::Backward => "rgb(255, 236, 217)",
         Phase::Update => "rgb(228, 246, 228)",
-    }
-}
-
-/// `1.50 MiB`; whole bytes below one KiB.
-fn bytes(n: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match UNITS.iter().find(|(size, _)| n >= *size) {
-        Some(&(size, unit)) => format!("{:.2} {unit}", n as f64 / size as f64),
-        None => format!("{n} B"),
     }
 }
 

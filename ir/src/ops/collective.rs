@@ -56,15 +56,13 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
             axes.pop();
             Ok(())
         } else {
-            Err(OpError::new(
-                "V16",
-                format!(
-                    "`{}`: axis `{}` is not the innermost that splits `{}`",
-                    op.name(),
-                    axis_name(axis),
-                    space.dims[dim].name
-                ),
-            ))
+            let message = format!(
+                "`{}`: axis `{}` is not the innermost that splits `{}`",
+                op.name(),
+                axis_name(axis),
+                space.dims[dim].name
+            );
+            Err(OpError::new("V16", message))
         }
     };
     let reduce = |ty: &mut TensorType, axis: AxisId| {
@@ -72,10 +70,8 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
             ty.layout.partial.retain(|a| *a != axis);
             Ok(())
         } else {
-            Err(OpError::new(
-                "V16",
-                format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis)),
-            ))
+            let message = format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis));
+            Err(OpError::new("V16", message))
         }
     };
     match *op {
@@ -119,14 +115,12 @@ fn rename(op: &Op, space: &Space, ty: &mut TensorType, from: DimId, to: DimId) -
     let i = ty.position(from).expect("its axes were found");
     ty.dims[i] = to;
     if axes.is_empty() || !space.can_split(to, &axes) {
-        Err(OpError::new(
-            "V16",
-            format!(
-                "`{}`: the axes that split `{}` are not as many ranks as fetch",
-                op.name(),
-                space.dims[from].name
-            ),
-        ))
+        let message = format!(
+            "`{}`: the axes that split `{}` are not as many ranks as fetch",
+            op.name(),
+            space.dims[from].name
+        );
+        Err(OpError::new("V16", message))
     } else {
         Ok(())
     }
@@ -230,10 +224,9 @@ fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Ty
     };
     let fits = ty.layout.at.is_none_or(|to| to.axis == from.axis && to.coordinate < space.mesh.size(to.axis));
     if !fits || x.located(None) != ty.located(None) {
-        return Err(OpError::new(
-            "V16",
-            "`permute` sends what some ranks hold along the axis that tells them apart, and changes no more",
-        ));
+        let message =
+            "`permute` sends what some ranks hold along the axis that tells them apart, and changes no more";
+        return Err(OpError::new("V16", message));
     }
     Ok(smallvec![ty.clone()])
 }

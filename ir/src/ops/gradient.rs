@@ -51,13 +51,11 @@ impl Gradient {
                 loss::check(name, space, *over, logits, labels)?;
                 for rows in [lse, d_nll] {
                     if rows.dims != labels.dims || rows.dtype != sums_in(logits.dtype) {
-                        return Err(OpError::new(
-                            "V05",
-                            format!(
-                                "`{name}` takes lse and the gradient of each token, summed in {}",
-                                sums_in(logits.dtype)
-                            ),
-                        ));
+                        let message = format!(
+                            "`{name}` takes lse and the gradient of each token, summed in {}",
+                            sums_in(logits.dtype)
+                        );
+                        return Err(OpError::new("V05", message));
                     }
                 }
                 Ok(smallvec![unplaced(logits)])

@@ -25,10 +25,8 @@ pub(super) fn infer_einsum(
     }
     ensure!(ty.dtype == x.dtype, "V04", "`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype);
     if let Some(&d) = ty.dims.iter().find(|&&d| !x.has(d) && !y.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("`einsum` has no operand with dimension `{}`", space.dims[d].name),
-        ));
+        let message = format!("`einsum` has no operand with dimension `{}`", space.dims[d].name);
+        return Err(OpError::new("V05", message));
     }
     Ok(unplaced(ty))
 }
@@ -113,10 +111,8 @@ pub(super) fn infer_embed(
     );
     ensure!(ids.dtype == DType::I32, "V04", "`embed` is indexed by i32, not {}", ids.dtype);
     if let Some(&d) = ids.dims.iter().find(|&&d| table.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("`embed` has dimension `{}` on both sides", space.dims[d].name),
-        ));
+        let message = format!("`embed` has dimension `{}` on both sides", space.dims[d].name);
+        return Err(OpError::new("V05", message));
     }
     Ok(TensorType::new(table.dtype, ids.dims.iter().chain(&table.dims[1..]).copied()))
 }

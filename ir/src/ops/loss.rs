@@ -84,10 +84,8 @@ pub(super) fn adjoint_cross_entropy(
     gradients: &[Option<ValueId>],
 ) -> Result<Gradients, OpError> {
     let (Some(d_nll), None) = (gradients[0], gradients[1]) else {
-        return Err(OpError::new(
-            "V32",
-            "a gradient reaches the lse of `cross_entropy`, which is not differentiated",
-        ));
+        let message = "a gradient reaches the lse of `cross_entropy`, which is not differentiated";
+        return Err(OpError::new("V32", message));
     };
     let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
     let d_logits = b.push(gradient, &[operands[0], operands[1], results[1], d_nll])?;

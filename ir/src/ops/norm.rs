@@ -25,13 +25,11 @@ pub(super) fn infer(
     for weight in &operands[1..] {
         ensure!(weight.dtype == x.dtype, "V04", "`{name}` of {} by {}", x.dtype, weight.dtype);
         if !weight.has(over) || weight.dims.iter().any(|&d| !x.has(d)) {
-            return Err(OpError::new(
-                "V05",
-                format!(
-                    "weights of `{name}` have dimension `{}` and no other than those of x",
-                    space.dims[over].name
-                ),
-            ));
+            let message = format!(
+                "weights of `{name}` have dimension `{}` and no other than those of x",
+                space.dims[over].name
+            );
+            return Err(OpError::new("V05", message));
         }
     }
     Ok(unplaced(x))
@@ -47,13 +45,11 @@ pub(super) fn infer_scale(
     need_float("rms_scale", x.dtype)?;
     let sum = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     if weight.dtype != x.dtype || squares.dtype != sum {
-        return Err(OpError::new(
-            "V04",
-            format!(
-                "`rms_scale` of {} by {} and squares of {}, which must be of {sum}",
-                x.dtype, weight.dtype, squares.dtype
-            ),
-        ));
+        let message = format!(
+            "`rms_scale` of {} by {} and squares of {}, which must be of {sum}",
+            x.dtype, weight.dtype, squares.dtype
+        );
+        return Err(OpError::new("V04", message));
     }
     let name = |d: DimId| space.dims[d].name.as_str();
     let twice = |i: usize| over[..i].contains(&over[i]);
@@ -61,22 +57,17 @@ pub(super) fn infer_scale(
         return Err(OpError::new("V05", "`rms_scale` is over one dimension or more, each named once"));
     }
     if let Some(&d) = over.iter().find(|&&d| !x.has(d) || squares.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("`rms_scale` is over `{}`, which x must have and the squares must not", name(d)),
-        ));
+        let message =
+            format!("`rms_scale` is over `{}`, which x must have and the squares must not", name(d));
+        return Err(OpError::new("V05", message));
     }
     if let Some(&d) = x.dims.iter().find(|&&d| !over.contains(&d) && !squares.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("the squares of `rms_scale` lack dimension `{}` of x", name(d)),
-        ));
+        let message = format!("the squares of `rms_scale` lack dimension `{}` of x", name(d));
+        return Err(OpError::new("V05", message));
     }
     if let Some(&d) = squares.dims.iter().chain(&weight.dims).find(|&&d| !x.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("an operand of `rms_scale` has dimension `{}`, which x lacks", name(d)),
-        ));
+        let message = format!("an operand of `rms_scale` has dimension `{}`, which x lacks", name(d));
+        return Err(OpError::new("V05", message));
     }
     Ok(unplaced(x))
 }

@@ -53,10 +53,8 @@ fn infer_take(space: &Space, to: DimId, x: &TensorType) -> Result<TensorType, Op
     };
     if !x.has(part.of) || x.has(to) {
         let of = &space.dims[part.of].name;
-        return Err(OpError::new(
-            "V05",
-            format!("`take` of part `{name}` needs `{of}` in x, and no `{name}`"),
-        ));
+        let message = format!("`take` of part `{name}` needs `{of}` in x, and no `{name}`");
+        return Err(OpError::new("V05", message));
     }
     let dims = x.dims.iter().map(|&d| if d == part.of { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))

@@ -59,10 +59,8 @@ pub(super) fn infer_sum(
         target.name
     );
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        return Err(OpError::new(
-            "V11",
-            "`sum_copies` takes parts that are at home and no sum still to be taken",
-        ));
+        let message = "`sum_copies` takes parts that are at home and no sum still to be taken";
+        return Err(OpError::new("V11", message));
     }
     let mut ty = x.clone();
     ty.dims[i] = to;

@@ -87,19 +87,15 @@ pub(super) fn infer(rotary: &Rotary, space: &Space, operands: &[&TensorType]) ->
     ensure!(positions.dtype == DType::I32, "V04", "`rotary` takes i32 positions, not {}", positions.dtype);
     let over = &space.dims[rotary.over];
     if !x.has(rotary.over) || positions.dims.iter().any(|&d| !x.has(d) || d == rotary.over) {
-        return Err(OpError::new(
-            "V05",
-            format!("`rotary` needs `{}` in x, and positions over dimensions of x", over.name),
-        ));
+        let message = format!("`rotary` needs `{}` in x, and positions over dimensions of x", over.name);
+        return Err(OpError::new("V05", message));
     }
     if rotary.width == 0 || !rotary.width.is_multiple_of(2) || rotary.width > over.size {
-        return Err(OpError::new(
-            "V05",
-            format!(
-                "`rotary` rotates {} of the {} elements of `{}`; it must be even",
-                rotary.width, over.size, over.name
-            ),
-        ));
+        let message = format!(
+            "`rotary` rotates {} of the {} elements of `{}`; it must be even",
+            rotary.width, over.size, over.name
+        );
+        return Err(OpError::new("V05", message));
     }
     Ok(unplaced(x))
 }

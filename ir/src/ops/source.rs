@@ -97,10 +97,8 @@ pub(super) fn infer(
     ensure!(!name.is_empty(), "V17", "`{}` has an empty name", op.name());
     let labels = matches!(op, Op::Input(_)) && ty.dtype == DType::I32 && !ty.dims.is_empty();
     if (*ahead != 0 || *fill != 0) && !labels {
-        return Err(OpError::new(
-            "V17",
-            format!("`{name}`: only integers of an `input` are read ahead or filled up"),
-        ));
+        let message = format!("`{name}`: only integers of an `input` are read ahead or filled up");
+        return Err(OpError::new("V17", message));
     }
     let elements = product(stored.iter().copied());
     if !view.is_empty()
@@ -114,10 +112,8 @@ pub(super) fn infer(
             && window.iter().zip(seen).all(|(w, &n)| w.start < w.end && w.end <= n);
         if !fits {
             let shape = if view.is_empty() { "stored shape" } else { "view" };
-            return Err(OpError::new(
-                "V17",
-                format!("window {window:?} does not lie in the {shape} {seen:?}"),
-            ));
+            let message = format!("window {window:?} does not lie in the {shape} {seen:?}");
+            return Err(OpError::new("V17", message));
         }
     }
     if !stored.is_empty() {
@@ -126,10 +122,9 @@ pub(super) fn infer(
         let wanted = product(ty.dims.iter().map(|&d| stored_size(space, d)));
         if taken != wanted || taken.is_none() {
             let show = |n: Option<u64>| n.map_or("too many".to_owned(), |n| n.to_string());
-            return Err(OpError::new(
-                "V17",
-                format!("`{name}` has {} stored elements, but its type has {}", show(taken), show(wanted)),
-            ));
+            let message =
+                format!("`{name}` has {} stored elements, but its type has {}", show(taken), show(wanted));
+            return Err(OpError::new("V17", message));
         }
     }
     Ok(smallvec![ty.clone()])

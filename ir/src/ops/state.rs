@@ -76,10 +76,9 @@ pub(super) fn infer_assign(
 ) -> Result<Types, OpError> {
     need_float("assign", x.dtype)?;
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        return Err(OpError::new(
-            "V11",
-            format!("`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name),
-        ));
+        let message =
+            format!("`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name);
+        return Err(OpError::new("V11", message));
     }
     let op = Op::Assign { target, binding: binding.clone() };
     source::infer(&op, binding, space, std::slice::from_ref(x))?;

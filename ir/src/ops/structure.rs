@@ -63,10 +63,9 @@ pub(super) fn infer_call(
     };
     let name = &function.name;
     if layers.start >= layers.end || layers.end > MAX_LAYERS {
-        return Err(OpError::new(
-            "V18",
-            format!("a call runs over layers {}..{}; it needs 1 to {MAX_LAYERS}", layers.start, layers.end),
-        ));
+        let message =
+            format!("a call runs over layers {}..{}; it needs 1 to {MAX_LAYERS}", layers.start, layers.end);
+        return Err(OpError::new("V18", message));
     }
     ensure!(
         operands.len() == function.params.len(),
@@ -100,16 +99,14 @@ pub(super) fn infer_call(
     if let Some(scan) = scan {
         let n_layers = layers.end - layers.start;
         if cx.space.size(scan.over) != n_layers || scan.carried > results.len() {
-            return Err(OpError::new(
-                "V18",
-                format!(
-                    "a call of `@{name}` over {n_layers} layers hands on {} of {} results and stacks the others along `{}` of {}",
-                    scan.carried,
-                    results.len(),
-                    cx.space.dims[scan.over].name,
-                    cx.space.size(scan.over)
-                ),
-            ));
+            let message = format!(
+                "a call of `@{name}` over {n_layers} layers hands on {} of {} results and stacks the others along `{}` of {}",
+                scan.carried,
+                results.len(),
+                cx.space.dims[scan.over].name,
+                cx.space.size(scan.over)
+            );
+            return Err(OpError::new("V18", message));
         }
         for result in &mut results[scan.carried..] {
             *result = stacked(result, scan.over);
@@ -119,12 +116,10 @@ pub(super) fn infer_call(
     if layers.end - layers.start > 1 {
         let carried = results[..n_carried].iter().enumerate().find(|&(i, ty)| operands.get(i) != Some(&ty));
         if let Some((i, _)) = carried {
-            return Err(OpError::new(
-                "V14",
-                format!(
-                    "result {i} of `@{name}` must have the type of argument {i} to run over several layers"
-                ),
-            ));
+            let message = format!(
+                "result {i} of `@{name}` must have the type of argument {i} to run over several layers"
+            );
+            return Err(OpError::new("V14", message));
         }
     }
     results.iter_mut().for_each(|ty| ty.layout.at = at);
@@ -142,10 +137,8 @@ pub(super) fn infer_reshard(
     }
     if let Some(&axis) = ty.layout.partial.iter().find(|a| !x.layout.partial.contains(a)) {
         let name = &space.mesh.axes[axis].name;
-        return Err(OpError::new(
-            "V16",
-            format!("`reshard` cannot leave a sum over `{name}` that x has not pending"),
-        ));
+        let message = format!("`reshard` cannot leave a sum over `{name}` that x has not pending");
+        return Err(OpError::new("V16", message));
     }
     Ok(smallvec![ty.clone()])
 }

@@ -32,7 +32,7 @@ use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
 use crate::ops::table::op::Op;
-use crate::ops::table::source::Binding;
+use crate::ops::table::source::{Binding, Target};
 use crate::ops::table::structure::{Scan, Stage};
 use crate::phase::Phase;
 use crate::space::Space;
@@ -78,12 +78,7 @@ pub fn communicating(frames: &Arena<FrameId, Frame>) -> Vec<bool> {
 
 /// Whether a frame communicates, given whether those that it calls do.
 fn communicates_by(frame: &Frame, called: impl Fn(FrameId) -> bool) -> bool {
-    frame.tasks.iter().any(|task| match task.work {
-        Work::Call { callee, .. } => called(callee),
-        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
-            task.stream == Stream::Comm
-        }
-    })
+    frame.tasks.iter().any(|task| task.work.callee().map_or(task.stream == Stream::Comm, &called))
 }
 
 /// The program that every rank executes.
@@ -210,17 +205,12 @@ impl Frame {
         }
     }
 
-    /// What is exchanged from or to a wire, and on which side of the exchange it is: of the first one that has it.
+    /// The first exchange from or to a wire, and the side of the exchange that the wire is.
     pub fn carried(&self, wire: BufferId) -> Option<(&Transfer, Side)> {
-        self.tasks.iter().find_map(|task| match &task.work {
-            Work::Exchange(transfer) if task.reads.contains(&wire) => Some((transfer, Side::Sent)),
-            Work::Exchange(transfer) if task.writes.contains(&wire) => Some((transfer, Side::Received)),
-            Work::Compute(_)
-            | Work::Pack(_)
-            | Work::Exchange(_)
-            | Work::Unpack(_)
-            | Work::Copy
-            | Work::Call { .. } => None,
+        self.tasks.iter().find_map(|task| {
+            let transfer = task.work.exchange()?;
+            let side = if task.reads.contains(&wire) { Side::Sent } else { Side::Received };
+            (side == Side::Sent || task.writes.contains(&wire)).then_some((transfer, side))
         })
     }
 
@@ -236,15 +226,7 @@ impl Frame {
     pub fn holder(&self, buffer: BufferId) -> BufferId {
         match self.buffers.get(buffer).map(|b| &b.place) {
             Some(Place::Wire { wire, .. }) => *wire,
-            Some(
-                Place::Frame(_)
-                | Place::Argument(_)
-                | Place::Result(_)
-                | Place::Weight(_)
-                | Place::Input(_)
-                | Place::State(_),
-            )
-            | None => buffer,
+            Some(_) | None => buffer,
         }
     }
 
@@ -366,6 +348,21 @@ pub enum Place {
     State(Binding),
 }
 
+impl Place {
+    /// The weight or the state that is there.
+    pub(crate) fn home(&self) -> Option<(Target, &Binding)> {
+        match self {
+            Place::Weight(binding) => Some((Target::Param, binding)),
+            Place::State(binding) => Some((Target::State, binding)),
+            Place::Frame(_)
+            | Place::Wire { .. }
+            | Place::Argument(_)
+            | Place::Result(_)
+            | Place::Input(_) => None,
+        }
+    }
+}
+
 /// A queue of tasks that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stream {
@@ -442,6 +439,36 @@ pub enum Work {
         /// Where the callee's frame starts, bytes from the start of this one.
         base: u64,
     },
+}
+
+impl Work {
+    /// The word of the text form; of a computation its operation's.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::Compute(op) => op.name(),
+            Work::Pack(_) => "pack",
+            Work::Exchange(_) => "exchange",
+            Work::Unpack(_) => "unpack",
+            Work::Copy => "copy",
+            Work::Call { .. } => "call",
+        }
+    }
+
+    /// The frame that it calls.
+    pub fn callee(&self) -> Option<FrameId> {
+        match self {
+            Work::Call { callee, .. } => Some(*callee),
+            Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
+        }
+    }
+
+    /// The collective that it carries out.
+    pub fn exchange(&self) -> Option<&Transfer> {
+        match self {
+            Work::Exchange(transfer) => Some(transfer),
+            Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy | Work::Call { .. } => None,
+        }
+    }
 }
 
 /// A collective: the tensors that it carries, at least one; several where they were coalesced.

@@ -4,6 +4,8 @@
 
 use std::fmt::Write as _;
 
+use ithaca_ir::ops::{Binary, Unary};
+
 use crate::argument::{ArgType, Argument, Pointer, Scalar, StructType, Word};
 
 /// The most dimensions of a tensor that a kernel takes.
@@ -263,7 +265,7 @@ pub const MEMBERS: ArgType = ArgType::Struct(&StructType {
     ],
 });
 
-/// Assertions in C++ that the kernels' structs and numbers are as large as declared here.
+/// Assertions in C++ that the kernels' structs and numbers are as large as declared here, and functions numbered alike.
 pub fn layout_checks() -> String {
     let mut text = String::new();
     let mut check = |name: &str, bytes: usize| {
@@ -285,5 +287,10 @@ pub fn layout_checks() -> String {
         ("const void*", Scalar::Pointer),
     ];
     scalars.iter().for_each(|(name, scalar)| check(name, scalar.bytes()));
+    // Launches pass functions by number.
+    let functions = Unary::ALL.map(|f| (format!("Unary::{f:?}"), f as i32)).into_iter();
+    for (function, number) in functions.chain(Binary::ALL.map(|f| (format!("Binary::{f:?}"), f as i32))) {
+        let _ = writeln!(text, "static_assert(int(ithaca::kernel::{function}) == {number}, \"{function}\");");
+    }
     text
 }

@@ -83,12 +83,10 @@ fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
     match workload.mode {
         Mode::Prefill | Mode::Train => {}
         Mode::Decode => {
-            return Err(Diagnostic::new(
-                "M09",
-                format!("mode {} is not supported yet", workload.mode.name()),
-            )
-            .help("import the model for prefill")
-            .repairs(["--mode prefill".to_owned()]));
+            let message = format!("mode {} is not supported yet", workload.mode.name());
+            return Err(Diagnostic::new("M09", message)
+                .help("import the model for prefill")
+                .repairs(["--mode prefill".to_owned()]));
         }
     }
     // Positions are 32-bit integers.

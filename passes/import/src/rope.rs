@@ -84,11 +84,8 @@ impl<'a> Rope<'a> {
         let (new, old) = (fields.object("rope_parameters")?, fields.object("rope_scaling")?);
         let (key, parameters) = match (new, old) {
             (Some(new), Some(old)) if new != old => {
-                return Err(Diagnostic::new(
-                    "M07",
-                    "`rope_parameters` and `rope_scaling` are both given and differ",
-                )
-                .help("keep one of them"));
+                let message = "`rope_parameters` and `rope_scaling` are both given and differ";
+                return Err(Diagnostic::new("M07", message).help("keep one of them"));
             }
             (Some(new), _) => ("rope_parameters", Some(new)),
             (None, old) => ("rope_scaling", old),
@@ -113,28 +110,23 @@ impl<'a> Rope<'a> {
         if !all.iter().any(|ty| parameters.contains_key(*ty)) {
             return self.of_model();
         }
-        if let Some(name) = parameters.keys().find(|k| !all.contains(&k.as_str())) {
-            return Err(Diagnostic::new(
+        let key = self.key;
+        let stray = parameters.keys().find(|name| !all.contains(&name.as_str()));
+        let (code, message) = match (stray, parameters.get(layer_type)) {
+            (None, Some(Value::Object(map))) => return self.parse(format!("{key}.{layer_type}."), Some(map)),
+            (Some(name), _) => (
                 "M07",
                 format!(
-                    "`{}` holds parameters for each type of layer, and `{name}`, which is not a type of layer",
-                    self.key
+                    "`{key}` holds parameters for each type of layer, and `{name}`, which is not a type of layer"
                 ),
-            ));
-        }
-        match parameters.get(layer_type) {
-            Some(Value::Object(map)) => self.parse(format!("{}.{layer_type}.", self.key), Some(map)),
-            Some(other) => Err(Diagnostic::new(
+            ),
+            (None, Some(other)) => (
                 "M05",
-                format!(
-                    "`{}.{layer_type}` is {other}; layers without rotary positions are not supported",
-                    self.key
-                ),
-            )),
-            None => {
-                Err(Diagnostic::new("M07", format!("`{}` has no parameters for `{layer_type}`", self.key)))
-            }
-        }
+                format!("`{key}.{layer_type}` is {other}; layers without rotary positions are not supported"),
+            ),
+            (None, None) => ("M07", format!("`{key}` has no parameters for `{layer_type}`")),
+        };
+        Err(Diagnostic::new(code, message))
     }
 
     /// The factor by which YaRN scales the scores in addition to cosine and sine, if `mscale_all_dim` is given: the
@@ -158,26 +150,18 @@ impl<'a> Rope<'a> {
     ) -> Result<RotarySpec, Diagnostic> {
         let none = Map::new();
         let mut fields = Fields::new(parameters.unwrap_or(&none), prefix, self.ignore);
-        let kind = {
-            let (new, old) = (fields.word("rope_type")?, fields.word("type")?);
-            if let (Some(new), Some(old)) = (new, old)
-                && new != old
-            {
-                return Err(Diagnostic::new(
-                    "M07",
-                    format!(
-                        "`{}` is \"{new}\", but `{}` is \"{old}\"",
-                        fields.path("rope_type"),
-                        fields.path("type")
-                    ),
-                ));
-            }
-            new.or(old).unwrap_or("default").to_owned()
-        };
-        if !self.cx.types.contains(&kind.as_str()) {
-            return Err(fields
-                .unsupported("rope_type", &Value::String(kind))
-                .help(format!("supported here: {}", self.cx.types.join(", "))));
+        let (new, old) = (fields.word("rope_type")?, fields.word("type")?);
+        if let (Some(new), Some(old)) = (new, old)
+            && new != old
+        {
+            let (name, alias) = (fields.path("rope_type"), fields.path("type"));
+            let message = format!("`{name}` is \"{new}\", but `{alias}` is \"{old}\"");
+            return Err(Diagnostic::new("M07", message));
+        }
+        let kind = new.or(old).unwrap_or("default");
+        if !self.cx.types.contains(&kind) {
+            let refusal = fields.unsupported("rope_type", &Value::from(kind));
+            return Err(refusal.help(format!("supported here: {}", self.cx.types.join(", "))));
         }
         let (theta_name, partial_name, part) = self.cx.partial.names();
         let nested = fields.positive("rope_theta")?;
@@ -186,7 +170,7 @@ impl<'a> Rope<'a> {
         let nested = fields.positive("partial_rotary_factor")?;
         let partial = agree(&fields.path("partial_rotary_factor"), nested, partial_name, self.partial)?;
         let width = self.width(partial.unwrap_or(part))?;
-        let scaling = self.scaling(&kind, theta, &mut fields)?;
+        let scaling = self.scaling(kind, theta, &mut fields)?;
         fields.finish(&[])?;
         Ok(RotarySpec { width, theta, scaling, pairs: Pairs::Halves })
     }
@@ -195,25 +179,22 @@ impl<'a> Rope<'a> {
         let RopeContext { head_dim, partial: allowed, .. } = self.cx;
         let width = match allowed {
             Partial::Whole if partial != 1.0 => {
-                return Err(Diagnostic::new(
-                    "M05",
-                    format!("`partial_rotary_factor` is {partial}; this family rotates whole heads"),
-                ));
+                let message =
+                    format!("`partial_rotary_factor` is {partial}; this family rotates whole heads");
+                return Err(Diagnostic::new("M05", message));
             }
             Partial::Whole => head_dim,
             // Truncated towards zero, as in the library.
             Partial::Factor | Partial::Percent => (head_dim as f64 * partial) as u64,
         };
-        if width == 0 || !width.is_multiple_of(2) || width > head_dim {
-            return Err(Diagnostic::new(
-                "M07",
-                format!(
-                    "rotary positions rotate pairs, but {width} of the {head_dim} elements of a head are rotated"
-                ),
-            )
-            .help("`head_dim` (or its part, `partial_rotary_factor`) must be even"));
+        if width != 0 && width.is_multiple_of(2) && width <= head_dim {
+            return Ok(width);
         }
-        Ok(width)
+        let message = format!(
+            "rotary positions rotate pairs, but {width} of the {head_dim} elements of a head are rotated"
+        );
+        Err(Diagnostic::new("M07", message)
+            .help("`head_dim` (or its part, `partial_rotary_factor`) must be even"))
     }
 
     fn scaling(&self, kind: &str, theta: f64, fields: &mut Fields<'_>) -> Result<Scaling, Diagnostic> {
@@ -225,13 +206,9 @@ impl<'a> Rope<'a> {
                 let low = required(fields, "low_freq_factor")?;
                 let high = required(fields, "high_freq_factor")?;
                 if high <= low {
-                    return Err(Diagnostic::new(
-                        "M04",
-                        format!(
-                            "`{}` is {high}, which must be above `low_freq_factor` {low}",
-                            fields.path("high_freq_factor")
-                        ),
-                    ));
+                    let name = fields.path("high_freq_factor");
+                    let message = format!("`{name}` is {high}, which must be above `low_freq_factor` {low}");
+                    return Err(Diagnostic::new("M04", message));
                 }
                 Scaling::Llama3 { factor, low, high, original: self.original(fields)? }
             }
@@ -262,14 +239,12 @@ impl<'a> Rope<'a> {
         let beta_slow = beta(fields.number("beta_slow")?, 1.0);
         let truncate = fields.flag("truncate", true)?;
         if beta_fast < beta_slow || beta_slow < 0.0 || theta <= 1.0 || !attention.is_finite() {
-            return Err(Diagnostic::new(
-                "M04",
-                format!(
-                    "yarn with beta_fast {beta_fast}, beta_slow {beta_slow}, base {theta} and attention factor \
-                     {attention} has no ramp"
-                ),
-            )
-            .help("`beta_fast` must be at least `beta_slow`, and the base above 1"));
+            let message = format!(
+                "yarn with beta_fast {beta_fast}, beta_slow {beta_slow}, base {theta} and attention factor {attention} \
+                 has no ramp"
+            );
+            return Err(Diagnostic::new("M04", message)
+                .help("`beta_fast` must be at least `beta_slow`, and the base above 1"));
         }
         Ok(Scaling::Yarn { factor, beta_fast, beta_slow, original, attention, truncate })
     }

@@ -36,10 +36,8 @@ pub struct Shrink {
 pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Value, Diagnostic> {
     let Shrink { sequence, small_sequence, multiple, layers: _ } = *shrink;
     if sequence == 0 || small_sequence == 0 || multiple == 0 {
-        return Err(Diagnostic::new(
-            "M10",
-            format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks"),
-        ));
+        let message = format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks");
+        return Err(Diagnostic::new("M10", message));
     }
     let model = family::read(config, ignore)?;
     let mut small = config.as_object().cloned().unwrap_or_default();

@@ -23,10 +23,9 @@ pub(in crate::ops) fn adjoint(
     gradients: &[Option<ValueId>],
 ) -> Result<Gradients, OpError> {
     let (&[o, lse], Returns::WithLse, None) = (results, a.returns, &a.movement) else {
-        return Err(OpError::new(
-            "V32",
-            "a gradient reaches `attention`, whose adjoint needs `returns=with_lse` and no movement",
-        ));
+        let message =
+            "a gradient reaches `attention`, whose adjoint needs `returns=with_lse` and no movement";
+        return Err(OpError::new("V32", message));
     };
     let [o_ty, rows] = [b.ty(o).clone(), b.ty(lse).clone()];
     let d_o = match gradients[0] {

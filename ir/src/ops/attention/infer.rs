@@ -64,10 +64,8 @@ pub(in crate::ops) fn infer_backward(
         );
         let alike = dims.iter().all(|&d| ty.axes_of(d) == q.axes_of(d));
         if !alike || ty.layout.moved != q.layout.moved || !ty.layout.partial.is_empty() {
-            return Err(OpError::new(
-                "V07",
-                format!("`{name}` of `attention_backward` lies otherwise than the queries"),
-            ));
+            let message = format!("`{name}` of `attention_backward` lies otherwise than the queries");
+            return Err(OpError::new("V07", message));
         }
     }
     let float = |ty: &TensorType| match a.returns {
@@ -135,13 +133,11 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     }
     let (hq, hkv) = (&space.dims[heads], &space.dims[kv_heads]);
     if hkv.size == 0 || hq.size % hkv.size != 0 {
-        return Err(OpError::new(
-            "V20",
-            format!(
-                "{} query heads `{}` are not a multiple of {} key/value heads `{}`",
-                hq.size, hq.name, hkv.size, hkv.name
-            ),
-        ));
+        let message = format!(
+            "{} query heads `{}` are not a multiple of {} key/value heads `{}`",
+            hq.size, hq.name, hkv.size, hkv.name
+        );
+        return Err(OpError::new("V20", message));
     }
     let group = hq.size / hkv.size;
     ensure!(
@@ -158,10 +154,8 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
     }
     if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
-        return Err(OpError::new(
-            "V05",
-            format!("`attention` cannot drop a share of {} of its weights", d.rate),
-        ));
+        let message = format!("`attention` cannot drop a share of {} of its weights", d.rate);
+        return Err(OpError::new("V05", message));
     }
     let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
@@ -235,15 +229,13 @@ fn check_layouts(
     let alone = a.key_axes_alone(q, k);
     match a.parts {
         Some(parts) if space.size(parts) != space.mesh.degree(&alone) || alone.is_empty() => {
-            return Err(OpError::new(
-                "V05",
-                format!(
-                    "`parts={}` of {} must tell apart the {} ranks that hold the same queries and other keys",
-                    dim_name(parts),
-                    space.size(parts),
-                    space.mesh.degree(&alone)
-                ),
-            ));
+            let message = format!(
+                "`parts={}` of {} must tell apart the {} ranks that hold the same queries and other keys",
+                dim_name(parts),
+                space.size(parts),
+                space.mesh.degree(&alone)
+            );
+            return Err(OpError::new("V05", message));
         }
         _ => {}
     }
@@ -285,13 +277,11 @@ fn check_reach(a: &Attention, space: &Space, q: &TensorType, k: &TensorType) -> 
         let covered = |r: &std::ops::Range<u64>| held.iter().any(|h| h.start <= r.start && r.end <= h.end);
         let needed = queries.iter().flat_map(|run| a.mask.reach(run.positions(), 0..n_keys));
         if let Some(missing) = needed.into_iter().find(|r| !covered(r)) {
-            return Err(OpError::new(
-                "V26",
-                format!(
-                    "rank {rank} has not fetched all of keys {}..{}, which its queries see",
-                    missing.start, missing.end
-                ),
-            ));
+            let message = format!(
+                "rank {rank} has not fetched all of keys {}..{}, which its queries see",
+                missing.start, missing.end
+            );
+            return Err(OpError::new("V26", message));
         }
     }
     Ok(())
@@ -313,10 +303,8 @@ fn check_bias(
     };
     let buckets = space.size(bias.buckets);
     if buckets < needed || bias.max_distance <= buckets / needed {
-        return Err(OpError::new(
-            "V05",
-            format!("a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance),
-        ));
+        let message = format!("a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance);
+        return Err(OpError::new("V05", message));
     }
     let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
     ensure!(

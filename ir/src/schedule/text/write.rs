@@ -82,15 +82,7 @@ fn write_buffer(out: &mut String, space: &Space, frame: &Frame, buffer: &Buffer)
 fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task) -> fmt::Result {
     let Task { stream, work, reads, writes, waits, records } = task;
     let space = &schedule.space;
-    let word = match work {
-        Work::Compute(op) => op.name(),
-        Work::Pack(_) => "pack",
-        Work::Exchange(_) => "exchange",
-        Work::Unpack(_) => "unpack",
-        Work::Copy => "copy",
-        Work::Call { .. } => "call",
-    };
-    write!(out, "  {stream}: {word}")?;
+    write!(out, "  {stream}: {}", work.name())?;
     write_buffers(out, frame, reads)?;
     if !writes.is_empty() {
         out.push_str(" ->");

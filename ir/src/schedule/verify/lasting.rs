@@ -1,20 +1,20 @@
 //! Weights and states as regions of memory: which are written, and what each frame reads and writes of them, its
 //! callees included; `S13`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
 use crate::ops::error::OpError;
-use crate::ops::table::source::{Binding, Target};
-use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
+use crate::schedule::verify::homes::Homes;
+use crate::schedule::{BufferId, Content, Frame, FrameId, Schedule};
 use crate::verify::states::{self, Use};
 
 /// Every weight and state that some task writes, and which frames touch it.
 pub(super) struct Lasting<'s> {
-    /// By target and name, those written: how they are bound, and their number.
-    written: BTreeMap<(Target, &'s str), Vec<(&'s Binding, usize)>>,
+    /// Those written, with their numbers.
+    written: Homes<'s, usize>,
     /// For each frame, callees included.
     effects: Vec<Effects>,
 }
@@ -29,14 +29,14 @@ pub(super) struct Effects {
 impl<'s> Lasting<'s> {
     /// The weights and states of a schedule whose references are sound.
     pub(super) fn of(schedule: &'s Schedule) -> Self {
-        let mut lasting = Self { written: BTreeMap::new(), effects: Vec::new() };
+        let mut lasting = Self { written: Homes::default(), effects: Vec::new() };
         let mut n = 0;
         for frame in schedule.frames.values() {
             for &buffer in frame.tasks.iter().flat_map(|task| &task.writes) {
-                let Some((target, binding)) = home(frame, buffer) else { continue };
-                let named = lasting.written.entry((target, binding.name.as_str())).or_default();
-                if !named.iter().any(|(known, _)| *known == binding) {
-                    named.push((binding, n));
+                if let Some(home) = frame.buffers[buffer].place.home()
+                    && lasting.written.get(home).is_none()
+                {
+                    lasting.written.set(home, n);
                     n += 1;
                 }
             }
@@ -46,9 +46,7 @@ impl<'s> Lasting<'s> {
             for task in &frame.tasks {
                 effects.reads.extend(task.reads.iter().filter_map(|&b| lasting.number(frame, b)));
                 effects.writes.extend(task.writes.iter().filter_map(|&b| lasting.number(frame, b)));
-                if let Work::Call { callee, .. } = task.work
-                    && let Some(called) = lasting.effects.get(callee.index())
-                {
+                if let Some(called) = task.work.callee().and_then(|f| lasting.effects.get(f.index())) {
                     effects.reads.extend(&called.reads);
                     effects.writes.extend(&called.writes);
                 }
@@ -60,24 +58,12 @@ impl<'s> Lasting<'s> {
 
     /// The number of the written weight or state that a buffer is.
     pub(super) fn number(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
-        let (target, binding) = home(frame, buffer)?;
-        let named = self.written.get(&(target, binding.name.as_str()))?;
-        named.iter().find(|(known, _)| *known == binding).map(|(_, n)| *n)
+        self.written.get(frame.buffers.get(buffer)?.place.home()?)
     }
 
     /// The weights and states that a run of `frame` touches.
     pub(super) fn effects(&self, frame: FrameId) -> &Effects {
         &self.effects[frame.index()]
-    }
-}
-
-fn home(frame: &Frame, buffer: BufferId) -> Option<(Target, &Binding)> {
-    match &frame.buffers.get(buffer)?.place {
-        Place::Weight(binding) => Some((Target::Param, binding)),
-        Place::State(binding) => Some((Target::State, binding)),
-        Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) | Place::Input(_) => {
-            None
-        }
     }
 }
 
@@ -90,7 +76,7 @@ pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
         let assigned: BTreeSet<BufferId> =
             frame.tasks.iter().flat_map(|t| t.writes.iter().copied()).collect();
         for (buffer_id, buffer) in frame.buffers.iter() {
-            let Some((target, binding)) = home(frame, buffer_id) else { continue };
+            let Some((target, binding)) = buffer.place.home() else { continue };
             let Content::Tensor(ty) = &buffer.content else { continue };
             let is_assigned = assigned.contains(&buffer_id);
             uses.push(Use { target, binding, ty, layers: &layers[id.index()], is_assigned });

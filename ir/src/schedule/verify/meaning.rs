@@ -7,19 +7,20 @@
 //!
 //! Translation validation: Pnueli, Siegel and Singerman, TACAS 1998. Functions are compared one by one.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::boxes::Side;
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, counted};
 use crate::entity::Entity;
 use crate::handles::{FuncId, Layers};
-use crate::layout::At;
 use crate::mesh::Mesh;
 use crate::module::{Function, Module};
 use crate::ops::error::OpError;
 use crate::ops::table::op::Op;
 use crate::ops::table::source::{Binding, Target};
 use crate::ops::table::structure::{Scan, Stage};
+use crate::schedule::verify::homes::{Home, Homes};
 use crate::schedule::verify::partner;
 use crate::schedule::verify::partner::in_task;
 use crate::schedule::verify::report::{describe, in_frame, name};
@@ -29,9 +30,6 @@ use crate::verify::Verified;
 
 /// A value, by number.
 type Symbol = usize;
-
-/// A weight or state: its target, its name, and how it is bound.
-type Home<'a> = (Target, &'a Binding);
 
 /// Checks that a schedule that [`verify`](super::verify) accepts computes a program: its outputs, and the values it
 /// leaves in weights and states.
@@ -102,19 +100,15 @@ fn mismatch(schedule: &Schedule, module: &Module) -> Option<String> {
 /// The weights and states that a function reads and writes, callees included.
 #[derive(Clone, Debug, Default)]
 struct Effects<'a> {
-    reads: BTreeMap<(Target, &'a str), Vec<&'a Binding>>,
-    writes: BTreeMap<(Target, &'a str), Vec<&'a Binding>>,
+    reads: Homes<'a, ()>,
+    writes: Homes<'a, ()>,
 }
 
-fn insert<'a>(homes: &mut BTreeMap<(Target, &'a str), Vec<&'a Binding>>, (target, binding): Home<'a>) {
-    let named = homes.entry((target, binding.name.as_str())).or_default();
-    if !named.contains(&binding) {
-        named.push(binding);
+impl<'a> Effects<'a> {
+    fn add(&mut self, other: &Self) {
+        other.reads.iter().for_each(|(home, ())| self.reads.set(home, ()));
+        other.writes.iter().for_each(|(home, ())| self.writes.set(home, ()));
     }
-}
-
-fn listed<'a>(homes: &BTreeMap<(Target, &'a str), Vec<&'a Binding>>) -> impl Iterator<Item = Home<'a>> {
-    homes.iter().flat_map(|((target, _), bindings)| bindings.iter().map(|&binding| (*target, binding)))
 }
 
 fn effects_of(module: &Module) -> Vec<Effects<'_>> {
@@ -123,14 +117,11 @@ fn effects_of(module: &Module) -> Vec<Effects<'_>> {
         let mut effects = Effects::default();
         for node in &function.nodes {
             match &node.op {
-                Op::Param(binding) => insert(&mut effects.reads, (Target::Param, binding)),
-                Op::State(binding) => insert(&mut effects.reads, (Target::State, binding)),
-                Op::Assign { target, binding } => insert(&mut effects.writes, (*target, binding)),
+                Op::Param(binding) => effects.reads.set((Target::Param, binding), ()),
+                Op::State(binding) => effects.reads.set((Target::State, binding), ()),
+                Op::Assign { target, binding } => effects.writes.set((*target, binding), ()),
                 Op::Call { callee, layers: _, stride: _, scan: _, stage: _ } => {
-                    if let Some(called) = all.get(callee.index()) {
-                        listed(&called.reads).for_each(|home| insert(&mut effects.reads, home));
-                        listed(&called.writes).for_each(|home| insert(&mut effects.writes, home));
-                    }
+                    all.get(callee.index()).into_iter().for_each(|called| effects.add(called));
                 }
                 _ => {}
             }
@@ -140,38 +131,22 @@ fn effects_of(module: &Module) -> Vec<Effects<'_>> {
     all
 }
 
-/// How a value was made.
-#[derive(Clone, Copy, Debug)]
-enum Maker<'a> {
-    /// By an operation.
-    Op(&'a Op),
-    /// By a call.
-    Call { callee: usize, layers: &'a Layers, stride: u64, scan: Option<Scan>, at: Option<At> },
-}
-
-impl Maker<'_> {
-    fn word(&self) -> &'static str {
-        match self {
-            Maker::Op(op) => op.name(),
-            Maker::Call { .. } => "call",
-        }
-    }
-
-    fn is(&self, other: &Maker<'_>) -> bool {
-        match (self, other) {
-            (Maker::Op(a), Maker::Op(b)) => a == b,
-            (
-                Maker::Call { callee, layers, stride, scan, at },
-                Maker::Call { callee: c, layers: l, stride: by, scan: s, at: there },
-            ) => callee == c && layers == l && stride == by && scan == s && at == there,
-            (Maker::Op(_) | Maker::Call { .. }, _) => false,
-        }
-    }
+/// The operation that a call is, on either level.
+fn call(
+    callee: usize,
+    layers: &Layers,
+    stride: u64,
+    scan: Option<Scan>,
+    stage: Option<Stage>,
+) -> Cow<'static, Op> {
+    // Without a mesh a stage is no place.
+    let stage = stage.filter(|stage| stage.at().is_some());
+    Cow::Owned(Op::Call { callee: FuncId::new(callee), layers: layers.clone(), stride, scan, stage })
 }
 
 /// Something made, with its results.
 struct Made<'a> {
-    maker: Maker<'a>,
+    op: Cow<'a, Op>,
     /// The types of the results; of a call, those at its caller.
     types: Vec<TensorType>,
     results: Vec<Symbol>,
@@ -201,31 +176,7 @@ struct Values<'a> {
 }
 
 /// The content of weights and states at some point of a function or of a frame.
-#[derive(Default)]
-struct Lasting<'a> {
-    now: BTreeMap<(Target, &'a str), Vec<(&'a Binding, Symbol)>>,
-}
-
-impl<'a> Lasting<'a> {
-    fn get(&self, (target, binding): Home<'_>) -> Option<Symbol> {
-        let named = self.now.get(&(target, binding.name.as_str()))?;
-        named.iter().find(|(known, _)| *known == binding).map(|(_, symbol)| *symbol)
-    }
-
-    fn unset(&mut self, (target, binding): Home<'a>) {
-        if let Some(named) = self.now.get_mut(&(target, binding.name.as_str())) {
-            named.retain(|(known, _)| *known != binding);
-        }
-    }
-
-    fn set(&mut self, (target, binding): Home<'a>, symbol: Symbol) {
-        let named = self.now.entry((target, binding.name.as_str())).or_default();
-        match named.iter_mut().find(|(known, _)| *known == binding) {
-            Some((_, now)) => *now = symbol,
-            None => named.push((binding, symbol)),
-        }
-    }
-}
+type Lasting<'a> = Homes<'a, Symbol>;
 
 impl<'a> Values<'a> {
     fn new(effects: &'a [Effects<'a>]) -> Self {
@@ -265,7 +216,7 @@ impl<'a> Values<'a> {
         let is_there =
             |(known, _, given): &(&Binding, TensorType, Symbol)| *known == home.1 && *given == symbol;
         if named.is_some_and(|named| named.iter().any(is_there)) {
-            lasting.unset(home)
+            lasting.remove(home)
         } else {
             lasting.set(home, symbol)
         }
@@ -274,20 +225,20 @@ impl<'a> Values<'a> {
     /// The results of an expression of these values, and the values it leaves in weights and states.
     fn make(
         &mut self,
-        maker: Maker<'a>,
+        op: Cow<'a, Op>,
         operands: Vec<Symbol>,
         types: Vec<TensorType>,
         n_left: usize,
     ) -> (Vec<Symbol>, Vec<Symbol>) {
         let first = self.n;
-        let alike = self.made.entry((maker.word(), operands)).or_default();
-        if let Some(made) = alike.iter().find(|made| made.maker.is(&maker) && made.types == types) {
+        let alike = self.made.entry((op.name(), operands)).or_default();
+        if let Some(made) = alike.iter().find(|made| made.op == op && made.types == types) {
             return (made.results.clone(), made.left.clone());
         }
         let results: Vec<Symbol> = (first..first + types.len()).collect();
         let left: Vec<Symbol> = (first + types.len()..first + types.len() + n_left).collect();
         self.n = first + types.len() + n_left;
-        alike.push(Made { maker, types, results: results.clone(), left: left.clone() });
+        alike.push(Made { op, types, results: results.clone(), left: left.clone() });
         (results, left)
     }
 
@@ -298,13 +249,14 @@ impl<'a> Values<'a> {
         operands: &[Symbol],
     ) -> Vec<Symbol> {
         let ends = collectives.zip(operands);
-        ends.flat_map(|((op, ty), &operand)| self.make(Maker::Op(op), vec![operand], vec![ty], 0).0).collect()
+        ends.flat_map(|((op, ty), &operand)| self.make(Cow::Borrowed(op), vec![operand], vec![ty], 0).0)
+            .collect()
     }
 
     /// The results of a call; `lasting` is the content of weights and states before it, and afterwards after it.
     fn call(
         &mut self,
-        maker: Maker<'a>,
+        op: Cow<'a, Op>,
         callee: usize,
         mut operands: Vec<Symbol>,
         types: Vec<TensorType>,
@@ -314,10 +266,9 @@ impl<'a> Values<'a> {
         let Some(called) = effects.get(callee) else { return Vec::new() };
         // What nobody here has written is as it was; that is said by a number of its own.
         let before = |home: Home<'a>| lasting.get(home).map_or(0, |symbol| symbol + 1);
-        operands.extend(listed(&called.reads).map(before));
-        operands.extend(listed(&called.writes).map(before));
-        let (results, left) = self.make(maker, operands, types, listed(&called.writes).count());
-        for (home, symbol) in listed(&called.writes).zip(left) {
+        operands.extend(called.reads.iter().chain(called.writes.iter()).map(|(home, ())| before(home)));
+        let (results, left) = self.make(op, operands, types, called.writes.iter().count());
+        for ((home, ()), symbol) in called.writes.iter().zip(left) {
             lasting.set(home, symbol);
         }
         results
@@ -338,10 +289,7 @@ impl<'a> Values<'a> {
                 _ => None,
             };
             let results = match (&node.op, home) {
-                (_, Some(home)) => vec![match lasting.get(home) {
-                    Some(symbol) => symbol,
-                    None => self.given(Some(home.0), home.1, &types[0]),
-                }],
+                (_, Some(home)) => vec![self.content(&lasting, home, &types[0])],
                 (Op::Input(binding), _) => vec![self.given(None, binding, &types[0])],
                 (Op::Assign { target, binding }, _) => {
                     self.assign(&mut lasting, (*target, binding), operands[0]);
@@ -349,12 +297,11 @@ impl<'a> Values<'a> {
                 }
                 (Op::Call { callee, layers, stride, scan, stage }, _) => {
                     let callee = callee.index();
-                    let at = stage.and_then(Stage::at);
-                    let maker = Maker::Call { callee, layers, stride: *stride, scan: *scan, at };
-                    self.call(maker, callee, operands, types, &mut lasting)
+                    let op = call(callee, layers, *stride, *scan, *stage);
+                    self.call(op, callee, operands, types, &mut lasting)
                 }
                 (Op::Coalesced(members), _) => self.each(members.iter().zip(types), &operands),
-                (op, _) => self.make(Maker::Op(op), operands, types, 0).0,
+                (op, _) => self.make(Cow::Borrowed(op), operands, types, 0).0,
             };
             for (value, symbol) in node.results.iter().zip(results) {
                 symbols[value.index()] = symbol;
@@ -362,24 +309,27 @@ impl<'a> Values<'a> {
         }
         let outputs =
             function.outputs.iter().map(|o| (o.name.as_deref(), symbols[o.value.index()])).collect();
-        let written: Vec<Home<'a>> =
-            self.effects.get(id.index()).map_or_else(Vec::new, |effects| listed(&effects.writes).collect());
-        let lasting = written.into_iter().filter_map(|home| Some((home, lasting.get(home)?))).collect();
+        let written = self.effects.get(id.index()).into_iter().flat_map(|effects| effects.writes.iter());
+        let lasting = written.filter_map(|(home, ())| Some((home, lasting.get(home)?))).collect();
         Said { outputs, lasting }
     }
 
     /// The weights and states that a task reads and writes, callees included.
-    fn lasting_of(&self, frame: &'a Frame, index: usize) -> Effects<'a> {
+    fn effects_of(&self, frame: &'a Frame, index: usize) -> Effects<'a> {
         let Task { work, reads, writes, .. } = &frame.tasks[index];
-        let mut effects = match work {
-            Work::Call { callee, .. } => self.effects.get(callee.index()).cloned().unwrap_or_default(),
-            Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
-                Effects::default()
-            }
-        };
-        reads.iter().filter_map(|&b| home(frame, b)).for_each(|home| insert(&mut effects.reads, home));
-        writes.iter().filter_map(|&b| home(frame, b)).for_each(|home| insert(&mut effects.writes, home));
+        let mut effects = Effects::default();
+        work.callee()
+            .and_then(|f| self.effects.get(f.index()))
+            .into_iter()
+            .for_each(|called| effects.add(called));
+        reads.iter().filter_map(|&b| home(frame, b)).for_each(|home| effects.reads.set(home, ()));
+        writes.iter().filter_map(|&b| home(frame, b)).for_each(|home| effects.writes.set(home, ()));
         effects
+    }
+
+    /// The content of a weight or state.
+    fn content(&mut self, lasting: &Lasting<'a>, home: Home<'a>, ty: &TensorType) -> Symbol {
+        lasting.get(home).unwrap_or_else(|| self.given(Some(home.0), home.1, ty))
     }
 
     /// The message about a task, with another that writes a weight or a state that it has to do with, where it names none:
@@ -388,13 +338,13 @@ impl<'a> Values<'a> {
         if message.contains("task ") {
             return message;
         }
-        let own = self.lasting_of(frame, index);
-        let concerned = |home: Home<'a>| {
-            let named = (home.0, home.1.name.as_str());
-            [&own.reads, &own.writes].into_iter().any(|homes| homes.contains_key(&named))
+        let own = self.effects_of(frame, index);
+        let concerned = |home: Home<'a>| own.reads.has_name(home) || own.writes.has_name(home);
+        let written = |i: usize| {
+            let effects = self.effects_of(frame, i);
+            let home = effects.writes.iter().map(|(home, ())| home).find(|&home| concerned(home))?;
+            Some((i, home))
         };
-        let written =
-            |i: usize| Some((i, listed(&self.lasting_of(frame, i).writes).find(|&h| concerned(h))?));
         let rival = (0..index).rev().find_map(written);
         match rival.or_else(|| (index + 1..frame.tasks.len()).find_map(written)) {
             Some((i, (target, binding))) => {
@@ -443,7 +393,7 @@ impl<'a> Values<'a> {
                 refuse(format!("{what} is left another value{by} than the program assigns"));
             }
         }
-        let n = reader.lasting.now.values().map(Vec::len).sum::<usize>();
+        let n = reader.lasting.iter().count();
         if n > said.lasting.len() {
             refuse(format!("it writes {n} weights and states, and the program {}", said.lasting.len()));
         }
@@ -460,13 +410,7 @@ struct Reader<'a> {
 }
 
 fn home(frame: &Frame, buffer: BufferId) -> Option<Home<'_>> {
-    match &frame.buffers[buffer].place {
-        Place::Weight(binding) => Some((Target::Param, binding)),
-        Place::State(binding) => Some((Target::State, binding)),
-        Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) | Place::Input(_) => {
-            None
-        }
-    }
+    frame.buffers[buffer].place.home()
 }
 
 impl<'a> Reader<'a> {
@@ -478,8 +422,8 @@ impl<'a> Reader<'a> {
         match &frame.buffers[buffer].place {
             Place::Argument(i) => Ok(values.argument(*i)),
             Place::Input(binding) => Ok(values.given(None, binding, ty)),
-            Place::Weight(binding) => Ok(self.lasting_of(values, (Target::Param, binding), ty)),
-            Place::State(binding) => Ok(self.lasting_of(values, (Target::State, binding), ty)),
+            Place::Weight(binding) => Ok(values.content(&self.lasting, (Target::Param, binding), ty)),
+            Place::State(binding) => Ok(values.content(&self.lasting, (Target::State, binding), ty)),
             Place::Frame(_) | Place::Result(_) => {
                 self.held[buffer.index()].ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))
             }
@@ -513,10 +457,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn lasting_of(&self, values: &mut Values<'a>, home: Home<'a>, ty: &TensorType) -> Symbol {
-        self.lasting.get(home).unwrap_or_else(|| values.given(Some(home.0), home.1, ty))
-    }
-
     fn write(&mut self, values: &Values<'a>, buffer: BufferId, symbol: Symbol) {
         if let Place::Wire { wire, part } = self.frame.buffers[buffer].place {
             let n = self.frame.carried(wire).map_or(0, |(transfer, _)| transfer.parcels().len());
@@ -545,7 +485,7 @@ impl<'a> Reader<'a> {
         let reads = all.concat();
         let wire = task.writes.iter().copied().find(|&b| is_wire(frame, b));
         let results = match &task.work {
-            Work::Compute(op) => values.make(Maker::Op(op), reads, types, 0).0,
+            Work::Compute(op) => values.make(Cow::Borrowed(op), reads, types, 0).0,
             Work::Copy => reads,
             // A wire stands for the tensors that are in it: that they are there whole, for this transfer, is shown
             // elsewhere.
@@ -564,10 +504,9 @@ impl<'a> Reader<'a> {
             }
             Work::Call { callee, layers, stride, scan, stage, base: _ } => {
                 let callee = FrameId::index(*callee);
-                let at = stage.and_then(Stage::at);
-                let maker = Maker::Call { callee, layers, stride: *stride, scan: *scan, at };
+                let op = call(callee, layers, *stride, *scan, *stage);
                 let known = values.n;
-                let results = values.call(maker, callee, reads, types, &mut self.lasting);
+                let results = values.call(op, callee, reads, types, &mut self.lasting);
                 // Even where its results are unused, a call that the program does not make may have effects.
                 if values.n != known {
                     return Err("it is a call that the program does not make".to_owned());

@@ -7,6 +7,7 @@
 mod blocks;
 mod bytes;
 mod classes;
+mod homes;
 mod inside;
 mod lasting;
 mod meaning;

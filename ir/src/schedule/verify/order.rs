@@ -13,7 +13,7 @@ use crate::ops::error::OpError;
 use crate::schedule::verify::classes::Line;
 use crate::schedule::verify::partner::in_task;
 use crate::schedule::verify::report::describe;
-use crate::schedule::{Frame, Stream, Task, Work};
+use crate::schedule::{Frame, Stream, Task};
 
 /// Number of streams.
 pub(super) const STREAMS: usize = Stream::ALL.len();
@@ -40,10 +40,7 @@ impl Order {
         for &i in &line.tasks {
             let Task { stream, work, waits, records, .. } = &line.frame.tasks[i];
             let stream = *stream as usize;
-            let meets = match work {
-                Work::Call { callee, .. } => communicating.get(callee.index()).is_some_and(|&c| c),
-                Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => false,
-            };
+            let meets = work.callee().is_some_and(|callee| communicating[callee.index()]);
             let mut start = ends[stream];
             if meets {
                 ends.iter().for_each(|end| join(&mut start, end));

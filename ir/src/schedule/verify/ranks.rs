@@ -77,11 +77,8 @@ fn axes_of_frames(schedule: &Schedule) -> Vec<BTreeSet<AxisId>> {
     for frame in schedule.frames.values() {
         let mut axes = BTreeSet::new();
         for task in &frame.tasks {
-            match &task.work {
-                Work::Exchange(transfer) => axes.extend(axes_of(schedule, transfer)),
-                Work::Call { callee, .. } => axes.extend(all.get(callee.index()).into_iter().flatten()),
-                Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy => {}
-            }
+            axes.extend(task.work.exchange().into_iter().flat_map(|transfer| axes_of(schedule, transfer)));
+            axes.extend(task.work.callee().into_iter().flat_map(|callee| &all[callee.index()]));
         }
         all.push(axes);
     }
@@ -220,9 +217,8 @@ impl<'s> Ranks<'s> {
                 recorded[event.index()] = true;
             }
         }
-        let meets = |&i: &usize| match frame.tasks[i].work {
-            Work::Call { callee, .. } => self.communicating.get(callee.index()).is_some_and(|&c| c),
-            Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => false,
+        let meets = |&i: &usize| {
+            frame.tasks[i].work.callee().is_some_and(|callee| self.communicating[callee.index()])
         };
         let calls = line.tasks.iter().copied().filter(meets).collect();
         Walk {
@@ -347,14 +343,6 @@ fn is_one(a: &Work, b: &Work) -> bool {
             Work::Call { callee, layers, stride, scan, stage, base: _ },
             Work::Call { callee: other, layers: of, stride: by, scan: as_, stage: at, base: _ },
         ) => callee == other && layers == of && stride == by && scan == as_ && stage == at,
-        (
-            Work::Compute(_)
-            | Work::Pack(_)
-            | Work::Exchange(_)
-            | Work::Unpack(_)
-            | Work::Copy
-            | Work::Call { .. },
-            _,
-        ) => false,
+        (_, _) => false,
     }
 }

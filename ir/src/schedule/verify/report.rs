@@ -3,7 +3,7 @@
 use crate::diagnostic::Diagnostic;
 use crate::entity::Entity;
 use crate::ops::error::OpError;
-use crate::schedule::{BufferId, Frame, Task, Work};
+use crate::schedule::{BufferId, Frame, Task};
 
 /// The diagnostic about a frame.
 pub(super) fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
@@ -14,18 +14,7 @@ pub(super) fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
 /// A task for messages: its number, its stream and its work.
 pub(super) fn describe(frame: &Frame, index: usize) -> String {
     let Task { stream, work, .. } = &frame.tasks[index];
-    format!("task {index} (`{stream}: {}`)", word(work))
-}
-
-fn word(work: &Work) -> &'static str {
-    match work {
-        Work::Compute(op) => op.name(),
-        Work::Pack(_) => "pack",
-        Work::Exchange(_) => "exchange",
-        Work::Unpack(_) => "unpack",
-        Work::Copy => "copy",
-        Work::Call { .. } => "call",
-    }
+    format!("task {index} (`{stream}: {}`)", work.name())
 }
 
 /// A buffer's name for messages.

@@ -239,17 +239,15 @@ impl<'s> Checker<'s> {
             return Err(OpError::new("S09", message));
         }
         if reads.len() != frame.n_arguments || writes.len() != frame.outputs.len() {
-            return Err(OpError::new(
-                "S09",
-                format!(
-                    "`@{}` takes {} arguments and returns {}, but {} are passed and {} taken",
-                    frame.name,
-                    frame.n_arguments,
-                    frame.outputs.len(),
-                    reads.len(),
-                    writes.len()
-                ),
-            ));
+            let message = format!(
+                "`@{}` takes {} arguments and returns {}, but {} are passed and {} taken",
+                frame.name,
+                frame.n_arguments,
+                frame.outputs.len(),
+                reads.len(),
+                writes.len()
+            );
+            return Err(OpError::new("S09", message));
         }
         let n_carried = scan.map_or(writes.len(), |scan| scan.carried);
         if let Some(Scan { over, carried, .. }) = scan

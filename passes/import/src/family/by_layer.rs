@@ -134,10 +134,9 @@ fn by_type(
     kind: impl Fn(&Sizes, &str, &str, Mask) -> Result<Kind, Diagnostic>,
 ) -> Result<Spec, Diagnostic> {
     if types.len() as u64 != sizes.layers {
-        return Err(Diagnostic::new(
-            "M07",
-            format!("`layer_types` has {} entries, but `num_hidden_layers` is {}", types.len(), sizes.layers),
-        ));
+        let message =
+            format!("`layer_types` has {} entries, but `num_hidden_layers` is {}", types.len(), sizes.layers);
+        return Err(Diagnostic::new("M07", message));
     }
     let mut present: Vec<&str> = Vec::new();
     let mut kinds = Vec::new();

@@ -56,11 +56,8 @@ fn read_latent_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, 
     for (name, derived) in [("head_dim", latent.rotated), ("qk_head_dim", head_dim)] {
         let stated = fields.nullable_size(name, None)?.unwrap_or(derived);
         if stated != derived {
-            return Err(Diagnostic::new(
-                "M07",
-                format!("`{name}` is {stated}, but the parts of a head make it {derived}"),
-            )
-            .help("leave it out"));
+            let message = format!("`{name}` is {stated}, but the parts of a head make it {derived}");
+            return Err(Diagnostic::new("M07", message).help("leave it out"));
         }
     }
     let defaults = Defaults {

@@ -117,13 +117,11 @@ pub(super) fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result
         HeadDim::Sum(n) => n,
     };
     if !heads.is_multiple_of(kv_heads) {
-        return Err(Diagnostic::new(
-            "M07",
-            format!(
-                "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}: each \
+        let message = format!(
+            "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}: each \
                  key/value head serves a whole group of query heads"
-            ),
-        ));
+        );
+        return Err(Diagnostic::new("M07", message));
     }
     let layers = fields.count("num_hidden_layers", defaults.layers)?;
     let vocab = fields.size("vocab_size", defaults.vocab)?;
@@ -167,11 +165,9 @@ pub(super) fn padding_row(
 
 pub(super) fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
     if !hidden.1.is_multiple_of(heads.1) {
-        return Err(Diagnostic::new(
-            "M07",
-            format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),
-        )
-        .help("set `head_dim`, or choose sizes of which the quotient is the width of a head"));
+        let message = format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1);
+        return Err(Diagnostic::new("M07", message)
+            .help("set `head_dim`, or choose sizes of which the quotient is the width of a head"));
     }
     Ok(hidden.1 / heads.1)
 }

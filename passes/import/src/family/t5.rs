@@ -41,14 +41,12 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
     let max_distance = fields.size("relative_attention_max_distance", 128)?;
     // The encoder uses half of the buckets on each side, and half of those for single distances.
     if buckets < 4 || max_distance <= buckets / 2 {
-        return Err(Diagnostic::new(
-            "M07",
-            format!(
-                "`relative_attention_num_buckets` {buckets} and `relative_attention_max_distance` {max_distance} do \
+        let message = format!(
+            "`relative_attention_num_buckets` {buckets} and `relative_attention_max_distance` {max_distance} do \
                  not fit"
-            ),
-        )
-        .help("choose at least 4 buckets, and a distance above half of them"));
+        );
+        return Err(Diagnostic::new("M07", message)
+            .help("choose at least 4 buckets, and a distance above half of them"));
     }
     // Sequence lengths of training, and options of older versions.
     fields.skip(&["n_positions", "output_past", "initializer_factor"]);

@@ -43,10 +43,9 @@ pub(crate) struct ExpertSpec {
 impl ExpertSpec {
     pub(super) fn check(&self, hidden: u64, workload: &Workload) -> Result<(), Diagnostic> {
         if self.top > self.count {
-            return Err(Diagnostic::new(
-                "M07",
-                format!("`num_experts_per_tok` is {}, but there are {} experts", self.top, self.count),
-            ));
+            let message =
+                format!("`num_experts_per_tok` is {}, but there are {} experts", self.top, self.count);
+            return Err(Diagnostic::new("M07", message));
         }
         if let Some(capacity) = workload.capacity
             && !workload.sequence.is_multiple_of(capacity.groups)

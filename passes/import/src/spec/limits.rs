@@ -10,10 +10,8 @@ use crate::workload::Workload;
 pub(super) fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
     let wide = heads.saturating_mul(head_dim);
     if wide > Dim::MAX_SIZE {
-        return Err(Diagnostic::new(
-            "M04",
-            format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
-        ));
+        let message = format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE);
+        return Err(Diagnostic::new("M04", message));
     }
     Ok(wide)
 }
@@ -28,10 +26,8 @@ pub(super) fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagno
     const MAX_ELEMENTS: u128 = 1 << 48;
     for &(what, rows, columns) in tensors {
         if rows * u128::from(columns) > MAX_ELEMENTS {
-            return Err(Diagnostic::new(
-                "M04",
-                format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}"),
-            ));
+            let message = format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}");
+            return Err(Diagnostic::new("M04", message));
         }
     }
     Ok(())
@@ -42,15 +38,11 @@ pub(super) fn check_positions(field: &str, n: u64, workload: &Workload) -> Resul
     if workload.sequence <= n {
         return Ok(());
     }
-    Err(Diagnostic::new(
-        "M08",
-        format!(
-            "a sequence of {}, but `{field}` is {n}: later positions have no embedding",
-            counted(workload.sequence, "token")
-        ),
-    )
-    .help(format!("ask for at most {}", counted(n, "token")))
-    .repairs([format!("--seq {n}")]))
+    let length = counted(workload.sequence, "token");
+    let message = format!("a sequence of {length}, but `{field}` is {n}: later positions have no embedding");
+    Err(Diagnostic::new("M08", message)
+        .help(format!("ask for at most {}", counted(n, "token")))
+        .repairs([format!("--seq {n}")]))
 }
 
 /// Refuses a target length for a model with one sequence.
