@@ -43,7 +43,7 @@ fn search() {
     median::report("plan with search, llama-3-70b on 64 GPUs", || {
         let workload = Workload::prefill(1, 131_072);
         let module = import(black_box(&config), "llama-3-70b", &workload).expect("imports");
-        let program = Program { module: &module, cluster: &cluster };
+        let program = Program::new(&module, &cluster);
         planner::rank(&program, &cluster, &Request::new(64)).expect("a plan")
     });
 }

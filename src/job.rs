@@ -7,7 +7,7 @@ use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::plan::Plan;
-use ithaca_passes::planner::{self, Extended, Program};
+use ithaca_passes::planner::{self, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
 
@@ -51,8 +51,8 @@ impl Job {
 
     fn lay_out(&self) -> Result<Compiled> {
         compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
-            let program = Program { module: &self.program, cluster: &self.cluster };
-            let compiler = Extended { program, registry: &self.registry };
+            let registry = self.registry.clone();
+            let compiler = Program { registry, ..Program::new(&self.program, &self.cluster) };
             if let [only] = refusal.as_mut_slice()
                 && only.code.starts_with("P2")
             {

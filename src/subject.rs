@@ -57,7 +57,7 @@ pub fn model(path: &Path) -> Result<Model> {
 /// `C01` for a missing file, `C05` for another kind of file, and the errors of [`Plan::from_json`].
 pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
     let file = kind::read(path, Wanted::Plan)?;
-    Plan::from_json_with(registry, &path.display().to_string(), &file.text).map_err(Failure::from)
+    Plan::from_json(registry, &path.display().to_string(), &file.text).map_err(Failure::from)
 }
 
 /// A cluster: a built-in profile's name, or the path of a file.

@@ -81,6 +81,11 @@ mod tests {
     }
 
     #[test]
+    fn overlapping_ranges_unite() {
+        assert_eq!(union(vec![20..21, 0..10, 5..12]), [0..12, 20..21]);
+    }
+
+    #[test]
     fn layers_that_no_model_has_are_left_out() {
         assert_eq!(by(0..2, 0..1, u64::MAX), [(0, 1)]);
     }

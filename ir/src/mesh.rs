@@ -76,6 +76,13 @@ impl Mesh {
         axes.iter().map(|&a| self.size(a)).product()
     }
 
+    /// The axes with their sizes, for messages: `outer=2 × ring=4`.
+    pub fn degrees_text(&self, axes: &[AxisId]) -> String {
+        let axes: Vec<String> =
+            axes.iter().map(|&a| format!("{}={}", self.axes[a].name, self.size(a))).collect();
+        axes.join(" × ")
+    }
+
     /// Distance in rank numbers between neighbours along `axis`.
     #[inline]
     pub fn stride(&self, axis: AxisId) -> u64 {

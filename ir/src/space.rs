@@ -27,6 +27,15 @@ impl Space {
         self.dims.iter().find(|(_, d)| d.name == name).map(|(id, _)| id)
     }
 
+    /// `name`, with underscores appended until no dimension has it.
+    pub fn free_name(&self, name: impl Into<String>) -> String {
+        let mut name = name.into();
+        while self.dim(&name).is_some() {
+            name.push('_');
+        }
+        name
+    }
+
     /// Elements of `dim` over all ranks.
     pub fn size(&self, dim: DimId) -> u64 {
         self.dims[dim].size

@@ -47,26 +47,22 @@ pub(crate) fn put_together<'a, T: Real>(
     for rank in space.mesh.iter_ranks().filter(|&rank| space.holds(ty, rank)) {
         let held = space.local_box(ty, rank);
         let along = |(&d, range): (_, &Range<u64>)| places(space, d, range.clone());
-        let (starts, row) = positions::rows(ty.dims.iter().zip(&held).map(along).collect(), shape);
         let data = local(rank)?;
         if data.len() != extents(&held).iter().product::<usize>() {
             return Err(RunError::invalid(format!("`{name}` has another size than its type")));
         }
-        let places = starts.flat_map(|start| row.iter().map(move |&i| Some(start? + i?)));
-        for (place, &x) in places.zip(data.iter()) {
-            let Some(i) = place else { continue };
-            match whole[i].replace(x) {
-                Some(y) if y.to_f64().to_bits() != x.to_f64().to_bits() => {
-                    return Err(RunError::ReplicasDiffer {
-                        output: name.to_owned(),
-                        rank: rank.0,
-                        at: unravel(&shape.iter().map(|&n| n as u64).collect::<Vec<_>>(), i as u64),
-                        found: x.to_f64(),
-                        expected: y.to_f64(),
-                    });
-                }
-                _ => {}
+        let mut differs = None;
+        positions::each_place(ty.dims.iter().zip(&held).map(along).collect(), shape, |n, place| {
+            let Some(i) = place else { return };
+            let (found, before) = (data[n].to_f64(), whole[i].replace(data[n]).map(T::to_f64));
+            if let Some(expected) = before.filter(|expected| expected.to_bits() != found.to_bits()) {
+                differs.get_or_insert((i, found, expected));
             }
+        });
+        if let Some((i, found, expected)) = differs {
+            let sizes: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+            let (output, at) = (name.to_owned(), unravel(&sizes, i as u64));
+            return Err(RunError::ReplicasDiffer { output, rank: rank.0, at, found, expected });
         }
     }
     Ok(whole)

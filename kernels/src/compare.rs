@@ -1,7 +1,7 @@
-//! Judges outputs: how far they are from what was expected.
+//! Judges outputs: their distance from the expected ones.
 //!
-//! Nothing passes silently: a tensor of another shape, a missing tensor, and a number that is none are failures. −∞ is
-//! equal to −∞, being the logarithm of a sum of nothing, and differs from every number.
+//! Nothing passes silently: a tensor of another shape, a missing tensor, and NaN are failures. −∞, the logarithm of an
+//! empty sum, is equal to −∞ and differs from every number.
 
 use ithaca_ir::ops::state;
 
@@ -12,16 +12,15 @@ use crate::tensor::Tensor;
 
 // Emitted programs check themselves by these rules and constants too: `codegen/src/cuda/runtime/compare.hpp`.
 
-/// What single precision cannot tell from zero beside sums of numbers near one, or in parts of the largest element of all
-/// gradients: the gradient of the bias of keys is zero, and computed as less than this.
+/// The rounding of sums of numbers near one in single precision, or of gradients in parts of the largest element of all
+/// gradients: the gradient of the bias of keys is zero, and the computed one is smaller than this.
 pub const NOISE: f64 = 1e-5;
 
-/// Beside the largest element of all gradients, what the norm of a gradient is at least taken to be for each of its
-/// elements, though never more than [`NOISE`] itself: at a tolerance of 1e-4 that is 1e-8 of the largest, where 2e-9 of it
-/// was seen as rounding of sums in single precision.
+/// The least norm of a gradient per element, in parts of the largest element of all gradients and at most [`NOISE`]: at a
+/// tolerance of 1e-4 an error of 1e-8 of the largest passes, and sums in single precision had rounding errors of 2e-9 of it.
 pub const FLOOR: f64 = 1e-4;
 
-/// In parts of what steps of an optimizer could do, what two elements of a weight differ by that differ visibly.
+/// The least visible difference of two elements of a weight, in parts of the distance that steps of an optimizer can move it.
 pub const VISIBLE: f64 = 1e-3;
 
 /// How one tensor compares.
@@ -29,24 +28,23 @@ pub const VISIBLE: f64 = 1e-3;
 pub struct Comparison {
     /// The tensor's name.
     pub name: String,
-    /// What was found.
+    /// The result of the comparison.
     pub verdict: Verdict,
-    /// Elements of a weight that were left out though they differ visibly, by [`VISIBLE`] of what steps could do and more:
-    /// their gradients are rounding alone, of which an optimizer makes whole steps, and they are no further apart than those
-    /// could take them.
+    /// Elements of a weight that were left out though they differ visibly (see [`VISIBLE`]): their gradients are only
+    /// rounding, for which an optimizer takes full steps, and they are no further apart than these steps can move them.
     pub undetermined: u64,
 }
 
 /// The distance of two tensors, or why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Both are of one shape, and finite where they are not −∞ both.
+    /// Both have one shape, and every element is finite in both or −∞ in both.
     Distance {
         /// The largest absolute difference of two elements.
         max_abs: f64,
-        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected; `‖a − b‖` where b is zero. A gradient that is
-        /// nothing but rounding, elements of [`FLOOR`] times the largest of all gradients and below on average, is measured
-        /// by that instead of its norm; so are moments, beside the largest of their kind.
+        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, where b is the expected tensor; `‖a − b‖` where b is zero. A gradient that is
+        /// only rounding (on average at most [`FLOOR`] times the largest of all gradients) is measured by that size instead
+        /// of its norm; so are moments, by the largest of their kind.
         relative: f64,
         /// The size by which the error of an element is measured: the magnitude of the largest expected element, for a
         /// gradient or a moment that of the largest of its kind; 1 where all are zero, which has no scale.
@@ -54,21 +52,21 @@ pub enum Verdict {
     },
     /// The shapes differ.
     Shape {
-        /// What was computed.
+        /// The computed shape.
         found: Vec<usize>,
-        /// What was expected.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// An element is infinite or not a number, in what was computed or in what was expected.
+    /// A computed or an expected element is infinite or NaN.
     NotFinite {
         /// The first such element, counted in row-major order.
         at: usize,
-        /// What was computed there.
+        /// The computed element.
         found: f64,
-        /// What was expected there.
+        /// The expected element.
         expected: f64,
     },
-    /// Expected and not computed.
+    /// The tensor was expected and not computed.
     Missing,
 }
 
@@ -90,7 +88,7 @@ pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Ver
     above(Kind::default(), found, expected, |_, _, _| false)
 }
 
-/// What is known of tensors of one kind.
+/// The sizes of the elements of tensors of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
     /// The size of elements that are rounding.
@@ -99,8 +97,8 @@ struct Kind {
     largest: f64,
 }
 
-/// Compares relative to a norm of at least that of elements of the size of rounding; `leave_out` says of an element's number, and
-/// of both values, whether it is passed over.
+/// Compares relative to the norm, which is at least that of elements of the size of rounding; `leave_out` takes the number of an
+/// element and both values, and returns whether to skip it.
 fn above<A: Real, B: Real>(
     Kind { floor, largest }: Kind,
     found: &Tensor<A>,
@@ -138,9 +136,9 @@ fn above<A: Real, B: Real>(
 /// How outputs are judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Judge<'a> {
-    /// How far an optimizer may have moved an element of a weight in all steps that were taken; zero where there were none.
+    /// The distance that an optimizer may have moved an element of a weight in all steps; zero without steps.
     pub reach: f64,
-    /// The smallest gradients of the steps; where absent, those of what is expected are of the only step.
+    /// The smallest gradients of the steps; where absent, the expected gradients are those of the only step.
     pub smallest: Option<&'a Smallest>,
 }
 
@@ -150,9 +148,9 @@ pub struct Judge<'a> {
 pub struct Smallest(Outputs<f64>);
 
 impl Smallest {
-    /// Takes a step's gradients into account, among whatever else it kept.
+    /// Adds the gradients of a step, which are among the tensors that it kept.
     pub fn after<T: Real>(&mut self, kept: &Outputs<T>) {
-        let largest = Scales::of(kept).gradient;
+        let largest = largest(kept, state::GRADIENT);
         for (name, tensor) in kept.iter().filter(|(name, _)| name.starts_with(state::GRADIENT)) {
             let parts = tensor.map(|x| if largest > 0.0 { x.to_f64().abs() / largest } else { 0.0 });
             match self.0.get_mut(name) {
@@ -168,16 +166,24 @@ impl Smallest {
 }
 
 impl Judge<'_> {
-    /// Compares two sets of outputs by name, in the order of what was expected.
+    /// Compares two sets of outputs by name, in the order of the expected ones.
     pub fn outputs<A: Real, B: Real>(self, found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
-        let scales = Scales::of(expected);
+        let kinds = kinds(expected);
         let mut own = Smallest::default();
         if self.smallest.is_none() && self.reach > 0.0 {
             own.after(expected);
         }
         let smallest = self.smallest.unwrap_or(&own);
         let compare = |(name, tensor): (&String, &Tensor<B>)| match found.get(name) {
-            Some(found) => self.named(name, scales.kind(name), found, (tensor, smallest)),
+            Some(found) => {
+                let kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
+                self.named(
+                    name,
+                    kind.map_or_else(Kind::default, |(_, kind)| *kind),
+                    found,
+                    (tensor, smallest),
+                )
+            }
             None => Comparison { name: name.clone(), verdict: Verdict::Missing, undetermined: 0 },
         };
         expected.iter().map(compare).collect()
@@ -195,7 +201,7 @@ impl Judge<'_> {
         let present = found.keys().filter(|name| expected.shape(name).is_some());
         let read = |name: &String| Ok((name.clone(), expected.read(name)?));
         let read: Outputs<f64> = present.map(read).collect::<Result<_, StoreError>>()?;
-        // Whoever computes gradients computes all of them.
+        // A run that computes gradients computes all of them.
         let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
         let gradients = found.keys().any(is_gradient);
         let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
@@ -204,7 +210,7 @@ impl Judge<'_> {
         Ok(self.outputs(found, &read).into_iter().chain(missing).collect())
     }
 
-    /// Compares what is called `name`: gradients, and what an optimizer makes of them, may be zero but for rounding.
+    /// Compares the tensor `name`: gradients, moments and updates may be zero but for rounding.
     fn named<A: Real, B: Real>(
         self,
         name: &str,
@@ -227,46 +233,28 @@ impl Judge<'_> {
     }
 }
 
-/// The largest elements of what was expected, kind by kind.
-#[derive(Clone, Copy, Debug, Default)]
-struct Scales {
-    gradient: f64,
-    first_moment: f64,
-    second_moment: f64,
+/// The kinds of tensors that may be zero but for rounding, each with the prefix of its names.
+fn kinds<B: Real>(expected: &Outputs<B>) -> [(&'static str, Kind); 3] {
+    let kind = |prefix: &'static str, floor: fn(f64) -> f64| {
+        let largest = largest(expected, prefix);
+        (prefix, Kind { floor: floor(largest), largest })
+    };
+    let rounding = |largest: f64| (FLOOR * largest).min(NOISE);
+    [
+        kind(state::GRADIENT, rounding),
+        kind(state::FIRST_MOMENT, rounding),
+        kind(state::SECOND_MOMENT, |largest| FLOOR * FLOOR * largest),
+    ]
 }
 
-impl Scales {
-    fn of<B: Real>(expected: &Outputs<B>) -> Self {
-        let largest = |prefix: &str| {
-            let of_kind = expected.iter().filter(|(name, _)| name.starts_with(prefix));
-            of_kind
-                .flat_map(|(_, t)| &t.data)
-                .map(|x| x.to_f64().abs())
-                .filter(|x| x.is_finite())
-                .fold(0.0, f64::max)
-        };
-        Self {
-            gradient: largest(state::GRADIENT),
-            first_moment: largest(state::FIRST_MOMENT),
-            second_moment: largest(state::SECOND_MOMENT),
-        }
-    }
-
-    /// What is known of tensors of the kind that the name says.
-    fn kind(&self, name: &str) -> Kind {
-        if name.starts_with(state::GRADIENT) {
-            Kind { floor: (FLOOR * self.gradient).min(NOISE), largest: self.gradient }
-        } else if name.starts_with(state::FIRST_MOMENT) {
-            Kind { floor: (FLOOR * self.first_moment).min(NOISE), largest: self.first_moment }
-        } else if name.starts_with(state::SECOND_MOMENT) {
-            Kind { floor: FLOOR * FLOOR * self.second_moment, largest: self.second_moment }
-        } else {
-            Kind::default()
-        }
-    }
+/// The magnitude of the largest finite element of all tensors with this prefix.
+fn largest<B: Real>(outputs: &Outputs<B>, prefix: &str) -> f64 {
+    let tensors = outputs.iter().filter(|(name, _)| name.starts_with(prefix));
+    let magnitudes = tensors.flat_map(|(_, t)| &t.data).map(|x| x.to_f64().abs());
+    magnitudes.filter(|x| x.is_finite()).fold(0.0, f64::max)
 }
 
-/// Compares two sets of outputs by name, in the order of what was expected; no optimizer has taken a step.
+/// Compares two sets of outputs by name, in the order of the expected ones; no optimizer has taken a step.
 pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
     Judge::default().outputs(found, expected)
 }

@@ -196,10 +196,6 @@ impl RunError {
 
     /// Whether the rank stopped only because another failed.
     pub(crate) fn is_stopped(&self) -> bool {
-        match self {
-            RunError::Stopped => true,
-            RunError::Rank { cause, .. } => cause.is_stopped(),
-            _ => false,
-        }
+        self.distance() == RunError::Stopped.distance()
     }
 }

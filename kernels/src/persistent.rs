@@ -40,17 +40,21 @@ impl PersistentTensor<'_> {
 
     /// The stored tensors, several for a stack, each with the shape that files must have.
     pub fn stored(&self, space: &Space) -> Vec<(String, Vec<u64>)> {
-        let shape = self.binding.stored_shape(space, self.ty);
-        let names = source::members(&self.stored_name(), shape.first().copied().unwrap_or(1));
-        let of_member =
-            if self.binding.is_stack() { shape.get(1..).unwrap_or_default().to_vec() } else { shape };
-        names.into_iter().map(|name| (name, of_member.clone())).collect()
+        members(&self.stored_name(), &self.binding.stored_shape(space, self.ty))
     }
 
     /// Whether it is a gradient, which the next step does not need.
     pub fn is_gradient(&self) -> bool {
         self.target == Target::State && state::is_gradient(&self.binding.name)
     }
+}
+
+/// The tensors in files that a stored tensor of this shape is, each with its shape: several for a stack.
+pub(crate) fn members(name: &str, shape: &[u64]) -> Vec<(String, Vec<u64>)> {
+    let names = source::members(name, shape.first().copied().unwrap_or(1));
+    let is_stack = names != [name];
+    let of_member = if is_stack { shape.get(1..).unwrap_or_default() } else { shape };
+    names.into_iter().map(|name| (name, of_member.to_vec())).collect()
 }
 
 /// The persistent tensors of a schedule, in order of frames, each once.

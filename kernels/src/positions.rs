@@ -8,7 +8,7 @@ use std::ops::Range;
 use ithaca_ir::ops::source;
 use ithaca_ir::{DimId, Space};
 
-use crate::tensor::{Offsets, index, strides};
+use crate::tensor::{index, strides};
 
 /// For each of `indices`, where a file that is read has its element; `None` is padding.
 ///
@@ -49,22 +49,25 @@ fn own_positions(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<u64> {
     dim.order.runs(dim.size, indices).iter().flat_map(ithaca_ir::order::Run::positions).collect()
 }
 
-/// Places of a rank's part, dimension by dimension, as rows: the offset at which each row of the last dimension starts
-/// in the stored tensor, in row-major order of the part, and the places within a row. A row of padding has no offset.
-pub(crate) fn rows(
+/// Calls `f` for each element of a rank's part, in row-major order: with its number in the part, and its offset in the stored
+/// tensor, `None` for padding. `places` are those of the part along each dimension.
+pub(crate) fn each_place(
     mut places: Vec<Vec<Option<usize>>>,
     stored_shape: &[usize],
-) -> (impl Iterator<Item = Option<usize>>, Vec<Option<usize>>) {
+    mut f: impl FnMut(usize, Option<usize>),
+) {
     // A tensor without dimensions is one row of one element.
     let last = places.pop().unwrap_or_else(|| vec![Some(0)]);
-    let stored_strides = strides(stored_shape);
+    let steps = strides(stored_shape);
     let shape: Vec<usize> = places.iter().map(Vec::len).collect();
-    let row_strides = strides(&shape);
-    let start = move |row: usize| {
-        (0..places.len())
-            .map(|d| places[d][row / row_strides[d] % places[d].len()].map(|i| i * stored_strides[d]))
-            .sum()
-    };
-    let in_a_row = strides(&shape);
-    (Offsets::new(shape, in_a_row, 0).map(start), last)
+    let row_steps = strides(&shape);
+    for row in 0..shape.iter().product() {
+        let along = |(d, places): (usize, &Vec<Option<usize>>)| {
+            places[row / row_steps[d] % places.len()].map(|i| i * steps[d])
+        };
+        let start: Option<usize> = places.iter().enumerate().map(along).sum();
+        for (i, place) in last.iter().enumerate() {
+            f(row * last.len() + i, start.and_then(|start| Some(start + (*place)?)));
+        }
+    }
 }

@@ -119,15 +119,11 @@ pub fn cut<T: Copy>(
     mut convert: impl FnMut(f64) -> T,
 ) -> Tensor<T> {
     let along = |(&d, range): (_, &std::ops::Range<u64>)| positions::loaded_from(space, d, range.clone());
-    let (starts, row) = positions::rows(ty.dims.iter().zip(region).map(along).collect(), &stored.shape);
     let shape = extents(region);
     let mut data = Vec::with_capacity(shape.iter().product());
-    for start in starts {
-        data.extend(row.iter().map(|place| match (start, place) {
-            (Some(start), Some(i)) => convert(stored.data[start + i]),
-            _ => convert(binding.fill as f64),
-        }));
-    }
+    positions::each_place(ty.dims.iter().zip(region).map(along).collect(), &stored.shape, |_, place| {
+        data.push(convert(place.map_or(binding.fill as f64, |i| stored.data[i])));
+    });
     Tensor::new(shape, data)
 }
 

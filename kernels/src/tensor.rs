@@ -174,18 +174,8 @@ pub fn index(n: u64) -> usize {
 }
 
 /// The index of the `i`-th element of a tensor of this shape, row-major.
-pub fn unravel(shape: &[u64], mut i: u64) -> Vec<u64> {
-    let mut at: Vec<u64> = shape
-        .iter()
-        .rev()
-        .map(|&n| {
-            let here = i % n.max(1);
-            i /= n.max(1);
-            here
-        })
-        .collect();
-    at.reverse();
-    at
+pub fn unravel(shape: &[u64], i: u64) -> Vec<u64> {
+    place_in(&whole(shape), i)
 }
 
 /// The index in the whole tensor of element `i`, in row-major order, of a region.

@@ -45,7 +45,7 @@ pub(crate) fn kept<T: Real>(
 fn unstack<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
     let n = tensor.shape.first().copied().unwrap_or(1);
     let names = source::members(name, n as u64);
-    if names.len() == 1 && names[0] == name {
+    if names == [name] {
         return vec![(name.to_owned(), tensor)];
     }
     let shape = tensor.shape[1..].to_vec();

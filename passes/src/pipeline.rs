@@ -25,6 +25,8 @@ pub struct Stage {
     pub options: Vec<(String, String)>,
 }
 
+type ReadPass = fn(&Registry, &Stage) -> Result<Box<dyn Pass>, Diagnostic>;
+
 /// The row of a pass for `list passes`.
 pub struct PassInfo {
     /// The name in a pipeline.
@@ -33,6 +35,8 @@ pub struct PassInfo {
     pub summary: &'static str,
     /// Its options.
     pub options: &'static str,
+    /// Reads it with its options.
+    read: ReadPass,
 }
 
 /// Every pass.
@@ -41,51 +45,67 @@ pub const PASSES: &[PassInfo] = &[
         name: "differentiate",
         summary: "makes a training step of a program with an output `loss`: backward functions, gradients, the optimizer",
         options: differentiate::OPTIONS,
+        read: |_, stage| Ok(boxed(Differentiate::new(Training::from_pipeline(&stage.options)?))),
     },
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
         options: shard::OPTIONS,
+        read: |registry, stage| {
+            let options = ShardOptions::from_pipeline(&stage.options)?;
+            Ok(boxed(Shard::new(options).with_registry(registry.clone())))
+        },
     },
     PassInfo {
         name: "lower-movements",
         summary: "turns attention whose keys are split into explicit steps: transfers, partial attention, merges",
         options: "none",
+        read: |registry, stage| without_options(stage).map(|()| boxed(LowerMovements::new(registry.clone()))),
     },
     PassInfo {
         name: "two-level",
         summary: "splits each mesh axis that spans nodes in two, so that each collective becomes one across nodes and one inside",
         options: levels::OPTIONS,
+        read: |_, stage| options::pass::<TwoLevel>(&stage.name, levels::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "lower-reshards",
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
+        read: |_, stage| without_options(stage).map(|()| boxed(LowerReshards)),
     },
     PassInfo {
         name: "saturate",
         summary: "rewrites each function to the form that is cheapest on the cluster, by rules of communication and an e-graph",
         options: saturate::OPTIONS,
+        read: |_, stage| options::pass::<Saturate>(&stage.name, saturate::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "overlap",
         summary: "cuts collectives and the kernels next to them into chunks, so that one chunk is sent while another is computed",
         options: overlap::OPTIONS,
+        read: |_, stage| options::pass::<Overlap>(&stage.name, overlap::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "pack",
         summary: "coalesces independent collectives of one kind, between the same ranks, into one message",
         options: fuse::OPTIONS,
+        read: |_, stage| options::pass::<Pack>(&stage.name, fuse::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "prefetch",
         summary: "gathers weights before their use and reduces gradients after they are computed, overlapped with kernels, also across layers",
         options: prefetch::OPTIONS,
+        read: |_, stage| options::pass::<Prefetch>(&stage.name, prefetch::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "rules",
         summary: "tries the rewrite rules of the file of `--rules`, and applies them",
         options: "none",
+        read: |_, _| {
+            let message = "`rules` reads its rules from a file, and has no options";
+            Err(Diagnostic::new("P02", message).help("name the file with `ithaca opt --rules FILE`"))
+        },
     },
 ];
 
@@ -159,36 +179,19 @@ pub fn parse_with(registry: &Registry, text: &str) -> Result<Vec<Box<dyn Pass>>,
 }
 
 fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
-    match stage.name.as_str() {
-        "differentiate" => {
-            let training = Training::from_pipeline(&stage.options)?;
-            Ok(Box::new(Differentiate::new(training)))
-        }
-        "shard" => {
-            let options = ShardOptions::from_pipeline(&stage.options)?;
-            Ok(Box::new(Shard::new(options).with_registry(registry.clone())))
-        }
-        "lower-movements" => {
-            without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
-        }
-        "two-level" => options::pass::<TwoLevel>(&stage.name, levels::OPTIONS, &stage.options),
-        "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
-        "saturate" => options::pass::<Saturate>(&stage.name, saturate::OPTIONS, &stage.options),
-        "overlap" => options::pass::<Overlap>(&stage.name, overlap::OPTIONS, &stage.options),
-        "prefetch" => options::pass::<Prefetch>(&stage.name, prefetch::OPTIONS, &stage.options),
-        "pack" => options::pass::<Pack>(&stage.name, fuse::OPTIONS, &stage.options),
-        "rules" => {
-            let message = "`rules` reads its rules from a file, and has no options";
-            Err(Diagnostic::new("P02", message).help("name the file with `ithaca opt --rules FILE`"))
-        }
-        other => {
-            if let Some(pass) = registry.passes().find(|p| p.name() == other) {
-                return without_options(&stage).map(|()| Box::new(pass) as _);
-            }
-            let known = PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name()));
-            Err(Diagnostic::new("P02", format!("there is no pass `{other}`")).names("passes", other, known))
-        }
+    let name = stage.name.as_str();
+    if let Some(info) = PASSES.iter().find(|pass| pass.name == name) {
+        return (info.read)(registry, &stage);
     }
+    if let Some(pass) = registry.passes().find(|pass| pass.name() == name) {
+        return without_options(&stage).map(|()| boxed(pass));
+    }
+    let known = PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name()));
+    Err(Diagnostic::new("P02", format!("there is no pass `{name}`")).names("passes", name, known))
+}
+
+fn boxed(pass: impl Pass + 'static) -> Box<dyn Pass> {
+    Box::new(pass)
 }
 
 fn without_options(stage: &Stage) -> Result<(), Diagnostic> {

@@ -117,7 +117,7 @@ fn simulated(plan: &Plan, compiled: &Compiled) -> String {
     rows.sort_by(|a, b| b.exposed.total_cmp(&a.exposed));
     for row in rows.iter().take(ROWS) {
         let times = if row.count > 1 { format!("{} times ", row.count) } else { String::new() };
-        let (exposed, total) = (seconds(row.exposed), seconds(row.total));
+        let (exposed, total) = (seconds(row.exposed), seconds(row.seconds));
         let _ = writeln!(out, "  exposed {exposed} of {total}: {times}{} in @{}", row.name, row.frame);
     }
     if let Some(rest) = rows.get(ROWS..).filter(|rest| !rest.is_empty()) {

@@ -8,7 +8,7 @@ use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
-use ithaca_passes::planner::{self, Extended, Program, Request, Staged};
+use ithaca_passes::planner::{self, Program, Request};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::session::{Done, Session};
@@ -64,8 +64,6 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         stages,
     };
     (session.progress)("planning");
-    let program = Program { module: &module, cluster: &cluster };
-    let program = Extended { program, registry: session.registry };
     // Many candidates have the same number of stages.
     let programs = RefCell::new(BTreeMap::new());
     let in_stages = |stages: u64| {
@@ -77,11 +75,12 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         programs.borrow_mut().insert(stages, module.clone());
         Ok(module)
     };
-    let ranked = match workload.mode {
-        Mode::Train => planner::rank(&Staged { program, of_stages: &in_stages }, &cluster, &request),
-        Mode::Prefill | Mode::Decode => planner::rank(&program, &cluster, &request),
+    let program = Program {
+        registry: session.registry.clone(),
+        of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
+        ..Program::new(&module, &cluster)
     };
-    let ranked = ranked.map_err(|refusal| Failure {
+    let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
         context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
         ..Failure::from(refusal.diagnostic)
     })?;

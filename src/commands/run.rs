@@ -14,7 +14,7 @@ use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
 use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
-    self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
+    self, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
@@ -303,7 +303,7 @@ impl Data {
         };
         Ok(Data {
             weights: match &job.weights {
-                Some(path) => Box::new(FusedExperts::new(tensors(path)?)),
+                Some(path) => tensors(path)?,
                 None => random(&job.program),
             },
             inputs,
@@ -314,8 +314,8 @@ impl Data {
     }
 
     /// The weights; names in checkpoints of a bare model lack the prefix of a model with a head.
-    pub(super) fn weights(&self) -> Renamed<'_> {
-        Renamed::new(self.weights.as_ref(), MODEL_PREFIXES)
+    pub(super) fn weights(&self) -> Renamed<'_, &dyn TensorSource> {
+        Renamed::new(self.weights.as_ref(), &MODEL_PREFIXES)
     }
 
     pub(super) fn inputs(&self) -> Box<dyn TensorSource + '_> {
@@ -426,7 +426,7 @@ pub(super) fn judge<A: Real, B: Real>(
         Expected::Whole(whole) => judge.outputs(found, whole),
         Expected::File(path) => {
             let file = tensors(path)?;
-            judge.with_source(found, &FusedExperts::new(file).asked(found.keys().cloned()))?
+            judge.with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?
         }
     };
     if rows.is_empty() {

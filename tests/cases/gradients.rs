@@ -2,13 +2,14 @@
 //! policy of recomputation, in groups of layers and parts of the loss, and under every strategy.
 
 use ithaca_ir::{Diagnostics, Module, diagnostic};
-use ithaca_kernels::store::{FusedExperts, TensorSource};
+use ithaca_kernels::store::{Renamed, TensorSource};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, Storage, oracle};
 use ithaca_passes::compile::passes;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{OrderChoice, SequenceFit, ShardOptions, Zero, parse_mesh};
 use libtest_mimic::Trial;
 
@@ -40,7 +41,7 @@ impl Golden {
         let elements = |shape: Vec<u64>| shape.iter().product::<u64>();
         let mut unmet: u64 =
             self.gradients().iter().filter_map(|name| self.io.shape(name)).map(elements).sum();
-        let fused = FusedExperts::new(&self.io);
+        let fused = Renamed::new(&self.io, &[]);
         let largest = self.gradients().into_iter().map(|name| magnitude(&self.io.read(&name).unwrap()));
         let largest = largest.fold(0.0, f64::max);
         let found =
@@ -154,7 +155,12 @@ fn ways() -> Vec<(String, Way)> {
 
 /// What every rank runs.
 fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, Diagnostics> {
-    run_passes(module.clone(), &passes(options), &mut Context::new(&Volume), &mut Unwatched)
+    run_passes(
+        module.clone(),
+        &passes(&Registry::default(), options),
+        &mut Context::new(&Volume),
+        &mut Unwatched,
+    )
 }
 
 fn check(golden: &Golden, way: &Way) -> Result<(), String> {

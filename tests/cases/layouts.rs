@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Module, diagnostic, traffic};
 use ithaca_kernels::{Outputs, compare, cpu, oracle};
-use ithaca_passes::compile::{compile, passes_with};
+use ithaca_passes::compile::{compile, passes};
 use ithaca_passes::fuse::saturate::with_saturation;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
@@ -173,7 +173,7 @@ fn check_saturated(golden: &Golden, options: &ShardOptions) -> Result<(), String
     if !legal_whole(module, options, None) {
         return Ok(());
     }
-    let passes = with_saturation(passes_with(&Registry::default(), options));
+    let passes = with_saturation(passes(&Registry::default(), options));
     let ranks = run_passes(module.clone(), &passes, &mut Context::new(&Volume), &mut Unwatched)
         .map_err(|refusal| diagnostic::render(&refusal, None))?;
     let found = oracle::run_ranks::<f64>(&ranks, weights, io).map_err(|e| e.to_string())?;

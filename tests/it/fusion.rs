@@ -15,6 +15,7 @@ use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::lower::Packing;
 use ithaca_passes::pass::{Unwatched, Volume};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use ithaca_passes::simulate::{simulate, timeline};
 use serde_json::{Value, json};
@@ -175,7 +176,7 @@ fn two_levels_are_the_whole() {
             let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
             let title = format!("{name} {strategy} {mesh}");
             let one = compiled(&module, &options, Fusion::NONE);
-            let mut passes = passes(&options);
+            let mut passes = passes(&Registry::default(), &options);
             passes.insert(2, Box::new(TwoLevel { inside: Some(2), ..TwoLevel::default() }));
             let two = compile_by(&passes, Packing::Apart, &module, &Volume, &mut Unwatched)
                 .unwrap_or_else(|d| panic!("{title}: {}", diagnostic::render(&d, None)));

@@ -38,8 +38,7 @@ fn run(module: &Module, passes: &[Box<dyn Pass>]) -> (Module, Vec<String>) {
 /// Seconds of a module whose reshards have become collectives.
 fn seconds(module: &Module) -> f64 {
     let (lowered, _) = run(module, &[Box::new(LowerReshards)]);
-    let cost = cost::of_module(&cluster(), &lowered);
-    cost.compute_seconds + cost.communication_seconds
+    cost::module_seconds(&cluster(), &lowered)
 }
 
 #[test]
@@ -94,7 +93,7 @@ fn the_same_text_every_time() {
 
 /// The passes of a plan with saturation before and behind the choice of collectives.
 fn saturated(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    with_saturation(compile::passes_with(&Registry::default(), options))
+    with_saturation(compile::passes(&Registry::default(), options))
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The error of an operation.
 
+use crate::diagnostic::{Diagnostic, Diagnostics};
+
 /// A broken invariant of one operation, for the verifier to place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpError {
@@ -13,6 +15,18 @@ impl OpError {
     /// The violation of `code` that `message` describes.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+}
+
+impl From<OpError> for Diagnostic {
+    fn from(OpError { code, message }: OpError) -> Self {
+        Self::new(code, message)
+    }
+}
+
+impl From<OpError> for Diagnostics {
+    fn from(error: OpError) -> Self {
+        vec![error.into()]
     }
 }
 

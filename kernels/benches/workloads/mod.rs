@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use half::bf16;
 use ithaca_ir::Mask;
-use ithaca_kernels::cpu::dense::{self, DenseAttention, Shape, Tensors};
+use ithaca_kernels::cpu::dense::{self, DenseAttention, Element, Shape};
 use ithaca_kernels::cpu::threads::Threads;
 
 /// `matmul M K N`, and `forward` or `training` (both passes) of causal attention with
@@ -25,13 +25,13 @@ pub(crate) const NAMES: &[&str] = &[
 /// Something to be timed.
 pub(crate) enum Workload {
     Matmul { sizes: (usize, usize, usize), a: Vec<f32>, b: Vec<f32>, c: Vec<f32> },
-    Attention { attention: Box<DenseAttention>, numbers: Numbers, d_o: Vec<f32>, passes: Passes },
+    Attention { attention: Box<DenseAttention>, numbers: Numbers, passes: Passes },
 }
 
-/// q, k and v.
+/// q, k, v and the gradient of the output.
 pub(crate) enum Numbers {
-    F32([Vec<f32>; 3]),
-    Bf16([Vec<bf16>; 3]),
+    F32([Vec<f32>; 4]),
+    Bf16([Vec<bf16>; 4]),
 }
 
 /// Which passes are timed.
@@ -61,14 +61,14 @@ impl Workload {
         let shape = Shape { batch, tokens, heads, kv_heads, width };
         let attention = DenseAttention::new(shape, Mask::Causal).ok()?;
         let (of_queries, of_keys) = attention.lengths();
-        let [q, k, v] = [(of_queries, 1), (of_keys, 2), (of_keys, 3)].map(|(n, seed)| noise(n, seed));
+        let lengths = [(of_queries, 1), (of_keys, 2), (of_keys, 3), (of_queries, 4)];
+        let numbers = lengths.map(|(n, seed)| noise(n, seed));
         let numbers = match storage {
-            "f32" => Numbers::F32([q, k, v]),
-            "bf16" => Numbers::Bf16([q, k, v].map(|x| x.into_iter().map(bf16::from_f32).collect())),
+            "f32" => Numbers::F32(numbers),
+            "bf16" => Numbers::Bf16(numbers.map(|x| x.into_iter().map(bf16::from_f32).collect())),
             _ => return None,
         };
-        let d_o = noise(of_queries, 4);
-        Some(Workload::Attention { attention: Box::new(attention), numbers, d_o, passes })
+        Some(Workload::Attention { attention: Box::new(attention), numbers, passes })
     }
 
     /// Does it once, with all cores.
@@ -76,19 +76,28 @@ impl Workload {
         let threads = Threads::beside(1);
         match self {
             Workload::Matmul { sizes, a, b, c } => dense::matmul(*sizes, a, b, black_box(c), threads),
-            Workload::Attention { attention, numbers, d_o, passes } => {
-                let tensors = match numbers {
-                    Numbers::F32([q, k, v]) => Tensors::F32([q, k, v]),
-                    Numbers::Bf16([q, k, v]) => Tensors::Bf16([q, k, v]),
-                };
-                let forward = attention.forward(tensors, threads);
-                if let Passes::Both = passes {
-                    black_box(attention.backward(tensors, &forward, d_o, threads));
-                }
-                black_box(forward);
+            Workload::Attention { attention, numbers: Numbers::F32(numbers), passes } => {
+                attend(attention, numbers, passes, threads);
+            }
+            Workload::Attention { attention, numbers: Numbers::Bf16(numbers), passes } => {
+                attend(attention, numbers, passes, threads);
             }
         }
     }
+}
+
+fn attend<E: Element>(
+    attention: &DenseAttention,
+    [q, k, v, d_o]: &[Vec<E>; 4],
+    passes: &Passes,
+    threads: Threads,
+) {
+    let tensors = [&q[..], k, v];
+    let forward = attention.forward(tensors, threads);
+    if let Passes::Both = passes {
+        black_box(attention.backward(tensors, &forward, d_o, threads));
+    }
+    black_box(forward);
 }
 
 /// Numbers around zero with a variance near one, the same every time.

@@ -1,12 +1,11 @@
 //! Kernels on dense tensors, for comparison with other libraries.
 
-use half::bf16;
 use ithaca_ir::ops::{Attention, AttentionDims};
 use ithaca_ir::{DType, Dim, DimId, Mask, Mesh, Space, TensorType};
 
 use super::attention::{Incoming, Problem, backward, forward};
 
-use super::gemm::{self, Element, View};
+use super::gemm::{self, View};
 use super::simd::Simd;
 use super::threads::Threads;
 use crate::RunError;
@@ -14,6 +13,7 @@ use crate::oracle::attention::Extent;
 use crate::tensor::{index, whole};
 
 pub use super::attention::Forward;
+pub use super::gemm::Element;
 
 /// The instructions of this machine that kernels are compiled for.
 pub fn instructions() -> &'static str {
@@ -26,7 +26,7 @@ pub fn instructions() -> &'static str {
 /// When a slice is shorter than its matrix.
 pub fn matmul((m, k, n): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], threads: Threads) {
     let view = |row: usize| View { start: 0, row, column: 1 };
-    gemm::multiply((m, k, n), 1.0, a, view(k), b, view(n), c, view(n), gemm::Into::Replace, threads);
+    gemm::multiply((m, k, n), 1.0, (a, view(k)), (b, view(n)), (c, view(n)), gemm::Into::Replace, threads);
 }
 
 /// Sizes of an attention of a sequence to itself.
@@ -42,15 +42,6 @@ pub struct Shape {
     pub kv_heads: u64,
     /// Elements of a head, of queries, keys and values.
     pub width: u64,
-}
-
-/// q, k and v as memory has them: `[batch tokens heads width]`, k and v with their own heads.
-#[derive(Clone, Copy, Debug)]
-pub enum Tensors<'a> {
-    /// In single precision.
-    F32([&'a [f32]; 3]),
-    /// In brain floating point; sums are taken in single precision.
-    Bf16([&'a [bf16]; 3]),
 }
 
 /// An attention on dense tensors, scaled by one over the root of its width.
@@ -90,35 +81,32 @@ impl DenseAttention {
         (index(batch * tokens * heads * width), index(batch * tokens * kv_heads * width))
     }
 
-    /// Output `[batch tokens heads width]` and lse `[batch tokens heads]`.
+    /// Output `[batch tokens heads width]` and lse `[batch tokens heads]`, of q, k and v `[batch tokens heads width]`, k and v
+    /// with their own heads. Sums are taken in single precision.
     ///
     /// # Panics
-    /// When a tensor has not the elements of its shape.
-    pub fn forward(&self, tensors: Tensors<'_>, threads: Threads) -> Forward {
-        match tensors {
-            Tensors::F32(tensors) => forward(&self.problem(tensors), threads),
-            Tensors::Bf16(tensors) => forward(&self.problem(tensors), threads),
-        }
+    /// When a tensor does not have the elements of its shape.
+    pub fn forward<E: Element>(&self, tensors: [&[E]; 3], threads: Threads) -> Forward {
+        forward(&self.problem(tensors), threads)
     }
 
-    /// Gradients of q, k and v for that of o, which is `d_o`, stored as q is.
+    /// Gradients of q, k and v for that of o, which is `d_o`.
     ///
     /// # Panics
-    /// When a tensor has not the elements of its shape.
-    pub fn backward(
+    /// When a tensor does not have the elements of its shape.
+    pub fn backward<E: Element>(
         &self,
-        tensors: Tensors<'_>,
-        forward: &Forward,
-        d_o: &[f32],
+        tensors: [&[E]; 3],
+        Forward { o, lse }: &Forward,
+        d_o: &[E],
         threads: Threads,
     ) -> [Vec<f32>; 3] {
-        match tensors {
-            Tensors::F32(tensors) => self.backward_of(tensors, forward, d_o, d_o, threads),
-            Tensors::Bf16(tensors) => {
-                let stored: Vec<bf16> = d_o.iter().map(|&x| bf16::from_f32(x)).collect();
-                self.backward_of(tensors, forward, &stored, d_o, threads)
-            }
-        }
+        let width = self.extent.width.max(1);
+        assert!(d_o.len() == o.len() && lse.len() * width == o.len(), "there is a gradient of each output");
+        let rows = d_o.chunks(width).zip(o.chunks(width));
+        let delta: Vec<f32> = rows.map(|(d, o)| d.iter().zip(o).map(|(d, o)| d.number() * o).sum()).collect();
+        let gradients = backward(&self.problem(tensors), Incoming { d_o, lse, delta: &delta }, threads);
+        [gradients.dq, gradients.dk, gradients.dv]
     }
 
     fn problem<'a, E>(&'a self, [q, k, v]: [&'a [E]; 3]) -> Problem<'a, E> {
@@ -126,21 +114,5 @@ impl DenseAttention {
         let lengths = [q.len(), k.len(), v.len()];
         assert_eq!(lengths, [of_queries, of_keys, of_keys], "tensors have the elements of their shapes");
         Problem { attention: &self.attention, x: &self.extent, q, k, v, bias: None }
-    }
-
-    fn backward_of<E: Element>(
-        &self,
-        tensors: [&[E]; 3],
-        Forward { o, lse }: &Forward,
-        d_o: &[E],
-        gradient: &[f32],
-        threads: Threads,
-    ) -> [Vec<f32>; 3] {
-        let width = self.extent.width.max(1);
-        assert!(d_o.len() == o.len() && lse.len() * width == o.len(), "there is a gradient of each output");
-        let rows = gradient.chunks(width).zip(o.chunks(width));
-        let delta: Vec<f32> = rows.map(|(d, o)| d.iter().zip(o).map(|(d, o)| d * o).sum()).collect();
-        let gradients = backward(&self.problem(tensors), Incoming { d_o, lse, delta: &delta }, threads);
-        [gradients.dq, gradients.dk, gradients.dv]
     }
 }

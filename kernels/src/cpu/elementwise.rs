@@ -13,7 +13,7 @@ use super::simd::Simd;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::loss::Rows;
-use crate::oracle::{Elements, Operand, ResultSpec, unary as oracle};
+use crate::oracle::{Operand, ResultSpec, unary as oracle};
 
 /// The number of elements of one chunk, whose temporaries stay in the first cache.
 const CHUNK: usize = 2048;
@@ -29,13 +29,7 @@ pub(super) fn results(
     wanted: &[ResultSpec<'_>],
     threads: Threads,
 ) -> Result<Option<Vec<Vec<f32>>>, RunError> {
-    let sizes_fit = operands.iter().all(|operand| {
-        let n: usize = operand.shape().iter().product();
-        match operand.elements {
-            Elements::Real(data) => data.len() == n,
-            Elements::Int(data) => data.len() == n,
-        }
-    });
+    let sizes_fit = operands.iter().all(|x| x.elements.n() == x.shape().iter().product::<usize>());
     let (true, Some(first)) = (sizes_fit, wanted.first()) else { return Ok(None) };
     let simd = Simd::of_machine();
     Ok(match op {
@@ -113,6 +107,11 @@ fn is_fast(f: Unary) -> bool {
     matches!(f, Unary::Silu | Unary::GeluTanh | Unary::QuickGelu | Unary::Tanh | Unary::Relu)
 }
 
+/// The factor in the sigmoid of a function.
+fn steepness(f: Unary) -> f32 {
+    if f == Unary::QuickGelu { 1.702 } else { 1.0 }
+}
+
 /// `1 / (1 + exp(−factor · x))`.
 fn sigmoid(simd: &Simd, factor: f32, x: &[f32], out: &mut [f32]) {
     out.copy_from_slice(x);
@@ -133,12 +132,8 @@ fn gelu_tanh(simd: &Simd, x: &[f32], out: &mut [f32]) {
 fn unary(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
     let weigh = |out: &mut [f32]| out.iter_mut().zip(x).for_each(|(out, x)| *out *= x);
     match f {
-        Unary::Silu => {
-            sigmoid(simd, 1.0, x, out);
-            weigh(out);
-        }
-        Unary::QuickGelu => {
-            sigmoid(simd, 1.702, x, out);
+        Unary::Silu | Unary::QuickGelu => {
+            sigmoid(simd, steepness(f), x, out);
             weigh(out);
         }
         Unary::GeluTanh => {
@@ -160,13 +155,10 @@ fn unary(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
 /// The derivative of a function.
 fn slope(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
     match f {
-        Unary::Silu => {
-            sigmoid(simd, 1.0, x, out);
-            out.iter_mut().zip(x).for_each(|(s, &x)| *s = *s * (1.0 + x * (1.0 - *s)));
-        }
-        Unary::QuickGelu => {
-            sigmoid(simd, 1.702, x, out);
-            out.iter_mut().zip(x).for_each(|(s, &x)| *s = *s * (1.0 + 1.702 * x * (1.0 - *s)));
+        Unary::Silu | Unary::QuickGelu => {
+            let factor = steepness(f);
+            sigmoid(simd, factor, x, out);
+            out.iter_mut().zip(x).for_each(|(s, &x)| *s = *s * (1.0 + factor * x * (1.0 - *s)));
         }
         Unary::GeluTanh => {
             gelu_tanh(simd, x, out);

@@ -18,7 +18,7 @@ use super::execution::Execution;
 use super::fault::FaultKind;
 use super::memory::{ArenaShape, SourcePlan, SourceTensor, Sources, WrittenData};
 use super::options::Options;
-use super::panics::{guarded, panic_message};
+use super::panics::{guarded, joined};
 use super::rank::{self, RankResult};
 use super::timings::Timings;
 use super::trace;
@@ -218,10 +218,7 @@ impl Loaded<'_> {
                 })
             };
             let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
-            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
-                thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
-            };
-            threads.into_iter().map(join).collect()
+            threads.into_iter().map(|thread| thread.and_then(joined)).collect()
         });
         first_failure(results)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use indexmap::IndexSet;
 use ithaca_ir::boxes::{self, Region};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
@@ -129,11 +130,9 @@ pub(crate) type Loaded = (FrameId, BufferId, u64, Option<At>);
 #[derive(Debug)]
 pub(super) struct Sources {
     parts: Vec<Vec<f32>>,
-    /// For each tensor of the plan and each rank, its part.
-    part_of: Vec<Vec<Option<usize>>>,
+    /// For each tensor of the plan and each rank, the start of its part.
+    starts: Vec<Vec<Option<Location>>>,
     of: BTreeMap<Loaded, usize>,
-    /// For each tensor that is written, its number among those.
-    written: BTreeMap<usize, usize>,
 }
 
 /// The start of a buffer.
@@ -263,10 +262,10 @@ impl<'a> SourcePlan<'a> {
         inputs: &dyn TensorSource,
         storage: Storage,
     ) -> Result<(Sources, Vec<WrittenData>), RunError> {
-        let of = self.of.clone();
-        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of, written: BTreeMap::new() };
+        let mut sources = Sources { parts: Vec::new(), starts: Vec::new(), of: self.of.clone() };
         let mut own: Vec<WrittenData> = vec![Vec::new(); ranks.len()];
-        for (i, tensor) in self.tensors.iter().enumerate() {
+        let mut n_written = 0;
+        for tensor in &self.tensors {
             let held = tensor.parts_of(ranks);
             let cut = if held.iter().any(Option::is_some) {
                 tensor.cut(space, &held, weights, inputs, storage)?
@@ -274,19 +273,19 @@ impl<'a> SourcePlan<'a> {
                 BTreeMap::new()
             };
             if tensor.is_written {
-                sources.written.insert(i, sources.written.len());
                 for (own, part) in own.iter_mut().zip(&held) {
                     own.push(part.map_or_else(Vec::new, |part| cut[&part].clone()));
                 }
-                sources.part_of.push(Vec::new());
+                sources.starts.push(vec![Some(Location::Written(n_written, 0)); tensor.part_of.len()]);
+                n_written += 1;
             } else {
                 let mut number = BTreeMap::new();
                 for (part, data) in cut {
                     number.insert(part, sources.parts.len());
                     sources.parts.push(data);
                 }
-                let of_rank = |part: &Option<usize>| part.and_then(|part| number.get(&part).copied());
-                sources.part_of.push(tensor.part_of.iter().map(of_rank).collect());
+                let start = |part: &Option<usize>| Some(Location::Shared(*number.get(&(*part)?)?, 0));
+                sources.starts.push(tensor.part_of.iter().map(start).collect());
             }
         }
         Ok((sources, own))
@@ -295,23 +294,10 @@ impl<'a> SourcePlan<'a> {
 
 impl<'a> SourceTensor<'a> {
     fn new(space: &Space, file: File, binding: &'a Binding, ty: TensorType, layer: u64) -> Self {
-        let mut regions: Vec<Region> = Vec::new();
-        let mut numbers: BTreeMap<Vec<(u64, u64)>, usize> = BTreeMap::new();
-        let mut part_of = Vec::new();
-        for rank in space.mesh.iter_ranks() {
-            if !space.holds(&ty, rank) {
-                part_of.push(None);
-                continue;
-            }
-            let region = space.local_box(&ty, rank);
-            let key = region.iter().map(|r| (r.start, r.end)).collect();
-            let part = *numbers.entry(key).or_insert_with(|| {
-                regions.push(region);
-                regions.len() - 1
-            });
-            part_of.push(Some(part));
-        }
-        Self { file, binding, ty, layer, regions, part_of, is_written: false }
+        let mut regions: IndexSet<Region> = IndexSet::new();
+        let part = |rank| space.holds(&ty, rank).then(|| regions.insert_full(space.local_box(&ty, rank)).0);
+        let part_of = space.mesh.iter_ranks().map(part).collect();
+        Self { file, binding, ty, layer, regions: regions.into_iter().collect(), part_of, is_written: false }
     }
 
     /// For each of `ranks`, which part it has.
@@ -360,14 +346,7 @@ impl<'a> SourceTensor<'a> {
 impl Sources {
     /// The start of the data of a buffer on `rank`.
     pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Location> {
-        let &tensor = self.of.get(&loaded)?;
-        match self.written.get(&tensor) {
-            Some(&number) => Some(Location::Written(number, 0)),
-            None => {
-                let part = self.part_of[tensor].get(index(rank.0)).copied().flatten();
-                part.map(|part| Location::Shared(part, 0))
-            }
-        }
+        self.starts[*self.of.get(&loaded)?].get(index(rank.0)).copied().flatten()
     }
 
     /// The elements of a part.

@@ -12,7 +12,7 @@ use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Memory};
 use super::context::RunContext;
 use super::memory::{WrittenData, to_int};
-use super::panics::{guarded, panic_message};
+use super::panics::{guarded, joined};
 use super::stream::{StreamExecutor, StreamResult};
 use super::sync::StreamSync;
 use super::timings::Timings;
@@ -68,10 +68,7 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
                 RunError::Thread { rank: rank.0, source }
             });
             let compute = execute(Stream::Compute);
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
-            };
-            (compute, comm.and_then(join))
+            (compute, comm.and_then(joined))
         })
     } else {
         memory.leave(Stream::Comm);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
-use ithaca_ir::{Op, traffic};
+use ithaca_ir::{Op, TensorType, traffic};
 
 use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Claim, Memory, MemoryRange, TaskRun};
@@ -154,24 +154,19 @@ impl<'a> Running<'a> {
     fn compute(&mut self, op: &Op) -> Result<(), RunError> {
         let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
         let space = &context.schedule.space;
-        let mut wanted: Vec<ResultSpec<'_>> = Vec::with_capacity(task.writes.len());
-        for &b in &task.writes {
-            let ty = self.buffers.tensor_type(scope, b)?;
-            wanted.push(ResultSpec { ty, region: space.local_box(ty, rank) });
-        }
-        let mut ints: Vec<Vec<i32>> = Vec::new();
-        for &b in &task.reads {
-            let data = if self.buffers.tensor_type(scope, b)?.dtype.is_float() {
-                Vec::new()
-            } else {
-                self.read(b)?.iter().map(|&x| to_int(x)).collect()
-            };
-            ints.push(data);
-        }
+        let types = |ids: &[BufferId]| -> Result<Vec<&TensorType>, RunError> {
+            ids.iter().map(|&id| self.buffers.tensor_type(scope, id)).collect()
+        };
+        let (read, written) = (types(&task.reads)?, types(&task.writes)?);
+        let wanted: Vec<ResultSpec<'_>> =
+            written.into_iter().map(|ty| ResultSpec { ty, region: space.local_box(ty, rank) }).collect();
         let reals = self.read_all(&task.reads)?;
-        let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
-        for (&b, (ints, reals)) in task.reads.iter().zip(ints.iter().zip(&reals)) {
-            let ty = self.buffers.tensor_type(scope, b)?;
+        let ints = reals.iter().zip(&read).map(|(data, ty)| {
+            if ty.dtype.is_float() { Vec::new() } else { data.iter().map(|&x| to_int(x)).collect() }
+        });
+        let ints: Vec<Vec<i32>> = ints.collect();
+        let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(read.len());
+        for (ty, (reals, ints)) in read.into_iter().zip(reals.iter().zip(&ints)) {
             let elements = if ty.dtype.is_float() { Elements::Real(reals) } else { Elements::Int(ints) };
             operands.push(Operand { ty, region: space.local_box(ty, rank), elements });
         }

@@ -151,6 +151,11 @@ impl Connections {
         self.world
     }
 
+    /// How long a message is waited for.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Sets the largest frames that are accepted.
     pub(super) fn set_limits(&self, limits: Limits) {
         self.shared.state().limits = limits;
@@ -190,7 +195,8 @@ impl Connections {
         }
     }
 
-    /// Waits for the next message of `from`, which must be of this kind.
+    /// Waits for the next message of `from`, which must be of this kind. Without a timeout it waits while the connection is
+    /// open: the other rank computes.
     ///
     /// # Errors
     /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the timeout.
@@ -198,12 +204,9 @@ impl Connections {
         &self,
         from: u64,
         expected: Kind,
-        wait: Wait,
+        timeout: Option<Duration>,
     ) -> Result<T, RunError> {
-        let deadline = match wait {
-            Wait::Timeout => Some(Instant::now() + self.timeout),
-            Wait::Unbounded => None,
-        };
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let found = self.wait(from, deadline, |inbox| inbox.messages.pop_front().map(Ok));
         let (kind, body) = found.map_err(|error| self.with_cause(error))?;
         if kind == expected { frame::decode(&body) } else { Err(frame::malformed()) }
@@ -300,15 +303,6 @@ impl Connections {
             state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
-
-/// The limit of a wait for a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// The timeout of a message.
-    Timeout,
-    /// None, while the connection is open: the other rank computes.
-    Unbounded,
 }
 
 impl Communicator for Connections {

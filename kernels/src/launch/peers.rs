@@ -31,15 +31,6 @@ pub(super) enum Stage {
     Connecting,
 }
 
-/// The next input of a connection, which is not consumed.
-enum Peeked {
-    Nothing,
-    /// A frame of this kind comes next.
-    Frame(u8),
-    /// The other side has closed it.
-    Closed,
-}
-
 impl Peer {
     /// Sends a frame.
     ///
@@ -58,16 +49,16 @@ impl Peer {
 
     /// Whether a frame of this kind comes next.
     pub(super) fn has(&self, kind: Kind) -> bool {
-        matches!(self.peek(), Peeked::Frame(seen) if seen == kind as u8)
+        matches!(self.peek(), Ok(Some(seen)) if seen == kind as u8)
     }
 
     /// Fails when the peer has closed its connection or has sent the error of the rendezvous.
     fn check(&self, stage: Stage) -> Result<(), LaunchError> {
         match self.peek() {
-            Peeked::Frame(kind) if kind == Kind::Abort as u8 => Err(self.refusal()),
+            Ok(Some(kind)) if kind == Kind::Abort as u8 => Err(self.refusal()),
             // A frame is for a later read.
-            Peeked::Nothing | Peeked::Frame(_) => Ok(()),
-            Peeked::Closed => {
+            Ok(_) => Ok(()),
+            Err(_) => {
                 let stage = match stage {
                     Stage::Gathering => "all ranks had arrived",
                     Stage::Connecting => "all ranks were connected",
@@ -80,20 +71,20 @@ impl Peer {
         }
     }
 
-    fn peek(&self) -> Peeked {
+    /// The kind of the frame that comes next, which is not consumed; `None` where nothing has arrived.
+    ///
+    /// # Errors
+    /// Where the other side has closed the connection.
+    fn peek(&self) -> io::Result<Option<u8>> {
         let mut kind = [0];
-        let mut peek = || -> io::Result<usize> {
-            self.stream.set_nonblocking(true)?;
-            let seen = self.stream.peek(&mut kind);
-            self.stream.set_nonblocking(false)?;
-            seen
-        };
-        match peek() {
-            Ok(1..) => Peeked::Frame(kind[0]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                Peeked::Nothing
-            }
-            Ok(0) | Err(_) => Peeked::Closed,
+        self.stream.set_nonblocking(true)?;
+        let seen = self.stream.peek(&mut kind);
+        self.stream.set_nonblocking(false)?;
+        match seen {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(Some(kind[0])),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

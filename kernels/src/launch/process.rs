@@ -5,7 +5,7 @@ use std::time::Duration;
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Content, Schedule};
 
-use super::connections::{Connections, Wait};
+use super::connections::Connections;
 use super::error::LaunchError;
 use super::frame::{Kind, Limits, SMALL, malformed};
 use crate::cpu::{Communicator, Execution, Job, Options, RankResult};
@@ -91,7 +91,7 @@ impl Process {
         digests.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), digest(value))));
         if self.is_first() {
             for other in connections.others() {
-                let theirs: Vec<(String, u64)> = connections.message(other, Kind::Agree, Wait::Unbounded)?;
+                let theirs: Vec<(String, u64)> = connections.message(other, Kind::Agree, None)?;
                 if theirs == digests {
                     continue;
                 }
@@ -107,7 +107,7 @@ impl Process {
         } else {
             connections.send_frame(0, Kind::Agree, &digests);
             // Rank 0 waits until the slowest process has compiled.
-            connections.message::<()>(0, Kind::Agree, Wait::Unbounded)?;
+            connections.message::<()>(0, Kind::Agree, None)?;
         }
         Ok(Agreement { process: self, job })
     }
@@ -128,7 +128,7 @@ impl Process {
             return Ok(made);
         }
         // Rank 0 may have to finish the step before.
-        self.connections.message(0, Kind::Shared, Wait::Unbounded)
+        self.connections.message(0, Kind::Shared, None)
     }
 
     /// Ends the run: rank 0 sends the exit code of every process, the others wait for it.
@@ -151,7 +151,7 @@ impl Process {
             self.connections.send_to_all(Kind::ExitCode, &code);
             return Ok(code);
         }
-        self.connections.message(0, Kind::ExitCode, Wait::Unbounded)
+        self.connections.message(0, Kind::ExitCode, None)
     }
 
     /// Ends the run with an error, which is sent to the others unless a failure has been sent before.
@@ -230,7 +230,8 @@ impl<'p> Agreement<'p> {
             return self.updates(next).map(Step::Local);
         }
         for other in connections.others() {
-            let (part, bytes): (RankResult, u64) = connections.message(other, Kind::Result, Wait::Timeout)?;
+            let (part, bytes): (RankResult, u64) =
+                connections.message(other, Kind::Result, Some(connections.timeout()))?;
             memory_bytes += bytes;
             parts.push(part);
         }
@@ -254,7 +255,7 @@ impl<'p> Agreement<'p> {
         if next == NextStep::Last {
             return Ok(kept);
         }
-        let next = || self.process.connections.message(0, Kind::Update, Wait::Unbounded);
+        let next = || self.process.connections.message(0, Kind::Update, None);
         while let Some((name, tensor)) = next()? {
             let tensor: Tensor<f32> = tensor;
             let elements = tensor.shape.iter().try_fold(1usize, |all, &n| all.checked_mul(n));

@@ -11,7 +11,7 @@ use super::{
 use crate::error::RunError;
 use crate::positions;
 use crate::real::Real;
-use crate::tensor::{Offsets, Tensor, extents, length};
+use crate::tensor::{Offsets, Tensor, length};
 
 /// Computes `op`, anything but calls, parameters, inputs and communication, on the parts of one rank.
 ///
@@ -119,19 +119,10 @@ pub(crate) fn into_results<T: Real>(
     values: Vec<Vec<T>>,
     wanted: &[ResultSpec<'_>],
 ) -> Result<Vec<Value<T>>, RunError> {
-    let tensor = |(data, wanted): (Vec<T>, &ResultSpec<'_>)| {
-        let shape = extents(&wanted.region);
-        if shape.iter().product::<usize>() == data.len() {
-            Ok(Value::Real(Tensor::new(shape, data)))
-        } else {
-            Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
-        }
-    };
     if wanted.len() > values.len() {
-        Err(RunError::invalid(format!("`{}` does not have {} results", op.name(), wanted.len())))
-    } else {
-        values.into_iter().zip(wanted).map(tensor).collect()
+        return Err(RunError::invalid(format!("`{}` does not have {} results", op.name(), wanted.len())));
     }
+    values.into_iter().zip(wanted).map(|(data, wanted)| wanted.tensor(op, data).map(Value::Real)).collect()
 }
 
 /// An operand has the elements of its region.

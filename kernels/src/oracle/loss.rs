@@ -11,7 +11,7 @@ use super::value::{LocalOp, Operand};
 use crate::error::RunError;
 use crate::positions;
 use crate::real::Real;
-use crate::tensor::strides;
+use crate::tensor::{place_in, strides};
 
 /// Rows of logits, and the label of each.
 pub(crate) struct Rows {
@@ -76,8 +76,7 @@ fn counted<T: Real>(
     over: Option<DimId>,
     labels: &Operand<'_, T>,
 ) -> Result<Vec<Option<u64>>, RunError> {
-    let shape = labels.shape();
-    let steps = strides(&shape);
+    let steps = strides(&labels.shape());
     let data: Vec<Vec<bool>> = labels
         .ty
         .dims
@@ -98,7 +97,7 @@ fn counted<T: Real>(
                 value: label,
                 labels: known,
                 dim: over.map(|over| space.dims[over].name.clone()).unwrap_or_default(),
-                at: at(space, labels, i, &steps),
+                at: at(space, labels, i),
             }),
         }
     };
@@ -106,14 +105,12 @@ fn counted<T: Real>(
 }
 
 /// The positions of element `i` of a rank's part.
-fn at<T: Real>(space: &Space, x: &Operand<'_, T>, i: usize, steps: &[usize]) -> Vec<u64> {
-    let shape = x.shape();
-    let along = |d: usize| {
-        let index = x.region[d].start + (i / steps[d] % shape[d]) as u64;
-        let positions = positions::sequence_positions(space, x.ty.dims[d], index..index + 1);
+fn at<T: Real>(space: &Space, x: &Operand<'_, T>, i: usize) -> Vec<u64> {
+    let along = |(index, &dim): (u64, &DimId)| {
+        let positions = positions::sequence_positions(space, dim, index..index + 1);
         positions.first().copied().unwrap_or(index)
     };
-    (0..shape.len()).map(along).collect()
+    place_in(&x.region, i as u64).into_iter().zip(&x.ty.dims).map(along).collect()
 }
 
 /// `nll = lse − logit[label]`, zero where the label is ignored; and lse.

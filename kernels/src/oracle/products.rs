@@ -3,10 +3,10 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
 
-use super::value::{Held, LocalOp, Operand, ResultSpec};
+use super::value::{Held, LocalOp, Operand, ResultSpec, strides_in};
 use crate::error::RunError;
-use crate::real::Real;
-use crate::tensor::{Offsets, extents, index, length, strides};
+use crate::real::{self, Real};
+use crate::tensor::{Offsets, extents, index, length};
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
 pub(crate) fn einsum<T: Real>(
@@ -16,36 +16,25 @@ pub(crate) fn einsum<T: Real>(
     region: &Region,
 ) -> Result<Vec<T>, RunError> {
     let (xs, ys) = (x.real()?, y.real()?);
-    // Summed dimensions in order of x, then of y, each once, and where they step in x and in y.
-    let (mut sum_shape, mut x_sum, mut y_sum) = (Vec::new(), Vec::new(), Vec::new());
-    let (x_strides, y_strides) = (strides(&x.shape()), strides(&y.shape()));
-    for (i, &d) in x.ty.dims.iter().enumerate().filter(|&(_, &d)| !ty.has(d)) {
-        sum_shape.push(x.shape()[i]);
-        x_sum.push(x_strides[i]);
-        let j = y.ty.position(d);
-        if j.is_some_and(|j| y.region[j] != x.region[i]) {
-            return Err(RunError::invalid("`einsum` sums a dimension over different ranges"));
+    // Summed dimensions in order of x, then of y, each once.
+    let of_y = y.ty.dims.iter().filter(|&&d| !x.ty.has(d));
+    let summed: Vec<DimId> = x.ty.dims.iter().chain(of_y).copied().filter(|&d| !ty.has(d)).collect();
+    let mut shape = Vec::with_capacity(summed.len());
+    for &d in &summed {
+        let ranges = [x, y].map(|operand| operand.ty.position(d).map(|i| &operand.region[i]));
+        match ranges {
+            [Some(a), Some(b)] if a != b => {
+                return Err(RunError::invalid("`einsum` sums a dimension over different ranges"));
+            }
+            [a, b] => shape.extend(a.or(b).map(length)),
         }
-        y_sum.push(j.map_or(0, |j| y_strides[j]));
     }
-    for (j, _) in y.ty.dims.iter().enumerate().filter(|&(_, &d)| !ty.has(d) && !x.ty.has(d)) {
-        sum_shape.push(y.shape()[j]);
-        x_sum.push(0);
-        y_sum.push(y_strides[j]);
-    }
+    let [x_steps, y_steps] = [x, y].map(|operand| strides_in(operand.held(), &summed));
     let terms: Vec<(usize, usize)> =
-        Offsets::new(sum_shape.clone(), x_sum, 0).zip(Offsets::new(sum_shape, y_sum, 0)).collect();
+        Offsets::new(shape.clone(), x_steps, 0).zip(Offsets::new(shape, y_steps, 0)).collect();
     let shape = extents(region);
     let rows = Offsets::new(shape.clone(), x.strides_in(ty), 0).zip(Offsets::new(shape, y.strides_in(ty), 0));
-    Ok(rows
-        .map(|(i, j)| {
-            let mut sum = T::ZERO;
-            for &(di, dj) in &terms {
-                sum += xs[i + di] * ys[j + dj];
-            }
-            sum
-        })
-        .collect())
+    Ok(rows.map(|(i, j)| real::sum(terms.iter().map(|&(di, dj)| xs[i + di] * ys[j + dj]))).collect())
 }
 
 /// Rows of `table [over, …]` at `ids`; rows that the rank does not hold are zero.

@@ -63,37 +63,23 @@ pub fn step<T: Interpreted>(
     inputs: &dyn TensorSource,
     storage: Storage,
 ) -> Result<Results<T>, RunError> {
-    T::interpret(module, weights, inputs, storage)
+    (T::STEP)(module, weights, inputs, storage)
 }
+
+/// A step of the interpreter: module, weights, inputs, storage.
+type Step<T> = fn(&Module, &dyn TensorSource, &dyn TensorSource, Storage) -> Result<Results<T>, RunError>;
 
 /// A number type of the interpreter. The interpreter is compiled here, once for each type, not in every crate that uses
 /// it.
 pub trait Interpreted: Real {
     /// [`step`] with numbers of this type.
-    ///
-    /// # Errors
-    /// As [`step`].
-    fn interpret(
-        module: &Module,
-        weights: &dyn TensorSource,
-        inputs: &dyn TensorSource,
-        storage: Storage,
-    ) -> Result<Results<Self>, RunError>;
+    const STEP: Step<Self>;
 }
 
-macro_rules! interpreted {
-    ($($number:ty),*) => {$(
-        impl Interpreted for $number {
-            fn interpret(
-                module: &Module,
-                weights: &dyn TensorSource,
-                inputs: &dyn TensorSource,
-                storage: Storage,
-            ) -> Result<Results<Self>, RunError> {
-                interpret::run(module, weights, inputs, storage)
-            }
-        }
-    )*};
+impl Interpreted for f64 {
+    const STEP: Step<f64> = interpret::run;
 }
 
-interpreted!(f64, f32);
+impl Interpreted for f32 {
+    const STEP: Step<f32> = interpret::run;
+}

@@ -1,7 +1,7 @@
 //! Values, operands and results of operations, as one rank has them.
 
 use ithaca_ir::boxes::Region;
-use ithaca_ir::{Op, Space, TensorType};
+use ithaca_ir::{DimId, Op, Space, TensorType};
 
 use crate::error::RunError;
 use crate::real::Real;
@@ -125,7 +125,16 @@ pub struct ResultSpec<'a> {
 impl ResultSpec<'_> {
     /// The stride of each dimension of `ty` in the result; zero for those that it lacks.
     pub(super) fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        strides_in((self.ty, &self.region), ty)
+        strides_in((self.ty, &self.region), &ty.dims)
+    }
+
+    /// The result of `op` in its shape.
+    pub(super) fn tensor<E: Copy>(&self, op: &Op, data: Vec<E>) -> Result<Tensor<E>, RunError> {
+        let shape = extents(&self.region);
+        if shape.iter().product::<usize>() == data.len() {
+            return Ok(Tensor::new(shape, data));
+        }
+        Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
     }
 }
 
@@ -161,13 +170,14 @@ impl<'a, T: Real> Operand<'a, T> {
 
     /// The stride of each dimension of `ty`; zero for those that the operand lacks.
     pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        strides_in(self.held(), ty)
+        strides_in(self.held(), &ty.dims)
     }
 }
 
-fn strides_in((own, region): Held<'_>, ty: &TensorType) -> Vec<usize> {
+/// The stride of each of `dims` in a rank's part of a tensor; zero for those that it lacks.
+pub(super) fn strides_in((own, region): Held<'_>, dims: &[DimId]) -> Vec<usize> {
     let steps = strides(&extents(region));
-    ty.dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
+    dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
 }
 
 /// An operation on the parts of one rank, which has the operands that it needs and a result.
@@ -206,12 +216,7 @@ impl<'a, T: Real> LocalOp<'a, T> {
 
     /// A result in its shape.
     pub(super) fn tensor<E: Copy>(&self, i: usize, data: Vec<E>) -> Result<Tensor<E>, RunError> {
-        let shape = extents(&self.result_at(i)?.region);
-        if shape.iter().product::<usize>() == data.len() {
-            Ok(Tensor::new(shape, data))
-        } else {
-            Err(self.invalid("gives another shape than its type"))
-        }
+        self.result_at(i)?.tensor(self.op, data)
     }
 
     /// The error of an operation that contradicts its operands or results.

@@ -7,7 +7,6 @@ pub(crate) mod error;
 mod source;
 
 mod checkpoint;
-mod experts;
 mod file;
 mod layered;
 mod memory;
@@ -24,7 +23,6 @@ pub use error::StoreError;
 pub use source::TensorSource;
 
 pub use checkpoint::{Checkpoint, SINGLE, open};
-pub use experts::FusedExperts;
 pub use file::{Raw, SafeTensorsFile};
 pub use layered::Layered;
 pub use memory::Tensors;

@@ -127,19 +127,15 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
             Op::Embed { over, .. } => {
                 note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
             }
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
-                if let Some(&weight) = node.operands.get(1) {
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RmsScale { .. } => {
+                let place = if let Op::RmsScale { .. } = node.op { 2 } else { 1 };
+                if let Some(&weight) = node.operands.get(place) {
                     note(weight, Some(Use::Norm));
                 }
             }
             Op::Call { callee, .. } => {
                 for (&operand, &found) in node.operands.iter().zip(&callees[callee.index()]) {
                     note(operand, found);
-                }
-            }
-            Op::RmsScale { .. } => {
-                if let Some(&weight) = node.operands.get(2) {
-                    note(weight, Some(Use::Norm));
                 }
             }
             op if op.is_layout_change() => {

@@ -21,6 +21,16 @@ pub enum Stored {
     I32,
 }
 
+/// The types in order, each with its name in the format.
+const TYPES: [(Stored, Dtype); 6] = [
+    (Stored::F64, Dtype::F64),
+    (Stored::F32, Dtype::F32),
+    (Stored::F16, Dtype::F16),
+    (Stored::BF16, Dtype::BF16),
+    (Stored::I64, Dtype::I64),
+    (Stored::I32, Dtype::I32),
+];
+
 impl Stored {
     /// The stored type of a program's `dtype`.
     pub fn of(dtype: DType) -> Self {
@@ -35,37 +45,17 @@ impl Stored {
 
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
-        match self {
-            Stored::F64 | Stored::I64 => 8,
-            Stored::F32 | Stored::I32 => 4,
-            Stored::F16 | Stored::BF16 => 2,
-        }
+        self.dtype().bitsize() / 8
     }
 
     /// The format's own name of the type.
     pub(super) fn dtype(self) -> Dtype {
-        match self {
-            Stored::F64 => Dtype::F64,
-            Stored::F32 => Dtype::F32,
-            Stored::F16 => Dtype::F16,
-            Stored::BF16 => Dtype::BF16,
-            Stored::I64 => Dtype::I64,
-            Stored::I32 => Dtype::I32,
-        }
+        TYPES[self as usize].1
     }
 
     /// The type of that name in the format; `None` for one that is not supported.
     pub(super) fn parse(dtype: Dtype) -> Option<Self> {
-        Some(match dtype {
-            Dtype::F64 => Stored::F64,
-            Dtype::F32 => Stored::F32,
-            Dtype::F16 => Stored::F16,
-            Dtype::BF16 => Stored::BF16,
-            Dtype::I64 => Stored::I64,
-            Dtype::I32 => Stored::I32,
-            // The crate's enum is open; unknown types are refused by name.
-            _ => return None,
-        })
+        TYPES.into_iter().find(|(_, name)| *name == dtype).map(|(stored, _)| stored)
     }
 
     /// Numbers as little-endian elements, each rounded to the type.

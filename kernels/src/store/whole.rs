@@ -92,22 +92,23 @@ fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
     std::fs::metadata(folder)?;
     let mut builder = tempfile::Builder::new();
     let there = std::fs::metadata(path).map(|there| there.permissions()).ok();
-    if let Some(permissions) = there.or_else(of_new_files) {
+    // Temporary files would be private; new files are readable and writable by all, less the umask of the process.
+    if let Some(permissions) = there.or_else(|| permissions(0o666)) {
         builder.permissions(permissions);
     }
     // The reason alone: the name of a temporary file is another every time.
     builder.tempfile_in(folder).map_err(|error| error.kind().into())
 }
 
-/// Readable and writable by all, less the umask of the process; temporary files would be private.
+/// The permissions of a mode; `None` on systems that have other ones.
 #[cfg(unix)]
-fn of_new_files() -> Option<Permissions> {
+pub(super) fn permissions(mode: u32) -> Option<Permissions> {
     use std::os::unix::fs::PermissionsExt;
-    Some(Permissions::from_mode(0o666))
+    Some(Permissions::from_mode(mode))
 }
 
 #[cfg(not(unix))]
-fn of_new_files() -> Option<Permissions> {
+pub(super) fn permissions(_mode: u32) -> Option<Permissions> {
     None
 }
 

@@ -22,9 +22,10 @@ use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Tape, accumulation_dtype, copy_node, store_gradient};
+use super::joint::{Accumulation, Forward, Tape, accumulation_dtype, store_gradient};
 use super::split::Halves;
 
 /// The function that computes the loss, and the parts of its tokens.
@@ -93,10 +94,7 @@ pub(super) fn of(
         return Err(OpError::new("P57", message));
     }
     let part = |space: &mut Space, index: u64| {
-        let mut part = format!("{name}_{index}");
-        while space.dim(&part).is_some() {
-            part.push('_');
-        }
+        let part = space.free_name(format!("{name}_{index}"));
         let of = Part { of: tokens, index, count: n, runs: size / n };
         space.dims.push(Dim { part: Some(of), ..Dim::new(part, size / n) })
     };
@@ -210,23 +208,12 @@ impl Gradients<'_> {
         &mut self,
         b: &mut FunctionBuilder<'_>,
         node: &Node,
-        map: &[Option<ValueId>],
+        map: &ValueMap<'_>,
         gradients: &[Option<ValueId>],
         is_active: impl Fn(ValueId) -> bool,
     ) -> Result<(), OpError> {
-        if gradients.iter().all(Option::is_none) || !node.operands.iter().any(|&v| is_active(v)) {
-            return Ok(());
-        }
-        let new = |v: &ValueId| map[v.index()].expect("every executed node has values");
-        let operands: Vec<ValueId> = node.operands.iter().map(new).collect();
-        let results: Vec<ValueId> = node.results.iter().map(new).collect();
-        let contributions = node.op.adjoint(b, &operands, &results, gradients)?;
-        for (&operand, contribution) in node.operands.iter().zip(contributions) {
-            if let Some(contribution) = contribution.filter(|_| is_active(operand)) {
-                self.add(b, operand, contribution)?;
-            }
-        }
-        Ok(())
+        let record = Forward::copied(node, map);
+        record.adjoint(b, gradients, is_active, |b, old, part| self.add(b, old, part))
     }
 }
 
@@ -250,12 +237,9 @@ pub(super) fn halves(
         kind_of(node) == ValueKind::Sum && node.operands.iter().any(|&v| kind(v) == ValueKind::Token)
     };
     let mut b = FunctionBuilder::like(source, space, &none);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    for &param in &source.params {
-        map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, source);
     for node in source.nodes.iter().filter(|n| matches!(kind_of(n), ValueKind::Shared | ValueKind::Drawn)) {
-        copy_node(&mut b, source, node, &mut map)?;
+        map.copy(&mut b, node)?;
     }
     let mut gradients =
         Gradients { chunked, own: Tape::new(source.values.len()), shared: Tape::new(source.values.len()) };
@@ -268,10 +252,7 @@ pub(super) fn halves(
         let Some(d) = gradients.own.of(node.result()) else { continue };
         let operand = node.operands[0];
         let d = match &node.op {
-            Op::Binary(Binary::Div) => {
-                let by = map[node.operands[1].index()].expect("shared values were computed");
-                b.push(Op::Binary(Binary::Div), &[d, by])?
-            }
+            Op::Binary(Binary::Div) => b.push(Op::Binary(Binary::Div), &[d, map[node.operands[1]]])?,
             Op::Cast { .. } => b.push(Op::Cast { to: source.ty(operand).dtype }, &[d])?,
             op => b.push(op.clone(), &[d])?,
         };
@@ -285,14 +266,14 @@ pub(super) fn halves(
         .collect();
 
     let by_token = |n: &&Node| kind_of(n) == ValueKind::Token || sums_tokens(n);
-    let mut sums: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let mut sums = ValueMap::new(source);
     let mut of_parts: Vec<Vec<Option<ValueId>>> = Vec::new();
     for &part in &chunked.parts {
         let mut own = map.clone();
         for v in source.values.ids() {
             let is_argument = kind(v) == ValueKind::Token && source.params.contains(&v);
-            if let (true, Some(whole)) = (is_argument || kind(v) == ValueKind::Drawn, map[v.index()]) {
-                own[v.index()] = Some(b.push(Op::Take { to: part }, &[whole])?);
+            if let (true, Some(whole)) = (is_argument || kind(v) == ValueKind::Drawn, map.get(v)) {
+                own.insert(v, b.push(Op::Take { to: part }, &[whole])?);
             }
         }
         for node in source.nodes.iter().filter(by_token) {
@@ -300,11 +281,11 @@ pub(super) fn halves(
         }
         for node in source.nodes.iter().filter(|n| sums_tokens(n)) {
             let old = node.result();
-            let new = own[old.index()].expect("the part was summed");
-            sums[old.index()] = Some(match sums[old.index()] {
-                None => new,
-                Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, new])?,
-            });
+            let sum = match sums.get(old) {
+                None => own[old],
+                Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, own[old]])?,
+            };
+            sums.insert(old, sum);
         }
         gradients.own = Tape::new(source.values.len());
         for &(sum, seed) in &seeds {
@@ -318,11 +299,11 @@ pub(super) fn halves(
         of_parts.push(source.params.iter().map(|&p| gradients.own.of(p)).collect());
     }
 
-    for (slot, sum) in map.iter_mut().zip(&sums) {
-        *slot = slot.or(*sum);
+    for v in source.values.ids().filter(|&v| kind(v) == ValueKind::Sum) {
+        sums.get(v).into_iter().for_each(|sum| map.insert(v, sum));
     }
     for node in source.nodes.iter().filter(|n| kind_of(n) == ValueKind::Sum && !sums_tokens(n)) {
-        copy_node(&mut b, source, node, &mut map)?;
+        map.copy(&mut b, node)?;
     }
     let mut weights: Vec<(&Binding, ValueId)> = Vec::new();
     for node in source.nodes.iter().rev().filter(|n| kind_of(n) == ValueKind::Shared) {
@@ -336,10 +317,7 @@ pub(super) fn halves(
         }
         let mut narrow = Vec::with_capacity(found.len());
         for (&result, gradient) in node.results.iter().zip(found) {
-            narrow.push(match gradient {
-                None => None,
-                Some(gradient) => Some(in_type(&mut b, source.ty(result), gradient)?),
-            });
+            narrow.push(gradient.map(|g| in_type(&mut b, source.ty(result), g)).transpose()?);
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
@@ -347,7 +325,7 @@ pub(super) fn halves(
         store_gradient(&mut b, binding, gradient, accumulation(binding))?;
     }
 
-    let mut outputs = vec![Output { name: None, value: map[output.index()].expect("the loss was computed") }];
+    let mut outputs = vec![Output { name: None, value: map[output] }];
     let mut returned = Vec::new();
     for (i, &param) in source.params.iter().enumerate().filter(|&(_, &p)| is_active(p)) {
         let gradient = match kind(param) {
@@ -386,25 +364,17 @@ fn part_node(
     source: &Function,
     node: &Node,
     (tokens, part): (DimId, DimId),
-    map: &mut [Option<ValueId>],
+    map: &mut ValueMap<'_>,
 ) -> Result<(), OpError> {
-    let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
-    let operands: Vec<ValueId> = node.operands.iter().map(known).collect();
-    let declared: Vec<TensorType> = node
-        .results
-        .iter()
-        .map(|&v| {
-            let mut ty = source.ty(v).clone();
-            ty.dims.iter_mut().filter(|d| **d == tokens).for_each(|d| *d = part);
-            ty
-        })
-        .collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
+    let mut declared = map.declared(&node.results);
+    let dims = declared.iter_mut().flat_map(|ty| &mut ty.dims);
+    dims.filter(|d| **d == tokens).for_each(|d| *d = part);
+    let results = b.node(node.op.clone(), &map.operands(node), &declared)?;
     let at = b.space().dims[part].part.map_or(0, |part| part.index);
     for (&old, &new) in node.results.iter().zip(&results) {
         let name = source.values[old].name.as_deref().map(|name| format!("{name}_{at}"));
         b.name(new, name.as_deref());
-        map[old.index()] = Some(new);
+        map.insert(old, new);
     }
     Ok(())
 }
@@ -424,15 +394,9 @@ fn pruned(space: &Space, function: &Function) -> Result<Function, OpError> {
     }
     let none = Arena::new();
     let mut b = FunctionBuilder::like(function, space, &none);
-    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
-    for &param in &function.params {
-        map[param.index()] =
-            Some(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, function);
     for (node, _) in function.nodes.iter().zip(&runs).filter(|&(_, &runs)| runs) {
-        copy_node(&mut b, function, node, &mut map)?;
+        map.copy(&mut b, node)?;
     }
-    let output =
-        |o: &Output| Output { name: None, value: map[o.value.index()].expect("every output is computed") };
-    Ok(b.finish(function.outputs.iter().map(output).collect::<Vec<_>>()))
+    Ok(b.finish(map.outputs()))
 }

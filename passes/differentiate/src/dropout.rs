@@ -1,10 +1,9 @@
 //! Dropout of a program to differentiate: checks its keys, and removes it on request.
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Node, ValueId};
 use ithaca_ir::ops::{OpError, Random};
 use ithaca_ir::{FunctionBuilder, Module, Op};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_pass::rebuild::ValueMap;
 
 /// Refuses keys made outside `main`, because the number of the step is folded in there.
 ///
@@ -50,35 +49,27 @@ pub(super) fn without(module: &Module) -> Result<Module, OpError> {
 
 fn of_function(module: &Module, function: &Function) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
-    let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-    for &param in &function.params {
-        map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, function);
     for node in &function.nodes {
         match &node.op {
-            Op::Random(Random::Dropout { .. }) => map.push(map[node.operands[0].index()]),
+            Op::Random(Random::Dropout { .. }) => map.insert(node.result(), map[node.operands[0]]),
             // The mask is unused from here on; its key takes its place.
             Op::Random(Random::DropoutMask { .. }) if only_drops(function, node.result()) => {
-                map.push(map[node.operands[0].index()]);
+                map.insert(node.result(), map[node.operands[0]]);
             }
             Op::Attention(attention) if attention.dropout.is_some() => {
                 let key = attention.key_operand(node.operands.len());
                 let mut attention = attention.clone();
                 attention.dropout = None;
                 let operands = node.operands.iter().enumerate().filter(|&(i, _)| Some(i) != key);
-                let operands: Vec<ValueId> = operands.map(|(_, v)| map[v.index()]).collect();
+                let operands: Vec<ValueId> = operands.map(|(_, &v)| map[v]).collect();
                 let results = b.node(Op::Attention(attention), &operands, &[])?;
-                for (&old, &new) in node.results.iter().zip(&results) {
-                    b.name(new, function.values[old].name.as_deref());
-                    map.push(new);
-                }
+                map.replace(&mut b, &node.results, &results);
             }
-            _ => copy_node(&mut b, function, node, &mut map)?,
+            _ => map.copy(&mut b, node)?,
         }
     }
-    let output = |o: &Output| Output { name: o.name.clone(), value: map[o.value.index()] };
-    let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-    Ok(b.finish(outputs))
+    Ok(b.finish(map.outputs()))
 }
 
 /// Whether `dropout` operations are the only users of a mask.

@@ -21,8 +21,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::{FunctionBuilder, Module, Op};
-
-use super::joint::copy_node;
+use ithaca_pass::rebuild::ValueMap;
 
 /// A program whose layers run in groups.
 pub(super) struct Grouped {
@@ -138,7 +137,7 @@ fn split_main(
     let source = &module.functions[main];
     let is_layer = layers_among(module, source);
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let mut map = ValueMap::new(source);
     let (mut groups, mut of_chunks) = (Vec::new(), Vec::new());
     let mut n_groups = 0;
     let mut open: Option<OpenGroup> = None;
@@ -151,13 +150,12 @@ fn split_main(
         };
         let Some((callee, layers)) = call else {
             open = None;
-            copy_node(&mut b, source, node, &mut map)?;
+            map.copy(&mut b, node)?;
             groups.push(None);
             of_chunks.push(chunk);
             continue;
         };
-        let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
-        let mut operands: Vec<ValueId> = node.operands.iter().map(known).collect();
+        let mut operands = map.operands(node);
         let mut results: Vec<ValueId> = Vec::new();
         let mut start = layers.start;
         while start < layers.end {
@@ -177,16 +175,9 @@ fn split_main(
             open = Some(own);
             start = end;
         }
-        for (&old, &new) in node.results.iter().zip(&results) {
-            b.name(new, source.values[old].name.as_deref());
-            map[old.index()] = Some(new);
-        }
+        map.replace(&mut b, &node.results, &results);
     }
-    let output = |o: &Output| Output {
-        name: o.name.clone(),
-        value: map[o.value.index()].expect("every node of main was copied"),
-    };
-    let function = b.finish(source.outputs.iter().map(output).collect::<Vec<_>>());
+    let function = b.finish(map.outputs());
     Ok(SplitMain { function, groups, chunks: of_chunks })
 }
 
@@ -201,6 +192,11 @@ fn layers_among(module: &Module, main: &Function) -> Vec<bool> {
         }
     }
     among
+}
+
+/// Whether a node from `end` on reads a value, or `main` returns it.
+fn is_read_after(main: &Function, end: usize, v: ValueId) -> bool {
+    main.nodes[end..].iter().any(|n| n.operands.contains(&v)) || main.outputs.iter().any(|o| o.value == v)
 }
 
 /// Consecutive calls of one group.
@@ -224,12 +220,8 @@ impl GroupCalls {
                 read.push(v);
             }
         }
-        let is_read = |v: ValueId| {
-            main.nodes[nodes.end..].iter().any(|n| n.operands.contains(&v))
-                || main.outputs.iter().any(|o| o.value == v)
-        };
         let results = inside.iter().flat_map(|n| n.results.iter().copied());
-        let outputs: Vec<ValueId> = results.filter(|&v| is_read(v)).collect();
+        let outputs: Vec<ValueId> = results.filter(|&v| is_read_after(main, nodes.end, v)).collect();
         // The value that an output replaces.
         let before = |&output: &ValueId| {
             let mut v = output;
@@ -270,23 +262,17 @@ impl GroupCalls {
         let first = &module.functions[*first];
         let name = format!("{}.group", first.name);
         let mut b = FunctionBuilder::part_of(name, first, &module.space, &module.functions);
-        let mut map: Vec<Option<ValueId>> = vec![None; main.values.len()];
+        let mut map = ValueMap::new(main);
         for &v in &self.params {
-            map[v.index()] = Some(b.param(main.ty(v).clone(), None));
+            map.insert(v, b.param(main.ty(v).clone(), None));
         }
-        let known = |map: &[Option<ValueId>], v: ValueId| {
-            map[v.index()].expect("a group reads its parameters and its own results")
-        };
         for (callee, layers, node) in calls {
-            let operands: Vec<ValueId> = node.operands.iter().map(|&v| known(&map, v)).collect();
             let layers = layers.start - by..layers.end - by;
             let op = Op::Call { callee, layers, stride, scan: None, stage: None };
-            let results = b.node(op, &operands, &[])?;
-            for (&old, &new) in node.results.iter().zip(&results) {
-                map[old.index()] = Some(new);
-            }
+            let results = b.node(op, &map.operands(node), &[])?;
+            node.results.iter().zip(&results).for_each(|(&old, &new)| map.insert(old, new));
         }
-        let output = |&v: &ValueId| Output { name: None, value: known(&map, v) };
+        let output = |&v: &ValueId| Output { name: None, value: map[v] };
         Ok((b.finish(self.outputs.iter().map(output).collect::<Vec<_>>()), number))
     }
 }
@@ -306,10 +292,7 @@ impl GroupLoop {
     /// Whether `next` is a further iteration: it reads the values carried out of this one, and no other node does.
     fn continues_with(&self, main: &Function, next: &GroupLoop) -> bool {
         let n = self.part.outputs.len();
-        let read_later = |v: &ValueId| {
-            main.nodes[next.part.nodes.end..].iter().any(|node| node.operands.contains(v))
-                || main.outputs.iter().any(|o| o.value == *v)
-        };
+        let read_later = |&v: &ValueId| is_read_after(main, next.part.nodes.end, v);
         next.part.is_loop
             && (self.group, self.chunk) == (next.group, next.chunk)
             && self.numbers.end == next.numbers.start
@@ -334,29 +317,24 @@ fn calls(
 ) -> Result<(Function, Vec<Option<usize>>), OpError> {
     let source = &split.function;
     let mut b = FunctionBuilder::like(source, &grouped.space, &grouped.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let mut map = ValueMap::new(source);
     let mut chunks = Vec::with_capacity(steps.len());
     for step in steps {
         match step {
             Step::Node(i) => {
-                copy_node(&mut b, source, &source.nodes[*i], &mut map)?;
+                map.copy(&mut b, &source.nodes[*i])?;
                 chunks.push(split.chunks[*i]);
             }
             Step::Group(GroupLoop { group, numbers, chunk, part }) => {
-                let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
-                let operands: Vec<ValueId> = part.params.iter().map(known).collect();
+                let operands: Vec<ValueId> = part.params.iter().map(|&v| map[v]).collect();
                 let results = b.call(FuncId::new(first + group), numbers.clone(), &operands)?;
                 for (&old, &new) in part.outputs.iter().zip(&results) {
                     b.name(new, source.values[old].name.as_deref());
-                    map[old.index()] = Some(new);
+                    map.insert(old, new);
                 }
                 chunks.push(*chunk);
             }
         }
     }
-    let output = |o: &Output| Output {
-        name: o.name.clone(),
-        value: map[o.value.index()].expect("every output of main is computed"),
-    };
-    Ok((b.finish(source.outputs.iter().map(output).collect::<Vec<_>>()), chunks))
+    Ok((b.finish(map.outputs()), chunks))
 }

@@ -4,9 +4,10 @@
 //! `split` then decides on this function which forward values are saved and which are recomputed.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node, ValueId};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, OpError, Returns, Target, state};
 use ithaca_ir::{DType, FunctionBuilder, Op, Space, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
 
@@ -14,8 +15,8 @@ use super::active::Activity;
 pub(super) struct Joint {
     /// Parameters: those of the function, then the gradients of its active results. No outputs.
     pub(super) function: Function,
-    /// The new value of each value of the source.
-    pub(super) map: Vec<ValueId>,
+    /// The outputs of the source in the function.
+    pub(super) outputs: Vec<Output>,
     /// The number of forward nodes, which come first.
     pub(super) n_forward: usize,
     /// For each active result its index and the parameter that is its gradient.
@@ -67,10 +68,7 @@ pub(super) fn joint(
 ) -> Result<Joint, OpError> {
     let none = ithaca_ir::Arena::new();
     let mut b = FunctionBuilder::like(source, space, &none);
-    let mut map: Vec<ValueId> = Vec::with_capacity(source.values.len());
-    for &param in &source.params {
-        map.push(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, source);
     let mut seeds = Vec::new();
     for (i, output) in source.outputs.iter().enumerate() {
         if activity.is_active(id, output.value) {
@@ -80,76 +78,89 @@ pub(super) fn joint(
     }
     let mut forward: Vec<Forward<'_>> = Vec::with_capacity(source.nodes.len());
     for node in &source.nodes {
-        let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
-        let (op, results) = copy(&mut b, source, node, &operands)?;
-        map.extend(&results[..node.results.len()]);
+        let operands = map.operands(node);
+        let op = with_lse(&node.op);
+        let results = b.node(op.clone(), &operands, &map.declared(&node.results))?.to_vec();
+        map.replace(&mut b, &node.results, &results);
         forward.push(Forward { node, op, operands, results });
     }
     let n_forward = b.function().nodes.len();
 
-    let mut tape = Tape { gradient: vec![None; b.function().values.len()] };
+    let mut tape = Tape::new(b.function().values.len());
     for &(i, seed) in &seeds {
-        tape.add(&mut b, map[source.outputs[i].value.index()], seed)?;
+        tape.add(&mut b, map[source.outputs[i].value], seed)?;
     }
     let mut weights: Vec<(&Binding, ValueId)> = Vec::new();
-    for Forward { node, op, operands, results } in forward.iter().rev() {
-        let gradients: Vec<Option<ValueId>> = results.iter().map(|&r| tape.of(r)).collect();
-        if gradients.iter().all(Option::is_none) {
-            continue;
-        }
-        if let Op::Param(binding) = &node.op {
-            let gradient = gradients[0].expect("a parameter has one result");
+    for record in forward.iter().rev() {
+        let gradients: Vec<Option<ValueId>> = record.results.iter().map(|&r| tape.of(r)).collect();
+        if let (Op::Param(binding), &[Some(gradient)]) = (&record.op, &gradients[..]) {
             match weights.iter_mut().find(|(known, _)| *known == binding) {
                 None => weights.push((binding, gradient)),
                 Some((_, sum)) => *sum = b.push(Op::Binary(Binary::Add), &[*sum, gradient])?,
             }
             continue;
         }
-        if !node.operands.iter().any(|&v| activity.is_active(id, v)) {
-            continue;
-        }
-        let contributions = op.adjoint(&mut b, operands, results, &gradients)?;
-        for ((&old, &operand), contribution) in node.operands.iter().zip(operands).zip(contributions) {
-            if let Some(contribution) = contribution.filter(|_| activity.is_active(id, old)) {
-                tape.add(&mut b, operand, contribution)?;
-            }
-        }
+        let is_active = |v: ValueId| activity.is_active(id, v);
+        record.adjoint(&mut b, &gradients, is_active, |b, old, part| tape.add(b, map[old], part))?;
     }
     for (binding, gradient) in weights {
         store_gradient(&mut b, binding, gradient, accumulation(binding))?;
     }
-    let gradients = source.params.iter().map(|&p| tape.of(map[p.index()])).collect();
-    Ok(Joint { function: b.finish([]), map, n_forward, seeds, gradients })
+    let gradients = source.params.iter().map(|&p| tape.of(map[p])).collect();
+    Ok(Joint { function: b.finish([]), outputs: map.outputs(), n_forward, seeds, gradients })
 }
 
 /// A forward node: the node of the source and its copy.
-struct Forward<'a> {
+pub(super) struct Forward<'a> {
     node: &'a Node,
     op: Op,
     operands: Vec<ValueId>,
     results: Vec<ValueId>,
 }
 
-/// Copies a forward node; attention also returns its lse, which its adjoint needs.
-fn copy(
-    b: &mut FunctionBuilder<'_>,
-    source: &Function,
-    node: &Node,
-    operands: &[ValueId],
-) -> Result<(Op, Vec<ValueId>), OpError> {
-    let mut op = node.op.clone();
+impl<'a> Forward<'a> {
+    /// The record of `node`, which was copied unchanged.
+    pub(super) fn copied(node: &'a Node, map: &ValueMap<'_>) -> Self {
+        let results = node.results.iter().map(|&v| map[v]).collect();
+        Self { node, op: node.op.clone(), operands: map.operands(node), results }
+    }
+
+    /// Adds the adjoint for these gradients of the results; `add` takes the contribution to each active operand of the
+    /// source.
+    ///
+    /// # Errors
+    /// An operation without an adjoint.
+    pub(super) fn adjoint(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        gradients: &[Option<ValueId>],
+        is_active: impl Fn(ValueId) -> bool,
+        mut add: impl FnMut(&mut FunctionBuilder<'_>, ValueId, ValueId) -> Result<(), OpError>,
+    ) -> Result<(), OpError> {
+        let Self { node, op, operands, results } = self;
+        if gradients.iter().all(Option::is_none) || !node.operands.iter().any(|&v| is_active(v)) {
+            return Ok(());
+        }
+        let contributions = op.adjoint(b, operands, results, gradients)?;
+        for (&operand, contribution) in node.operands.iter().zip(contributions) {
+            if let Some(contribution) = contribution.filter(|_| is_active(operand)) {
+                add(b, operand, contribution)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same operation; attention also returns its lse, which its adjoint needs.
+fn with_lse(op: &Op) -> Op {
+    let mut op = op.clone();
     if let Op::Attention(attention) = &mut op {
         attention.returns = match attention.returns {
             Returns::Output | Returns::WithLse => Returns::WithLse,
             Returns::Part => Returns::Part,
         };
     }
-    let declared: Vec<TensorType> = node.results.iter().map(|&v| source.ty(v).clone()).collect();
-    let results = b.node(op.clone(), operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, source.values[old].name.as_deref());
-    }
-    Ok((op, results.to_vec()))
+    op
 }
 
 /// Stores the gradient of a weight in its state.
@@ -223,27 +234,18 @@ impl Tape {
     }
 }
 
+/// The gradient of a value of type `ty`: zeros, where it has none.
+pub(super) fn or_zeros(
+    b: &mut FunctionBuilder<'_>,
+    gradient: Option<ValueId>,
+    ty: &TensorType,
+) -> Result<ValueId, OpError> {
+    gradient.map_or_else(|| zeros(b, ty), Ok)
+}
+
 /// Zeros of a type.
 pub(super) fn zeros(b: &mut FunctionBuilder<'_>, ty: &TensorType) -> Result<ValueId, OpError> {
     b.push_as(Op::Fill { value: 0.0 }, &[], ty.clone())
-}
-
-/// Copies a node into another function.
-pub(super) fn copy_node(
-    b: &mut FunctionBuilder<'_>,
-    source: &Function,
-    node: &Node,
-    map: &mut [Option<ValueId>],
-) -> Result<(), OpError> {
-    let operands: Vec<ValueId> =
-        node.operands.iter().map(|v| map[v.index()].expect("operands precede their uses")).collect();
-    let declared: Vec<TensorType> = node.results.iter().map(|&v| source.ty(v).clone()).collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, source.values[old].name.as_deref());
-        map[old.index()] = Some(new);
-    }
-    Ok(())
 }
 
 /// Stores `value` in a state or parameter.

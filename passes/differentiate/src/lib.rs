@@ -36,8 +36,11 @@ mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers::union;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::phase::Phase;
@@ -88,8 +91,7 @@ impl Pass for Differentiate {
         if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
             cx.note("`dropout=off` has no effect: the program drops nothing");
         }
-        let step = training_step(module, &self.training);
-        step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
+        Ok(training_step(module, &self.training)?)
     }
 }
 
@@ -131,7 +133,9 @@ fn stepped(
     training: &Training,
     pipeline: Option<&Pipeline<'_>>,
 ) -> Result<Module, OpError> {
-    let layers = layers(module, main);
+    let mut layers = calls(module);
+    // `main` counts as one layer; it alone calls functions so far.
+    layers[main.index()].push(0..1);
     let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
     let none = vec![None; module.functions[main].nodes.len()];
     let chunks = pipeline.map_or(&none[..], |p| p.chunks);
@@ -162,10 +166,7 @@ fn stepped(
         }
     };
     let stacks = stacks(&mut stepped, &runs);
-    let stack = |n: u64| {
-        let found = stacks.iter().find(|(length, _)| *length == n);
-        found.expect("a dimension was declared for each number of layers").1
-    };
+    let stack = |n: u64| *stacks.get(&n).expect("a dimension was declared for each number of layers");
 
     let mut functions: Vec<Option<DifferentiatedFunction>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
@@ -344,18 +345,6 @@ fn calls(module: &Module) -> Vec<Vec<Layers>> {
     calls
 }
 
-/// For each function the layers of its calls in `main`, which itself counts as one layer.
-fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
-    let mut layers = vec![Vec::new(); module.functions.len()];
-    for node in &module.functions[main].nodes {
-        if let Op::Call { callee, layers: called, .. } = &node.op {
-            layers[callee.index()].push(called.clone());
-        }
-    }
-    layers[main.index()].push(0..1);
-    layers
-}
-
 /// Assigns each weight to the first function that reads it; also returns the weights that functions of other stages
 /// read.
 ///
@@ -377,11 +366,10 @@ fn owned(
         if layers.is_empty() {
             continue;
         }
-        let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
         let mut own = OwnedWeights {
             name: function.name.clone(),
             weights: Vec::new(),
-            layers: everywhere(distinct(layers)),
+            layers: union(layers.clone()).into_iter().map(|l| (l, None)).collect(),
         };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
@@ -401,11 +389,8 @@ fn owned(
                 None => Ok(None),
             };
             let mine = places(id)?;
-            let often = if binding.is_per_layer() {
-                overlap(layers)
-            } else {
-                layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1
-            };
+            let n_weights = if binding.is_per_layer() { count(&union(layers.clone())) } else { 1 };
+            let often = count(layers) > n_weights;
             // A weight of the same name in other layers is another weight.
             let runs =
                 |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
@@ -491,41 +476,21 @@ fn by_layer(owned: OwnedWeights) -> Vec<OwnedWeights> {
     ]
 }
 
-/// The union of the ranges of layers.
-fn distinct(layers: &[Layers]) -> Vec<Layers> {
-    let mut all: Vec<Layers> = Vec::new();
-    let mut sorted = layers.to_vec();
-    sorted.sort_by_key(|l| (l.start, l.end));
-    for range in sorted {
-        match all.last_mut() {
-            // A layer that runs twice is updated once.
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => all.push(range),
-        }
-    }
-    all
-}
-
 /// Whether `a` and `b` have a layer in common.
 fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
 
-/// Whether some layer runs twice.
-fn overlap(layers: &[Layers]) -> bool {
-    let mut sorted = layers.to_vec();
-    sorted.sort_by_key(|l| (l.start, l.end));
-    sorted.windows(2).any(|pair| pair[1].start < pair[0].end)
+/// The sum of the lengths of ranges.
+fn count(layers: &[Layers]) -> u64 {
+    layers.iter().map(|l| l.end - l.start).sum()
 }
 
 /// A stack dimension for each number of layers that a call runs over.
-fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
-    let mut stacks: Vec<(u64, DimId)> = Vec::new();
+fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> BTreeMap<u64, DimId> {
+    let mut stacks = BTreeMap::new();
     for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
-        if !stacks.iter().any(|&(known, _)| known == n) {
-            let over = declare(stepped, "l", n);
-            stacks.push((n, over));
-        }
+        stacks.entry(n).or_insert_with(|| declare(stepped, "l", n));
     }
     stacks
 }

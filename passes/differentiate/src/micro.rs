@@ -8,11 +8,11 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::structure::stacked;
 use ithaca_ir::ops::{Binary, Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::joint::zeros;
 use super::step::{Cx, Optimize, Sweep};
@@ -53,36 +53,40 @@ pub(super) fn functions(
 
     let micro = {
         let mut b = FunctionBuilder::new(NAME, space, functions);
-        let mut map = vec![None; source.values.len()];
+        let mut map = ValueMap::new(source);
         let before = b.param(source.ty(loss).clone(), Some("loss_before"));
         for &v in &shared {
-            map[v.index()] = Some(b.param(source.ty(v).clone(), source.values[v].name.as_deref()));
+            map.param(&mut b, v);
         }
         for &v in shared.iter().filter(|&&v| is_key(source, v)) {
             // The layers of this function are micro-batches.
-            let given = map[v.index()].expect("every shared value is a parameter");
-            map[v.index()] = Some(b.push(Op::Random(Random::LayerKey), &[given])?);
+            map.insert(v, b.push(Op::Random(Random::LayerKey), &[map[v]])?);
         }
-        cx.forward_and_backward(&mut b, &mut map, loss, |n| !is_whole_batch(cx, n))?;
-        let part = map[loss.index()].expect("the loss was computed");
-        let sum = b.push(Op::Binary(Binary::Add), &[before, part])?;
+        let map = cx.forward_and_backward(&mut b, map, loss, |n| !is_whole_batch(cx, n))?;
+        let sum = b.push(Op::Binary(Binary::Add), &[before, map[loss]])?;
         b.finish([Output { name: None, value: sum }])
     };
     let micro = functions.push(micro);
 
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let mut map = ValueMap::new(source);
+    let all = |ty: &TensorType| if ty.has(split.batch) { stacked(ty, split.over) } else { ty.clone() };
     for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
-        match node.op {
-            Op::Random(Random::Key { .. }) => map[node.result().index()] = Some(cx.key(&mut b, node)?),
-            _ => copy_whole_batch(&mut b, source, node, split, &mut map)?,
-        }
+        let op = match &node.op {
+            Op::Random(Random::Key { .. }) => {
+                map.insert(node.result(), cx.key(&mut b, node)?);
+                continue;
+            }
+            Op::Input(binding) if source.ty(node.result()).has(split.batch) => {
+                Op::Input(view(space, binding, source.ty(node.result()), split)?)
+            }
+            op => op.clone(),
+        };
+        copy_whole_batch(&mut b, node, op, &mut map, all)?;
     }
     zero.run(&mut b, &[])?;
     let mut arguments = vec![zeros(&mut b, source.ty(loss))?];
-    arguments.extend(
-        shared.iter().map(|v| map[v.index()].expect("inputs of micro-batches are computed before them")),
-    );
+    arguments.extend(shared.iter().map(|&v| map[v]));
     let n = space.size(split.over);
     let scan = Scan { over: split.over, carried: 1, order: ScanOrder::Ascending };
     let results = b.node(
@@ -131,54 +135,46 @@ pub(super) fn is_key(source: &Function, value: ValueId) -> bool {
     source.nodes.iter().any(|n| is_key(n) && n.results.contains(&value))
 }
 
-/// Copies a node for the whole batch: values with a batch dimension become stacks.
-fn copy_whole_batch(
+/// Copies a node for the whole batch as `op`, with the types of its results mapped by `all`.
+///
+/// # Errors
+/// `P52` when it needs a value of one micro-batch.
+pub(super) fn copy_whole_batch(
     b: &mut FunctionBuilder<'_>,
-    source: &Function,
     node: &Node,
-    split: Split,
-    map: &mut [Option<ValueId>],
+    op: Op,
+    map: &mut ValueMap<'_>,
+    all: impl Fn(&TensorType) -> TensorType,
 ) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node
-        .operands
-        .iter()
-        .map(|v| {
-            map[v.index()].ok_or_else(|| {
-                let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
-                OpError::new("P52", message)
-            })
-        })
-        .collect::<Result<_, _>>()?;
-    let declared: Vec<TensorType> = node
-        .results
-        .iter()
-        .map(|&v| match source.ty(v) {
-            ty if ty.has(split.batch) => stacked(ty, split.over),
-            ty => ty.clone(),
-        })
-        .collect();
-    let op = match &node.op {
-        Op::Input(binding) if source.ty(node.result()).has(split.batch) => {
-            Op::Input(view(b.space(), binding, source.ty(node.result()), split)?)
-        }
-        op => op.clone(),
-    };
-    let results = b.node(op, &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, source.values[old].name.as_deref());
-        map[old.index()] = Some(new);
+    if node.operands.iter().any(|&v| map.get(v).is_none()) {
+        let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
+        return Err(OpError::new("P52", message));
     }
-    Ok(())
+    let declared: Vec<TensorType> = map.declared(&node.results).iter().map(all).collect();
+    map.copy_as(b, node, op, &declared)
 }
 
-/// The binding that views the batch of a file as micro-batches.
-fn view(space: &Space, binding: &Binding, ty: &TensorType, split: Split) -> Result<Binding, OpError> {
+/// The stored sizes of an input of one micro-batch, in a file that has the batch first.
+///
+/// # Errors
+/// `P52` for another input.
+pub(super) fn stored(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    split: Split,
+) -> Result<Vec<u64>, OpError> {
     if !binding.stored.is_empty() || ty.dims.first() != Some(&split.batch) {
         let message = format!("input `{}` is not stored with the batch first", binding.name);
         return Err(OpError::new("P52", message));
     }
+    Ok(ty.dims.iter().map(|&d| source::stored_size(space, d)).collect())
+}
+
+/// The binding that views the batch of a file as micro-batches.
+fn view(space: &Space, binding: &Binding, ty: &TensorType, split: Split) -> Result<Binding, OpError> {
     let n = space.size(split.over);
-    let sizes: Vec<u64> = ty.dims.iter().map(|&d| source::stored_size(space, d)).collect();
+    let sizes = stored(space, binding, ty, split)?;
     let mut stored = sizes.clone();
     stored[0] *= n;
     let view = std::iter::once(n).chain(sizes).collect();

@@ -44,24 +44,15 @@ pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<
         let (group, within) = (i / (stages * chunks), i % (stages * chunks));
         (group * stages + within % stages, within / stages)
     };
-    let forward = |i: usize| match order {
-        PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => {
-            Step { half: Half::Forward, micro: i, chunk: stage }
-        }
+    let step = |half: Half, i: usize| match order {
+        PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => Step { half, micro: i, chunk: stage },
         PipelineOrder::Interleaved => {
             let (micro, local) = place(i);
-            Step { half: Half::Forward, micro, chunk: local * stages + stage }
+            let local = if half == Half::Forward { local } else { chunks - 1 - local };
+            Step { half, micro, chunk: local * stages + stage }
         }
     };
-    let backward = |i: usize| match order {
-        PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => {
-            Step { half: Half::Backward, micro: i, chunk: stage }
-        }
-        PipelineOrder::Interleaved => {
-            let (micro, local) = place(i);
-            Step { half: Half::Backward, micro, chunk: (chunks - 1 - local) * stages + stage }
-        }
-    };
+    let (forward, backward) = (|i| step(Half::Forward, i), |i| step(Half::Backward, i));
     let warm_up = match order {
         PipelineOrder::Gpipe => n,
         PipelineOrder::OneForwardOneBackward => (stages - 1 - stage).min(n),

@@ -14,16 +14,17 @@
 //! gradient, sends the sum before the update, and receives the new weight.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, state};
+use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, state};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 
-use super::joint::{Accumulation, assign, copy_node, prefixed};
-use super::micro::{Split, is_key, is_whole_batch, only_loss};
+use super::joint::{Accumulation, assign, prefixed};
+use super::micro::{Split, copy_whole_batch, is_key, is_whole_batch, only_loss, stored};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
-use super::step::{Cx, Optimize, Run, Sweep};
+use super::step::{Cx, Optimize, Run, Sweep, call_on};
 use super::update::{OwnedWeights, Place, gradient_type};
 
 /// The stages that run the layers of each function.
@@ -190,15 +191,8 @@ fn call_across(
     (from, gives): (Stage, FuncId),
     (to, takes): (Stage, FuncId),
 ) -> Result<(), OpError> {
-    let call = |callee: FuncId, stage: Stage| Op::Call {
-        callee,
-        layers: 0..1,
-        stride: 0,
-        scan: None,
-        stage: Some(stage),
-    };
-    let received = b.node(call(gives, from), &[], &[])?[0];
-    b.node(call(takes, to), &[received], &[]).map(|_| ())
+    let received = b.push(call_on(gives, &(0..1), Some(from)), &[])?;
+    b.node(call_on(takes, &(0..1), Some(to)), &[received], &[]).map(|_| ())
 }
 
 /// The parts of a step around its passes.
@@ -223,13 +217,18 @@ pub(super) fn main(
     let source = cx.function();
     only_loss(source)?;
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
-    let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let mut known = ValueMap::new(source);
     let whole = whole_batch_values(cx, split);
+    let all = |ty: &TensorType| {
+        let mut ty = ty.clone();
+        ty.dims.iter_mut().filter(|d| **d == split.batch).for_each(|d| *d = split.over);
+        ty
+    };
     for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
         if let Op::Random(Random::Key { .. }) = node.op {
-            known[node.result().index()] = Some(cx.key(&mut b, node)?);
+            known.insert(node.result(), cx.key(&mut b, node)?);
         } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
-            copy_whole_batch(&mut b, source, node, split, &mut known)?;
+            copy_whole_batch(&mut b, node, node.op.clone(), &mut known, all)?;
         }
     }
     parts.zero.run(&mut b, &[])?;
@@ -260,7 +259,7 @@ pub(super) fn main(
                     cx.forward(&mut b, run, i, stage)?;
                 }
                 if chunk == last {
-                    let part = run.map[loss.index()].expect("the last chunk computes the loss");
+                    let part = run.map[loss];
                     sum = Some(match sum {
                         None => part,
                         Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, part])?,
@@ -304,67 +303,36 @@ fn whole_batch_values(cx: &Cx<'_>, split: Split) -> Vec<bool> {
     needed
 }
 
-/// Copies a node for the whole batch.
-fn copy_whole_batch(
-    b: &mut FunctionBuilder<'_>,
-    source: &Function,
-    node: &Node,
-    split: Split,
-    known: &mut [Option<ValueId>],
-) -> Result<(), OpError> {
-    let operand = |v: &ValueId| {
-        known[v.index()].ok_or_else(|| {
-            let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
-            OpError::new("P52", message)
-        })
-    };
-    let operands = node.operands.iter().map(operand).collect::<Result<Vec<_>, _>>()?;
-    let all = |&v: &ValueId| {
-        let mut ty = source.ty(v).clone();
-        ty.dims.iter_mut().filter(|d| **d == split.batch).for_each(|d| *d = split.over);
-        ty
-    };
-    let declared: Vec<TensorType> = node.results.iter().map(all).collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, source.values[old].name.as_deref());
-        known[old.index()] = Some(new);
-    }
-    Ok(())
-}
-
 /// Derives the keys of one micro-batch: the step's keys with its number folded in, as in a loop over micro-batches.
 fn micro_batch_keys(
     source: &Function,
     b: &mut FunctionBuilder<'_>,
-    own: &mut [Option<ValueId>],
+    own: &mut ValueMap<'_>,
     micro: usize,
 ) -> Result<(), OpError> {
     for v in source.values.ids().filter(|&v| is_key(source, v)) {
-        if let Some(key) = own[v.index()] {
+        if let Some(key) = own.get(v) {
             let number = Op::Fill { value: micro as f64 };
             let number = b.push_as(number, &[], TensorType::new(DType::F32, []))?;
-            own[v.index()] = Some(b.push(Op::Random(Random::FoldIn), &[key, number])?);
+            own.insert(v, b.push(Op::Random(Random::FoldIn), &[key, number])?);
         }
     }
     Ok(())
 }
 
 /// The initial values of one micro-batch: values of the whole batch, and its own part of values with a batch dimension.
-fn micro_batch_inputs(
-    cx: &Cx<'_>,
+fn micro_batch_inputs<'a>(
+    cx: &Cx<'a>,
     b: &mut FunctionBuilder<'_>,
-    known: &[Option<ValueId>],
+    known: &ValueMap<'_>,
     split: Split,
     micro: usize,
-) -> Result<Vec<Option<ValueId>>, OpError> {
+) -> Result<ValueMap<'a>, OpError> {
     let source = cx.function();
     let has_batch = |v: ValueId| source.ty(v).has(split.batch);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    for (v, value) in source.values.ids().zip(known) {
-        if !has_batch(v) {
-            map[v.index()] = *value;
-        }
+    let mut map = ValueMap::new(source);
+    for v in source.values.ids().filter(|&v| !has_batch(v)) {
+        known.get(v).into_iter().for_each(|value| map.insert(v, value));
     }
     // Values with a batch dimension are copied only if a call needs them.
     let mut needed = vec![false; source.values.len()];
@@ -383,9 +351,9 @@ fn micro_batch_inputs(
                 let ty = source.ty(node.result());
                 let window = window(b.space(), binding, ty, split, micro as u64)?;
                 let input = b.push_as(Op::Input(window), &[], ty.clone())?;
-                map[node.result().index()] = Some(input);
+                map.insert(node.result(), input);
             }
-            _ => copy_node(b, source, node, &mut map)?,
+            _ => map.copy(b, node)?,
         }
     }
     Ok(map)
@@ -399,11 +367,7 @@ fn window(
     split: Split,
     micro: u64,
 ) -> Result<Binding, OpError> {
-    if !binding.stored.is_empty() || ty.dims.first() != Some(&split.batch) {
-        let message = format!("input `{}` is not stored with the batch first", binding.name);
-        return Err(OpError::new("P52", message));
-    }
-    let mut stored: Vec<u64> = ty.dims.iter().map(|&d| source::stored_size(space, d)).collect();
+    let mut stored = stored(space, binding, ty, split)?;
     let mut window: Vec<Layers> = stored.iter().map(|&n| 0..n).collect();
     let each = stored[0];
     window[0] = micro * each..(micro + 1) * each;

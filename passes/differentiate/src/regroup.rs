@@ -12,9 +12,10 @@
 //! ```
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Output};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::{Arena, FunctionBuilder, Op, Space};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::joint::Joint;
 use super::split::Halves;
@@ -31,10 +32,7 @@ pub(super) fn joint(
 ) -> Result<Joint, OpError> {
     let source = cx.function();
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut known = vec![None; source.values.len()];
-    for &param in &source.params {
-        known[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
-    }
+    let known = ValueMap::with_params(&mut b, source);
     let mut seeds = Vec::new();
     for (i, output) in source.outputs.iter().enumerate() {
         if cx.activity.is_active(cx.main, output.value) {
@@ -53,8 +51,7 @@ pub(super) fn joint(
         cx.backward(&mut b, &mut run, i, None)?;
     }
     let gradients = source.params.iter().map(|&p| run.tape.of(p)).collect();
-    let map = run.map.into_iter().map(|v| v.expect("every node of a group ran")).collect();
-    Ok(Joint { function: b.finish([]), map, n_forward, seeds, gradients })
+    Ok(Joint { function: b.finish([]), outputs: run.map.outputs(), n_forward, seeds, gradients })
 }
 
 /// The forward half of a group: as in `halves`, but its layers save nothing.
@@ -69,10 +66,7 @@ pub(super) fn forward(
 ) -> Result<Function, OpError> {
     let source = cx.function();
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    for &param in &source.params {
-        map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, source);
     for node in &source.nodes {
         let mut op = node.op.clone();
         if let Op::Call { callee, .. } = &mut op {
@@ -80,14 +74,10 @@ pub(super) fn forward(
             *callee =
                 made.and_then(|f| f.plain).expect("members of a group have a version that saves nothing");
         }
-        let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
-        let operands: Vec<ValueId> = node.operands.iter().map(known).collect();
-        let results = b.node(op, &operands, &[])?;
-        for (&old, &new) in node.results.iter().zip(&results) {
-            map[old.index()] = Some(new);
-        }
+        let results = b.node(op, &map.operands(node), &[])?;
+        node.results.iter().zip(&results).for_each(|(&old, &new)| map.insert(old, new));
     }
-    let results = source.outputs.iter().map(|o| map[o.value.index()].expect("every node ran"));
+    let results = source.outputs.iter().map(|o| map[o.value]);
     // The saved values of a group are its arguments, which have the same indices in both functions.
     let saved = halves.forward.outputs[halves.n_results..].iter().map(|o| o.value);
     debug_assert!(

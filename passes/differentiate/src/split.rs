@@ -17,9 +17,10 @@ use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, OpError, Random};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Joint, copy_node, zeros};
+use super::joint::{Joint, or_zeros};
 use super::options::Recompute;
 
 /// The forward and backward half of a function, and the operands of the backward half.
@@ -196,23 +197,15 @@ fn forward(
     saved: &BTreeSet<ValueId>,
 ) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; joint.function.values.len()];
+    let mut map = ValueMap::new(&joint.function);
     for &param in &joint.function.params[..source.params.len()] {
-        let value = &joint.function.values[param];
-        map[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
+        map.param(&mut b, param);
     }
     for node in &joint.function.nodes[..joint.n_forward] {
-        copy_node(&mut b, &joint.function, node, &mut map)?;
+        map.copy(&mut b, node)?;
     }
-    let results = source.outputs.iter().map(|o| joint.map[o.value.index()]);
-    let outputs: Vec<Output> = results
-        .chain(saved.iter().copied())
-        .map(|v| Output {
-            name: None,
-            value: map[v.index()].expect("a forward value is in the forward function"),
-        })
-        .collect();
-    Ok(b.finish(outputs))
+    let outputs = joint.outputs.iter().map(|o| o.value).chain(saved.iter().copied());
+    Ok(b.finish(outputs.map(|v| Output { name: None, value: map[v] })))
 }
 
 /// The parameters and results of the backward function, see the module.
@@ -233,27 +226,25 @@ fn backward(
     let source = &joint.function;
     let name = format!("{}.backward", source.name);
     let mut b = FunctionBuilder::part_of(name, source, space, functions).in_phase(Phase::Backward);
-    let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    let param = |b: &mut FunctionBuilder<'_>, v: ValueId| {
-        b.param(source.ty(v).clone(), source.values[v].name.as_deref())
-    };
+    let mut map = ValueMap::new(source);
     for &(_, seed) in signature.seeds {
-        map[seed.index()] = Some(param(&mut b, seed));
+        map.param(&mut b, seed);
     }
-    let mut sums = Vec::new();
-    for &i in signature.sums {
-        sums.push(b.param(source.ty(source.params[i]).clone(), None));
-    }
+    let of_params = signature.sums.iter().map(|&i| source.ty(source.params[i]).clone());
+    let sums: Vec<ValueId> = of_params.map(|ty| b.param(ty, None)).collect();
     for &i in signature.reused {
-        let v = source.params[i];
-        map[v.index()] = Some(param(&mut b, v));
+        map.param(&mut b, source.params[i]);
     }
     for &v in &required.saved {
-        map[v.index()] = Some(param(&mut b, v));
+        map.param(&mut b, v);
     }
-    for i in 0..source.nodes.len() {
-        if required.nodes[i] {
-            run(&mut b, source, i, &required.saved, &mut map)?;
+    let runs = source.nodes.iter().zip(&required.nodes).filter(|&(_, &runs)| runs);
+    for (node, _) in runs {
+        let known: Vec<Option<ValueId>> = node.results.iter().map(|&v| map.get(v)).collect();
+        map.copy(&mut b, node)?;
+        // A saved result keeps its saved value.
+        for (&v, known) in node.results.iter().zip(known) {
+            known.into_iter().for_each(|saved| map.insert(v, saved));
         }
     }
     debug_assert!(
@@ -262,35 +253,14 @@ fn backward(
     );
     let mut outputs = Vec::new();
     for &i in signature.returned {
-        outputs.push(match joint.gradients[i] {
-            Some(v) => map[v.index()].expect("a gradient that is returned is computed"),
-            None => zeros(&mut b, source.ty(source.params[i]))?,
-        });
+        let gradient = joint.gradients[i].map(|v| map[v]);
+        outputs.push(or_zeros(&mut b, gradient, source.ty(source.params[i]))?);
     }
     for (&i, &sum) in signature.sums.iter().zip(&sums) {
-        outputs.push(match joint.gradients[i].and_then(|v| map[v.index()]) {
+        outputs.push(match joint.gradients[i].and_then(|v| map.get(v)) {
             Some(gradient) => b.push(Op::Binary(Binary::Add), &[sum, gradient])?,
             None => sum,
         });
     }
     Ok(b.finish(outputs.into_iter().map(|value| Output { name: None, value })))
-}
-
-/// Copies a node; saved results keep their saved value.
-fn run(
-    b: &mut FunctionBuilder<'_>,
-    source: &Function,
-    i: usize,
-    saved: &BTreeSet<ValueId>,
-    map: &mut [Option<ValueId>],
-) -> Result<(), OpError> {
-    let node = &source.nodes[i];
-    let before: Vec<Option<ValueId>> = node.results.iter().map(|v| map[v.index()]).collect();
-    copy_node(b, source, node, map)?;
-    for (&v, before) in node.results.iter().zip(before) {
-        if saved.contains(&v) {
-            map[v.index()] = before;
-        }
-    }
-    Ok(())
 }

@@ -5,11 +5,10 @@
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::{FunctionBuilder, Module, Op};
-
-use super::joint::copy_node;
+use ithaca_pass::rebuild::ValueMap;
 
 /// A program whose calls in `main` each belong to one chunk.
 pub(super) struct Staged {
@@ -50,21 +49,19 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
         cut.functions.push(other.clone());
     }
     let mut b = FunctionBuilder::like(function, &cut.space, &cut.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
+    let mut map = ValueMap::new(function);
     let mut chunks: Vec<Option<usize>> = Vec::new();
     // The chunk that computes each new value.
     let mut computed_in: Vec<Option<usize>> = Vec::new();
     for (i, node) in function.nodes.iter().enumerate() {
         let Op::Call { callee, scan, .. } = &node.op else {
-            copy_node(&mut b, function, node, &mut map)?;
-            let operands = node.operands.iter().filter_map(|v| map[v.index()]);
-            let chunk = operands.filter_map(|v| computed_in[v.index()]).max();
+            map.copy(&mut b, node)?;
+            let chunk = node.operands.iter().filter_map(|&v| computed_in[map[v].index()]).max();
             chunks.push(chunk);
             computed_in.resize(b.function().values.len(), chunk);
             continue;
         };
-        let mut operands: Vec<ValueId> =
-            node.operands.iter().map(|v| map[v.index()].expect("operands precede their uses")).collect();
+        let mut operands = map.operands(node);
         let own: Vec<(u64, usize)> = units
             .iter()
             .zip(&chunk_of)
@@ -83,16 +80,9 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
             chunks.push(Some(chunk));
             computed_in.resize(b.function().values.len(), Some(chunk));
         }
-        for (&old, &new) in node.results.iter().zip(&results) {
-            b.name(new, function.values[old].name.as_deref());
-            map[old.index()] = Some(new);
-        }
+        map.replace(&mut b, &node.results, &results);
     }
-    let output = |o: &Output| Output {
-        name: o.name.clone(),
-        value: map[o.value.index()].expect("every node of main was copied"),
-    };
-    let function = b.finish(function.outputs.iter().map(output).collect::<Vec<_>>());
+    let function = b.finish(map.outputs());
     cut.functions.push(function);
     Ok(Staged { module: cut, chunks })
 }

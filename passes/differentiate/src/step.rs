@@ -1,12 +1,13 @@
 //! `main` of a training step: forward calls, backward calls in reverse, the optimizer.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Node, ValueId};
 use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Tape, assign, copy_node, store_gradient, zeros};
+use super::joint::{Accumulation, Forward, Tape, assign, or_zeros, store_gradient, zeros};
 use super::split::Halves;
 use super::update::Place;
 
@@ -38,15 +39,15 @@ pub(super) struct Cx<'a> {
 /// The state of one batch during its forward and backward pass.
 pub(super) struct Run<'a> {
     /// The new value of each old one.
-    pub(super) map: Vec<Option<ValueId>>,
+    pub(super) map: ValueMap<'a>,
     /// By node.
     calls: Vec<Option<ForwardCall<'a>>>,
     pub(super) tape: Tape,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     /// A run with some values known.
-    pub(super) fn new(cx: &Cx<'_>, map: Vec<Option<ValueId>>) -> Self {
+    pub(super) fn new(cx: &Cx<'_>, map: ValueMap<'a>) -> Self {
         let source = cx.function();
         let calls = source.nodes.iter().map(|_| None).collect();
         Self { map, calls, tape: Tape::new(source.values.len()) }
@@ -68,19 +69,20 @@ impl<'a> Cx<'a> {
         &self.source.functions[self.main]
     }
 
-    /// Runs the nodes selected by `runs` forward, then backward from the gradient of `loss` to all weights.
+    /// Runs the nodes selected by `runs` forward, then backward from the gradient of `loss` to all weights; returns the
+    /// known values and those of the nodes.
     ///
     /// # Errors
     /// An operation of `main` without an adjoint.
     pub(super) fn forward_and_backward(
         &self,
         b: &mut FunctionBuilder<'_>,
-        map: &mut Vec<Option<ValueId>>,
+        known: ValueMap<'a>,
         loss: ValueId,
         runs: impl Fn(&Node) -> bool,
-    ) -> Result<(), OpError> {
+    ) -> Result<ValueMap<'a>, OpError> {
         let source = self.function();
-        let mut run = Run::new(self, std::mem::take(map));
+        let mut run = Run::new(self, known);
         for i in (0..source.nodes.len()).filter(|&i| runs(&source.nodes[i])) {
             self.forward(b, &mut run, i, None)?;
         }
@@ -88,8 +90,7 @@ impl<'a> Cx<'a> {
         for i in (0..source.nodes.len()).rev().filter(|&i| runs(&source.nodes[i])) {
             self.backward(b, &mut run, i, None)?;
         }
-        *map = run.map;
-        Ok(())
+        Ok(run.map)
     }
 
     /// Node `i`, forward.
@@ -103,17 +104,16 @@ impl<'a> Cx<'a> {
         i: usize,
         stage: Option<Stage>,
     ) -> Result<(), OpError> {
-        let source = self.function();
-        let node = &source.nodes[i];
+        let node = &self.function().nodes[i];
         match &node.op {
             Op::Call { callee, layers, stride, .. } => {
                 let layers = (layers, *stride);
                 run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
             }
             Op::Random(Random::Key { .. }) => {
-                run.map[node.result().index()] = Some(self.key(b, node)?);
+                run.map.insert(node.result(), self.key(b, node)?);
             }
-            _ => copy_node(b, source, node, &mut run.map)?,
+            _ => run.map.copy(b, node)?,
         }
         Ok(())
     }
@@ -171,47 +171,24 @@ impl<'a> Cx<'a> {
                 store_gradient(b, binding, gradient, (self.accumulation)(self.main, binding))
             }
             (_, Some(called)) => self.call_backward(b, tape, node, (called, stage), &gradients),
-            (op, None) => self.adjoint(b, tape, map, node, op, &gradients),
-        }
-    }
-
-    /// The adjoint of an operation of `main` itself.
-    fn adjoint(
-        &self,
-        b: &mut FunctionBuilder<'_>,
-        tape: &mut Tape,
-        map: &[Option<ValueId>],
-        node: &Node,
-        op: &Op,
-        gradients: &[Option<ValueId>],
-    ) -> Result<(), OpError> {
-        let active = |v: ValueId| self.activity.is_active(self.main, v);
-        if !node.operands.iter().any(|&v| active(v)) {
-            return Ok(());
-        }
-        let new = |v: &ValueId| map[v.index()].expect("every executed node has values");
-        let operands: Vec<ValueId> = node.operands.iter().map(new).collect();
-        let results: Vec<ValueId> = node.results.iter().map(new).collect();
-        let contributions = op.adjoint(b, &operands, &results, gradients)?;
-        for (&operand, contribution) in node.operands.iter().zip(contributions) {
-            if let Some(contribution) = contribution.filter(|_| active(operand)) {
-                tape.add(b, operand, contribution)?;
+            (_, None) => {
+                let is_active = |v: ValueId| self.activity.is_active(self.main, v);
+                let record = Forward::copied(node, map);
+                record.adjoint(b, &gradients, is_active, |b, old, part| tape.add(b, old, part))
             }
         }
-        Ok(())
     }
 
     fn call(
         &self,
         b: &mut FunctionBuilder<'_>,
-        map: &mut [Option<ValueId>],
+        map: &mut ValueMap<'_>,
         node: &Node,
         (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
     ) -> Result<ForwardCall<'a>, OpError> {
         let function =
             self.functions[callee.index()].as_ref().expect("every function except main is differentiated");
-        let new = |v: &ValueId| map[v.index()].expect("operands precede their uses");
-        let arguments: Vec<ValueId> = node.operands.iter().map(new).collect();
+        let arguments = map.operands(node);
         let n_results = function.halves.n_results;
         let n_saved = function.halves.forward.outputs.len() - n_results;
         let scan = (layers.end - layers.start > 1 && n_saved > 0).then(|| Scan {
@@ -221,10 +198,7 @@ impl<'a> Cx<'a> {
         });
         let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
-        for (&old, &result) in node.results.iter().zip(&results) {
-            b.name(result, self.function().values[old].name.as_deref());
-            map[old.index()] = Some(result);
-        }
+        map.replace(b, &node.results, &results);
         let saved = results[n_results..].to_vec();
         Ok(ForwardCall { function, layers: layers.clone(), stride, arguments, saved })
     }
@@ -248,16 +222,10 @@ impl<'a> Cx<'a> {
         };
         let mut operands = Vec::new();
         for &i in &halves.seeds {
-            operands.push(match gradients[i] {
-                Some(gradient) => gradient,
-                None => zeros(b, source.ty(node.results[i]))?,
-            });
+            operands.push(or_zeros(b, gradients[i], source.ty(node.results[i]))?);
         }
         for &i in &halves.sums {
-            operands.push(match tape.of(node.operands[i]) {
-                Some(gradient) => gradient,
-                None => zeros(b, source.ty(node.operands[i]))?,
-            });
+            operands.push(or_zeros(b, tape.of(node.operands[i]), source.ty(node.operands[i]))?);
         }
         let n_carried = operands.len();
         operands.extend(halves.reused.iter().map(|&i| arguments[i]));
@@ -285,6 +253,11 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// A call of `callee` for each layer on one stage.
+pub(super) fn call_on(callee: FuncId, layers: &Layers, stage: Option<Stage>) -> Op {
+    Op::Call { callee, layers: layers.clone(), stride: 0, scan: None, stage }
+}
+
 /// Calls over the layers of the functions that own weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
@@ -298,14 +271,7 @@ impl Sweep {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
                 // Without results nothing is carried, so arguments are the same for all layers.
-                let op = Op::Call {
-                    callee: *function,
-                    layers: layers.clone(),
-                    stride: 0,
-                    scan: None,
-                    stage: *stage,
-                };
-                b.node(op, constant, &[])?;
+                b.node(call_on(*function, layers, *stage), constant, &[])?;
             }
         }
         Ok(())
@@ -318,9 +284,7 @@ impl Sweep {
         // The sum passes each stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
-            let op =
-                Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
-            sum = b.node(op, &[sum], &[])?[0];
+            sum = b.push(call_on(*function, layers, *stage), &[sum])?;
         }
         Ok(sum)
     }
@@ -368,15 +332,10 @@ pub(super) fn main(
 ) -> Result<Function, OpError> {
     let source = cx.function();
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut map = vec![None; source.values.len()];
     zero.run(&mut b, &[])?;
-    cx.forward_and_backward(&mut b, &mut map, loss, |_| true)?;
+    let map = cx.forward_and_backward(&mut b, ValueMap::new(source), loss, |_| true)?;
     if let Some(optimize) = optimize {
         optimize.run(&mut b)?;
     }
-    let output = |o: &Output| Output {
-        name: o.name.clone(),
-        value: map[o.value.index()].expect("every node of main ran"),
-    };
-    Ok(b.finish(source.outputs.iter().map(output).collect::<Vec<_>>()))
+    Ok(b.finish(map.outputs()))
 }

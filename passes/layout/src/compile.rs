@@ -15,16 +15,16 @@ use crate::registry::Registry;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
 
-/// What a program becomes on a mesh.
+/// A program compiled for a mesh.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// What one rank runs.
+    /// The program of one rank.
     pub per_rank: Module,
-    /// How it runs it.
+    /// Its schedule.
     pub schedule: Schedule,
     /// How each attention of the model was to be distributed, before its movement became steps.
     pub attention: Vec<AttentionUse>,
-    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    /// Notes to the user: copied heads, padding, dimensions that stay whole.
     pub notes: Vec<String>,
 }
 
@@ -37,13 +37,8 @@ pub struct AttentionUse {
     pub movement: String,
 }
 
-/// The passes of [`compile`].
-pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    passes_with(&Registry::default(), options)
-}
-
 /// The passes of [`compile_with`].
-pub fn passes_with(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+pub fn passes(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
         Box::new(LowerMovements::new(registry.clone())),
@@ -76,23 +71,10 @@ pub fn compile_with(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    compile_by(&passes_with(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
+    compile_by(&passes(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
 }
 
-/// As [`compile`], with an instrument that sees every pass.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_watched(
-    module: &Module,
-    options: &ShardOptions,
-    prices: &dyn Prices,
-    instrument: &mut dyn Instrument,
-) -> Result<Compiled, Diagnostics> {
-    compile_by(&passes(options), options.fusion.packing, module, prices, instrument)
-}
-
-/// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes_with`], with passes of
+/// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes`], with passes of
 /// your own wherever they belong.
 ///
 /// # Errors
@@ -129,7 +111,7 @@ pub fn draft_with(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    draft_by(&passes_with(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
+    draft_by(&passes(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
 }
 
 fn draft_by(
@@ -147,7 +129,7 @@ fn draft_by(
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 
-/// Keeps what the first module that is laid out says of attention.
+/// Keeps the attention of the first module that is laid out.
 struct Seen<'a> {
     attention: Option<Vec<AttentionUse>>,
     watched: &'a mut dyn Instrument,

@@ -11,14 +11,6 @@ pub(crate) fn part(space: &mut Space, part: Part) -> DimId {
     let is_torn = whole.size == part.runs * whole.granule && whole.granule.is_multiple_of(part.count);
     let granule = if is_torn { whole.granule / part.count } else { whole.granule };
     let size = whole.size / part.count;
-    let name = free_name(space, format!("{}_{}", whole.name, part.index));
+    let name = space.free_name(format!("{}_{}", whole.name, part.index));
     space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
-}
-
-/// `name` with underscores until no dimension has it.
-pub(crate) fn free_name(space: &Space, mut name: String) -> String {
-    while space.dim(&name).is_some() {
-        name.push('_');
-    }
-    name
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ithaca_ir::ops::Family;
 use ithaca_ir::space::Space;
 use ithaca_ir::verify::{Verified, verify};
-use ithaca_ir::{Diagnostics, Module, Op, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, TensorType};
 
 /// Prices of collectives, by which layout conversions are chosen.
 pub trait Prices {
@@ -155,6 +155,11 @@ impl std::fmt::Display for dyn Pass + '_ {
         }
         Ok(())
     }
+}
+
+/// The first diagnostic of a refusal.
+pub fn first(diagnostics: Diagnostics) -> Diagnostic {
+    diagnostics.into_iter().next().expect("a refusal has at least one diagnostic")
 }
 
 /// The text of a pipeline.

@@ -2,16 +2,15 @@
 //!
 //! A pass declares its options once. [`read`] fills the struct from the `key=value` pairs of a pipeline, [`write()`]
 //! returns the pairs that differ from the default. A value is a number, the name of a variant, a text that a type parses
-//! ([`text`], [`optional_text`]), or a list of these joined by `+`.
+//! ([`mod@text`]), or a list of these joined by `+`.
 
+use std::cell::Cell;
 use std::fmt::{self, Display};
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::nearest;
-use serde::de::value::StrDeserializer;
-use serde::de::{
-    self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
-};
+use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
+use serde::de::{self, DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::{Deserialize, Serialize, forward_to_deserialize_any};
 use serde_json::Value;
 
@@ -31,14 +30,16 @@ pub fn read<T: DeserializeOwned>(
     usage: &str,
     options: &[(String, String)],
 ) -> Result<T, Diagnostic> {
-    let mut pairs = Pairs { rest: options.iter(), last: None };
-    T::deserialize(&mut pairs).map_err(|problem| {
+    let last = Cell::new(None);
+    let pairs = options.iter().inspect(|&pair| last.set(Some(pair)));
+    let pairs = pairs.map(|(key, value)| (key.as_str(), Word(value)));
+    T::deserialize(MapDeserializer::new(pairs)).map_err(|problem| {
         let refuse = |message: String| Diagnostic::new("P02", message);
-        let (key, value) = pairs.last.cloned().unwrap_or_default();
+        let (key, value) = last.get().cloned().unwrap_or_default();
         let of_option =
             |expected: &str| refuse(format!("option `{key}={value}` of `{pass}` is not {expected}"));
         match problem {
-            Problem::Unknown => {
+            Problem::Unknown(_) => {
                 let refusal = refuse(format!("`{pass}` has no option `{key}`"));
                 // A struct may have a part of the options only; the usage has all.
                 let items = usage.split([',', ';']).filter_map(|item| item.split_once('='));
@@ -91,12 +92,12 @@ pub fn split<T: DeserializeOwned>(options: &[(String, String)]) -> [Vec<(String,
     [own, others]
 }
 
-/// The names of the options of `T`.
+/// The names of the options of `T`, a struct that denies unknown fields.
 pub fn names<T: DeserializeOwned>() -> &'static [&'static str] {
-    let mut names = Names(&[]);
-    // It stops once it has them.
-    let _ = T::deserialize(&mut names);
-    names.0
+    match T::deserialize(MapDeserializer::new(std::iter::once(("", Word(""))))) {
+        Err(Problem::Unknown(names)) => names,
+        Ok(_) | Err(_) => unreachable!("options deny a field without a name"),
+    }
 }
 
 /// A whole number from `MIN` to `MAX`, for `deserialize_with`.
@@ -157,33 +158,17 @@ pub mod text {
     }
 }
 
-/// As [`text`], of an option that may be absent.
-pub mod optional_text {
-    use super::*;
-
-    /// Writes the text.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: serde::Serializer>(
-        value: &Option<impl Display>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => serializer.collect_str(value),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    /// Reads the text.
-    ///
-    /// # Errors
-    /// A text that the type does not parse.
-    pub fn deserialize<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error>
-    where
-        T: std::str::FromStr<Err: Display>,
-    {
-        text::deserialize(deserializer).map(Some)
+/// For `serialize_with`: writes the text of an option that may be absent.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn optional_text<S: serde::Serializer>(
+    value: &Option<impl Display>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_none(),
     }
 }
 
@@ -204,8 +189,8 @@ fn value_text(value: &Value) -> String {
 /// Why options are refused; the option at hand is the last that was read.
 #[derive(Debug)]
 enum Problem {
-    /// No such option.
-    Unknown,
+    /// No such option; these are known.
+    Unknown(&'static [&'static str]),
     /// An option that must be there.
     Missing(&'static str),
     /// An option that is there already.
@@ -241,8 +226,8 @@ impl de::Error for Problem {
         Self::Variant(known)
     }
 
-    fn unknown_field(_found: &str, _known: &'static [&'static str]) -> Self {
-        Self::Unknown
+    fn unknown_field(_found: &str, known: &'static [&'static str]) -> Self {
+        Self::Unknown(known)
     }
 
     fn missing_field(name: &'static str) -> Self {
@@ -251,41 +236,6 @@ impl de::Error for Problem {
 
     fn duplicate_field(name: &'static str) -> Self {
         Self::Twice(name)
-    }
-}
-
-/// Pairs as a struct.
-struct Pairs<'a> {
-    rest: std::slice::Iter<'a, (String, String)>,
-    last: Option<&'a (String, String)>,
-}
-
-impl<'de> Deserializer<'de> for &mut Pairs<'_> {
-    type Error = Problem;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Problem> {
-        visitor.visit_map(self)
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-impl<'de> MapAccess<'de> for Pairs<'_> {
-    type Error = Problem;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Problem> {
-        let Some(pair) = self.rest.next() else { return Ok(None) };
-        self.last = Some(pair);
-        let key: StrDeserializer<'_, Problem> = pair.0.as_str().into_deserializer();
-        seed.deserialize(key).map(Some)
-    }
-
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Problem> {
-        let (_, value) = self.last.expect("a key comes before its value");
-        seed.deserialize(Word(value))
     }
 }
 
@@ -335,7 +285,7 @@ impl<'de> Deserializer<'de> for Word<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Problem> {
-        visitor.visit_seq(de::value::SeqDeserializer::new(self.0.split('+').map(|item| Word(item.trim()))))
+        visitor.visit_seq(SeqDeserializer::new(self.0.split('+').map(|item| Word(item.trim()))))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -351,32 +301,6 @@ impl<'de> Deserializer<'de> for Word<'_> {
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u128 f32 char str string bytes byte_buf unit unit_struct tuple tuple_struct
         map struct identifier ignored_any
-    }
-}
-
-/// Looks at the names of fields only.
-struct Names(&'static [&'static str]);
-
-impl<'de> Deserializer<'de> for &mut Names {
-    type Error = Problem;
-
-    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Problem> {
-        Err(Problem::Value("a struct".to_owned()))
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, Problem> {
-        self.0 = fields;
-        Err(Problem::Unknown)
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
 

@@ -1,9 +1,11 @@
 //! Rebuilds modules node by node: what a pass does not touch is copied.
 
+use std::ops::Index;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, Output, ValueId};
 use ithaca_ir::ops::OpError;
-use ithaca_ir::{Arena, Diagnostic, Diagnostics, FuncId, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::{Arena, Diagnostics, FuncId, FunctionBuilder, Module, Op, Space, TensorType};
 
 /// `module` with every node that `rewrite` replaces replaced; the level stays.
 ///
@@ -24,78 +26,67 @@ pub fn rebuild(
 ) -> Result<Module, Diagnostics> {
     let mut rebuilt = module.emptied(module.level);
     for function in module.functions.values() {
-        let mut copy = Copy::of(function, &rebuilt.space, &rebuilt.functions);
+        let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
+        let mut map = ValueMap::with_params(&mut b, function);
         for node in &function.nodes {
-            let operands = copy.operands(node);
-            match rewrite(&mut copy.b, function, node, &operands).map_err(broken)? {
-                None => copy.node(node).map_err(broken)?,
+            match rewrite(&mut b, function, node, &map.operands(node))? {
+                None => map.copy(&mut b, node)?,
                 Some(values) => {
                     assert_eq!(values.len(), node.results.len(), "each result has one new value");
-                    copy.set_all(&node.results, &values);
+                    map.replace(&mut b, &node.results, &values);
                 }
             }
         }
-        let function = copy.finish();
+        let function = b.finish(map.outputs());
         rebuilt.functions.push(function);
     }
     Ok(rebuilt)
 }
 
-/// The diagnostic for an invariant that a node breaks.
-pub fn broken(error: OpError) -> Diagnostics {
-    vec![Diagnostic::new(error.code, error.message)]
-}
-
-/// A copy of a function under construction.
+/// A copy of a function under construction: its builder, with the new values.
 pub struct Copy<'a> {
-    /// The function to copy.
-    pub source: &'a Function,
     /// The copy.
     pub b: FunctionBuilder<'a>,
     /// The new value of each old value.
-    pub values: Vec<Option<ValueId>>,
+    pub values: ValueMap<'a>,
 }
 
 impl<'a> Copy<'a> {
     /// A copy that has the parameters of `source`.
     pub fn of(source: &'a Function, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
-        let mut copy = Self::into(source, FunctionBuilder::like(source, space, functions));
-        source.params.iter().for_each(|&param| copy.param(param));
-        copy
+        let mut b = FunctionBuilder::like(source, space, functions);
+        let values = ValueMap::with_params(&mut b, source);
+        Self { b, values }
     }
 
     /// A copy in a function of its own, without parameters.
     pub fn into(source: &'a Function, b: FunctionBuilder<'a>) -> Self {
-        Self { source, b, values: vec![None; source.values.len()] }
+        Self { b, values: ValueMap::new(source) }
     }
 
     /// Adds a parameter for `old`.
     pub fn param(&mut self, old: ValueId) {
-        let value = &self.source.values[old];
-        self.values[old.index()] = Some(self.b.param(value.ty.clone(), value.name.as_deref()));
+        self.values.param(&mut self.b, old);
     }
 
     /// The new value of `old`, which is defined.
     pub fn get(&self, old: ValueId) -> ValueId {
-        self.values[old.index()].expect("operands precede their uses")
+        self.values[old]
     }
 
     /// Makes `new` the value of `old`.
     pub fn set(&mut self, old: ValueId, new: ValueId) {
-        self.values[old.index()] = Some(new);
+        self.values.insert(old, new);
     }
 
     /// Makes each of `new` the value of one of `old`, with its name.
     pub fn set_all(&mut self, old: &[ValueId], new: &[ValueId]) {
-        for (&old, &new) in old.iter().zip(new) {
-            self.b.name(new, self.source.values[old].name.as_deref());
-            self.set(old, new);
-        }
+        self.values.replace(&mut self.b, old, new);
     }
 
     /// The new operands of a node.
     pub fn operands(&self, node: &Node) -> Vec<ValueId> {
-        node.operands.iter().map(|&v| self.get(v)).collect()
+        self.values.operands(node)
     }
 
     /// Adds a node unchanged.
@@ -103,7 +94,7 @@ impl<'a> Copy<'a> {
     /// # Errors
     /// The invariant that the node breaks with its new operands.
     pub fn node(&mut self, node: &Node) -> Result<(), OpError> {
-        self.node_as(node.op.clone(), &self.operands(node), &node.results)
+        self.values.copy(&mut self.b, node)
     }
 
     /// Adds an operation that defines `results`, with their types.
@@ -111,36 +102,113 @@ impl<'a> Copy<'a> {
     /// # Errors
     /// The invariant that the operation breaks.
     pub fn node_as(&mut self, op: Op, operands: &[ValueId], results: &[ValueId]) -> Result<(), OpError> {
-        let declared: Vec<TensorType> = results.iter().map(|&v| self.source.ty(v).clone()).collect();
-        let new = self.b.node(op, operands, &declared)?;
+        let new = self.b.node(op, operands, &self.values.declared(results))?;
         self.set_all(results, &new);
         Ok(())
     }
 
     /// Ends the copy with the outputs of the source.
     pub fn finish(self) -> Function {
-        let output = |o: &Output| Output { name: o.name.clone(), value: self.get(o.value) };
-        let outputs: Vec<Output> = self.source.outputs.iter().map(output).collect();
-        self.b.finish(outputs)
+        self.b.finish(self.values.outputs())
     }
 }
 
-/// Adds `node` of `function` unchanged, its operands renamed by `map`, and appends its results to `map`.
+/// For each value of a function that is rebuilt the new value, once there is one.
 ///
-/// # Errors
-/// The invariant that the node breaks with its new operands.
-pub fn copy_node(
-    b: &mut FunctionBuilder<'_>,
-    function: &Function,
-    node: &Node,
-    map: &mut Vec<ValueId>,
-) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
-    let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, function.values[old].name.as_deref());
-        map.push(new);
+/// Indexing panics for a value without a new one: operands must be mapped before their uses.
+#[derive(Clone, Debug)]
+pub struct ValueMap<'a> {
+    /// The function that is rebuilt.
+    pub source: &'a Function,
+    new: Vec<Option<ValueId>>,
+}
+
+impl<'a> ValueMap<'a> {
+    /// The empty map of `source`.
+    pub fn new(source: &'a Function) -> Self {
+        Self { source, new: vec![None; source.values.len()] }
     }
-    Ok(())
+
+    /// The map of `source` after its parameters were added to `b`.
+    pub fn with_params(b: &mut FunctionBuilder<'_>, source: &'a Function) -> Self {
+        let mut map = Self::new(source);
+        for &param in &source.params {
+            map.param(b, param);
+        }
+        map
+    }
+
+    /// The new value of `old`, if there is one.
+    pub fn get(&self, old: ValueId) -> Option<ValueId> {
+        self.new[old.index()]
+    }
+
+    /// Maps `old` to `new`.
+    pub fn insert(&mut self, old: ValueId, new: ValueId) {
+        self.new[old.index()] = Some(new);
+    }
+
+    /// Adds a parameter with the type and the name of `old`, and maps `old` to it.
+    pub fn param(&mut self, b: &mut FunctionBuilder<'_>, old: ValueId) -> ValueId {
+        let value = &self.source.values[old];
+        let new = b.param(value.ty.clone(), value.name.as_deref());
+        self.insert(old, new);
+        new
+    }
+
+    /// The operands of `node` in the new function.
+    pub fn operands(&self, node: &Node) -> Vec<ValueId> {
+        node.operands.iter().map(|&v| self[v]).collect()
+    }
+
+    /// The types of old values.
+    pub fn declared(&self, old: &[ValueId]) -> Vec<TensorType> {
+        old.iter().map(|&v| self.source.ty(v).clone()).collect()
+    }
+
+    /// Maps each of `old` to the first of `new`, which take their names.
+    pub fn replace(&mut self, b: &mut FunctionBuilder<'_>, old: &[ValueId], new: &[ValueId]) {
+        for (&old, &new) in old.iter().zip(new) {
+            b.name(new, self.source.values[old].name.as_deref());
+            self.insert(old, new);
+        }
+    }
+
+    /// Adds `node` unchanged, with its operands in the new function.
+    ///
+    /// # Errors
+    /// The invariant that the node breaks with its new operands.
+    pub fn copy(&mut self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<(), OpError> {
+        self.copy_as(b, node, node.op.clone(), &self.declared(&node.results))
+    }
+
+    /// As [`copy`](Self::copy), with another operation and other result types.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn copy_as(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        node: &Node,
+        op: Op,
+        declared: &[TensorType],
+    ) -> Result<(), OpError> {
+        let results = b.node(op, &self.operands(node), declared)?;
+        self.replace(b, &node.results, &results);
+        Ok(())
+    }
+
+    /// The outputs of the function, in the new function.
+    pub fn outputs(&self) -> Vec<Output> {
+        let outputs = self.source.outputs.iter();
+        outputs.map(|o| Output { name: o.name.clone(), value: self[o.value] }).collect()
+    }
+}
+
+impl Index<ValueId> for ValueMap<'_> {
+    type Output = ValueId;
+
+    fn index(&self, old: ValueId) -> &ValueId {
+        self.new[old.index()].as_ref().expect("values are rebuilt before their uses")
+    }
 }

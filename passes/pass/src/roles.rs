@@ -33,7 +33,6 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
-        let mut stacks = BTreeSet::new();
         let mut explicit = Explicit::default();
         // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
         let forward = |f: &&Function| f.origin.is_none();
@@ -71,9 +70,6 @@ impl Roles {
                     }
                     Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                         residual.insert(*over);
-                    }
-                    Op::Call { scan: Some(scan), .. } => {
-                        stacks.insert(scan.over);
                     }
                     Op::Input(_) => {
                         let ty = function.ty(node.result());
@@ -173,12 +169,11 @@ impl Explicit {
     fn assign(self, roles: &mut Roles, widths: &mut BTreeSet<DimId>) {
         let over: BTreeSet<DimId> = self.scores.iter().map(|&(over, _)| over).collect();
         for (from, to) in self.renamed {
-            match over.contains(&to) {
-                true => {
-                    roles.sequences.insert(from);
-                    widths.insert(to);
-                }
-                false => widths.extend([from, to]),
+            if over.contains(&to) {
+                roles.sequences.insert(from);
+                widths.insert(to);
+            } else {
+                widths.extend([from, to])
             }
         }
         for (over, scores) in self.scores {

@@ -28,19 +28,6 @@ impl Prices for Cluster {
     }
 }
 
-/// One run of a whole module on the busiest rank, nothing overlapped.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ModuleCost {
-    /// Kernels, seconds.
-    pub compute_seconds: f64,
-    /// Collectives, seconds.
-    pub communication_seconds: f64,
-    /// Floating-point operations.
-    pub flops: u128,
-    /// Bytes that kernels read and write.
-    pub bytes: u128,
-}
-
 /// Seconds that `op` takes on the busiest rank. Sources and calls take none of their own.
 pub fn op_seconds(
     cluster: &Cluster,
@@ -178,27 +165,16 @@ pub fn stream_seconds(cluster: &Cluster, bytes: f64) -> f64 {
     bytes / (a.memory_bandwidth.value * a.efficiency.memory.value)
 }
 
-/// What one run of a per-rank module costs.
-pub fn of_module(cluster: &Cluster, module: &Module) -> ModuleCost {
+/// Seconds of one run of a per-rank module on the busiest rank, nothing overlapped.
+pub fn module_seconds(cluster: &Cluster, module: &Module) -> f64 {
     let runs = module.run_counts();
-    let mut total = ModuleCost::default();
-    for (id, function) in module.functions.iter() {
-        let runs = runs[id.index()];
-        for node in &function.nodes {
-            let (operands, results) = (function.operand_types(node), function.result_types(node));
-            let seconds = runs as f64 * op_seconds(cluster, &module.space, &node.op, &operands, &results);
-            match node.op.is_communication() {
-                true => total.communication_seconds += seconds,
-                false => {
-                    let cost = node.op.cost(&module.space, &operands, &results);
-                    total.compute_seconds += seconds;
-                    total.flops += u128::from(runs) * cost.flops;
-                    total.bytes += u128::from(runs) * cost.bytes;
-                }
-            }
-        }
-    }
-    total
+    let functions = module.functions.iter();
+    let nodes = functions.flat_map(|(id, f)| f.nodes.iter().map(move |node| (id, f, node)));
+    let seconds = nodes.map(|(id, f, node)| {
+        let (operands, results) = (f.operand_types(node), f.result_types(node));
+        runs[id.index()] as f64 * op_seconds(cluster, &module.space, &node.op, &operands, &results)
+    });
+    seconds.sum()
 }
 
 #[cfg(test)]

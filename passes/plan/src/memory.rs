@@ -1,17 +1,20 @@
 //! The memory that a schedule needs on the busiest rank.
 //!
-//! Parameters, inputs and states lie outside the arena: those of a loop once for each of its layers, those that several
+//! Parameters, inputs and states are outside the arena: those of a loop once for each of its layers, those that several
 //! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
-//! lowering's. What is largest at the peak has its name, so that a refusal can say it.
+//! lowering's. The largest tensors at the peak are named, for refusals.
 
 use std::ops::Range;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
-use ithaca_ir::ops::Binding;
+use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
 
@@ -25,25 +28,26 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
-    /// Of the arena, what is packed to be sent or was received and is not yet unpacked, at the peak.
+    /// Wire buffers at the peak, a part of the arena.
     pub communication: u64,
     /// Gradients: states called `grad.…`.
     pub gradients: u64,
-    /// What the optimizer keeps, moments and weights in full precision: states called `optimizer.…`.
+    /// Optimizer states, moments and weights in full precision: states called `optimizer.…`.
     pub optimizer: u64,
     /// Other states.
     pub states: u64,
     /// Inputs of the model.
     pub inputs: u64,
-    /// Outputs of the model; they lie in the arena and count there.
+    /// Outputs of the model; they are in the arena and count there.
     pub outputs: u64,
     /// The largest tensors at the peak, largest first; ties by name.
-    pub largest: Vec<Held>,
+    pub largest: Vec<HeldTensor>,
 }
 
 /// A tensor, or the same one of many layers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HeldTensor {
     /// Its name in the file, or frame and buffer.
     pub name: String,
     /// Layers that have one.
@@ -66,7 +70,7 @@ impl Memory {
     }
 }
 
-/// What `schedule` needs, a schedule that the schedule verifier accepts; of a pipeline the busiest stage.
+/// The memory of `schedule`, which the schedule verifier accepts; of a pipeline, of the busiest stage.
 pub fn of_schedule(schedule: &Schedule) -> Memory {
     let stages = of_stages(schedule).into_iter().map(|(_, memory)| memory);
     // Of equally busy ones the first.
@@ -74,7 +78,7 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
     busiest.unwrap_or_default()
 }
 
-/// What the ranks of each stage of a pipeline need, in order of stages; without one what all of them do.
+/// The memory of the ranks of each stage of a pipeline, in order; without a pipeline, of every rank.
 pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     match schedule.stages().as_slice() {
         [] => vec![(None, of_place(schedule, None))],
@@ -82,23 +86,26 @@ pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     }
 }
 
-/// What the ranks of a place need; all ranks alike where there is none.
+/// The memory of the ranks of a place; of every rank where there is none.
 fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
     let space = &schedule.space;
     let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));
     let mut memory = Memory { arena, ..Memory::default() };
-    for (source, ty, layers) in sources(schedule, at) {
-        let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
-        let bytes = space.max_local_bytes(&ty).saturating_mul(count);
-        let sum = match &source {
-            Source::Weight(_) => &mut memory.parameters,
-            Source::Input(_) => &mut memory.inputs,
-            Source::State(binding) if is_gradient(&binding.name) => &mut memory.gradients,
-            Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
-            Source::State(_) => &mut memory.states,
+    for (place, ty, layers) in loaded(schedule, at) {
+        let (sum, binding) = match place {
+            Place::Weight(binding) => (&mut memory.parameters, binding),
+            Place::Input(binding) => (&mut memory.inputs, binding),
+            Place::State(binding) if is_gradient(&binding.name) => (&mut memory.gradients, binding),
+            Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (&mut memory.optimizer, binding),
+            Place::State(binding) => (&mut memory.states, binding),
+            Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
         };
+        // A per-layer tensor of a frame that is run without layers is read once, as layer 0.
+        let n_layers = || union(layers).iter().map(|l| l.end - l.start).sum::<u64>().max(1);
+        let count = if binding.is_per_layer() { n_layers() } else { 1 };
+        let bytes = space.max_local_bytes(&ty).saturating_mul(count);
         *sum = sum.saturating_add(bytes);
-        memory.largest.push(Held { name: source.binding().name.clone(), count, bytes });
+        memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
     }
     if let Some(main) = schedule.main() {
         let whole = &schedule.frames[main];
@@ -112,75 +119,45 @@ fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
     memory
 }
 
-/// A buffer that is loaded before the run.
-#[derive(Clone, PartialEq, Eq)]
-enum Source {
-    Weight(Binding),
-    Input(Binding),
-    State(Binding),
-}
-
-impl Source {
-    fn binding(&self) -> &Binding {
-        match self {
-            Source::Weight(b) | Source::Input(b) | Source::State(b) => b,
-        }
-    }
-}
-
 /// Distinct loaded tensors of the ranks of a place, with the layers that need them.
-fn sources(schedule: &Schedule, at: Option<At>) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
+fn loaded(schedule: &Schedule, at: Option<At>) -> Vec<(&Place, TensorType, Vec<Layers>)> {
     let runs = schedule.layers_by_place();
     // `main` runs once, everywhere; what nobody calls, nowhere.
-    let here = |id: FrameId| -> Option<Vec<Range<u64>>> {
+    let here = |id: FrameId| -> Option<Vec<Layers>> {
         let own =
             runs[id.index()].iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
-        let own: Vec<Range<u64>> = own.map(|(layers, _)| layers.clone()).collect();
+        let own: Vec<Layers> = own.map(|(layers, _)| layers.clone()).collect();
         (!own.is_empty() || schedule.main() == Some(id)).then_some(own)
     };
-    let mut found: Vec<(Source, TensorType, Vec<Range<u64>>)> = Vec::new();
+    let mut found: Vec<(&Place, TensorType, Vec<Layers>)> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
         let Some(layers) = here(id) else { continue };
         for buffer in frame.buffers.values() {
-            let source = match &buffer.place {
-                Place::Weight(binding) => Source::Weight(binding.clone()),
-                Place::Input(binding) => Source::Input(binding.clone()),
-                Place::State(binding) => Source::State(binding.clone()),
-                Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
-            };
+            let (Place::Weight(_) | Place::Input(_) | Place::State(_)) = &buffer.place else { continue };
             let Content::Tensor(ty) = &buffer.content else { continue };
             if ty.layout.at.is_some_and(|there| at.is_some_and(|at| there != at)) {
                 continue;
             }
             let ty = ty.located(None);
-            match found.iter_mut().find(|f| f.0 == source && f.1 == ty) {
+            match found.iter_mut().find(|f| *f.0 == buffer.place && f.1 == ty) {
                 Some(known) => known.2.extend(layers.iter().cloned()),
-                None => found.push((source, ty, layers.clone())),
+                None => found.push((&buffer.place, ty, layers.clone())),
             }
         }
     }
     found
 }
 
-/// The size of the union of ranges.
-fn length(ranges: &[Range<u64>]) -> u64 {
-    let mut ranges = ranges.to_vec();
-    ranges.sort_by_key(|r| r.start);
-    let (mut total, mut reached) = (0, 0);
-    for range in ranges {
-        total += range.end.saturating_sub(range.start.max(reached));
-        reached = reached.max(range.end);
-    }
-    // A per-layer tensor of a frame that is run without layers is read once, as layer 0.
-    total.max(1)
-}
-
 /// Adds the buffers that are alive when the frame is fullest, following the call that fills it; gives the bytes of those
 /// that lie there to be sent or unpacked.
-fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) -> u64 {
+fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) -> u64 {
     let space = &schedule.space;
     let lives = lives(frame);
-    let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee_bytes(schedule, task)).collect();
+    let callee = |task: &Task| match task.work {
+        Work::Call { callee, .. } => Some(&schedule.frames[callee]),
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
+    };
+    let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee(task).map_or(0, |f| f.bytes)).collect();
     for (buffer, tasks) in &lives {
         let bytes = frame.buffers[*buffer].bytes(space);
         held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
@@ -191,23 +168,13 @@ fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) -> u64 {
         let buffer = &frame.buffers[*buffer];
         let name = format!("@{}.${}", frame.name, buffer.name);
         let bytes = buffer.bytes(space);
-        largest.push(Held { name, count: 1, bytes });
+        largest.push(HeldTensor { name, count: 1, bytes });
         match buffer.content {
             Content::Wire { .. } => communication += bytes,
             Content::Tensor(_) => {}
         }
     }
-    match &frame.tasks[peak].work {
-        Work::Call { callee, .. } => communication + at_peak(schedule, &schedule.frames[*callee], largest),
-        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => communication,
-    }
-}
-
-fn callee_bytes(schedule: &Schedule, task: &Task) -> u64 {
-    match &task.work {
-        Work::Call { callee, .. } => schedule.frames[*callee].bytes,
-        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => 0,
-    }
+    communication + callee(&frame.tasks[peak]).map_or(0, |callee| at_peak(schedule, callee, largest))
 }
 
 /// For each buffer that lies in the frame, the tasks from its first use to its last; an output lives to the end.
@@ -230,6 +197,7 @@ fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
 #[cfg(test)]
 mod tests {
     use ithaca_ir::boxes::Side;
+    use ithaca_ir::ops::Binding;
     use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
     use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
@@ -294,7 +262,10 @@ mod tests {
         assert_eq!(memory.outputs, local);
         assert_eq!(memory.arena, 8192);
         assert_eq!(memory.total(), 32 * local + 8192);
-        assert_eq!(memory.largest[0], Held { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local });
+        assert_eq!(
+            memory.largest[0],
+            HeldTensor { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local }
+        );
         assert!(memory.largest.iter().any(|h| h.name == "@block.$hidden"), "{:?}", memory.largest);
     }
 
@@ -360,7 +331,7 @@ mod tests {
         let frames = [main].into_iter().collect();
         let memory = of_schedule(&Schedule { name: "m".into(), pipeline: Vec::new(), space, frames });
         // At the peak x, both wires or both results are held beside what was fetched, on the busiest rank.
-        let held = |name: &str, elements: u64| Held {
+        let held = |name: &str, elements: u64| HeldTensor {
             name: format!("@main.${name}"),
             count: 1,
             bytes: 2 * elements,
@@ -370,12 +341,6 @@ mod tests {
             [held("recv", 2048), held("send", 2048), held("x", 1024)],
             "the first of equal peaks"
         );
-    }
-
-    #[test]
-    fn layers_that_two_loops_share_count_once() {
-        assert_eq!(length(&[0..10, 5..12, 20..21]), 13);
-        assert_eq!(length(&[]), 1);
     }
 
     #[test]

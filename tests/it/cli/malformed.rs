@@ -5,6 +5,7 @@ use std::path::Path;
 use ithaca_kernels::Tensor;
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
 use ithaca_passes::plan::Plan;
+use ithaca_passes::registry::Registry;
 use serde_json::{Value, json};
 
 use super::{refused, repository, said, workplace};
@@ -270,7 +271,7 @@ fn plans_cut_anywhere() {
     let text = plan(at);
     for cut in 0..text.trim_end().len() {
         if let Some(part) = text.get(..cut) {
-            assert!(Plan::from_json("plan.json", part).is_err(), "cut at {cut}");
+            assert!(Plan::from_json(&Registry::default(), "plan.json", part).is_err(), "cut at {cut}");
         }
     }
     for cut in (0..text.trim_end().len()).step_by(text.len() / 12) {
@@ -286,7 +287,7 @@ fn plans_cut_anywhere() {
 fn fields_of_plans_that_are_missing_or_of_another_kind() {
     let folder = workplace();
     let plan: Value = serde_json::from_str(&plan(folder.path())).unwrap();
-    let read = |plan: &Value| Plan::from_json("plan.json", &plan.to_string());
+    let read = |plan: &Value| Plan::from_json(&Registry::default(), "plan.json", &plan.to_string());
     read(&plan).unwrap();
     for field in plan.as_object().unwrap().keys() {
         let mut without = plan.clone();

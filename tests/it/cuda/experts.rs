@@ -2,7 +2,7 @@
 //! against the whole program in double precision.
 
 use ithaca_ir::Module;
-use ithaca_kernels::store::{FusedExperts, Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, TensorSource, Tensors};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, Mode, Workload, program};
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
     let training = Training { clip: Some(1.0), ..Training::default() };
     let workload = Workload { mode: Mode::Train, training, capacity, ..workload(&io) };
     let module = program(&config, name, &workload).unwrap_or_else(|d| panic!("{d:?}"));
-    let weights = FusedExperts::new(&weights);
+    let weights = Renamed::new(&weights, &[]);
     // Files have more than a step starts from, such as gradients.
     let files = Layered::new(&weights, &io);
     let mut sources = Tensors::new();

@@ -8,6 +8,7 @@ use ithaca_passes::compile::passes;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
@@ -40,7 +41,7 @@ pub(crate) fn step(config: &Value, training: Training) -> Module {
 /// What every rank runs.
 pub(crate) fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, String> {
     let mut cx = Context::new(&Volume);
-    run_passes(module.clone(), &passes(options), &mut cx, &mut Unwatched)
+    run_passes(module.clone(), &passes(&Registry::default(), options), &mut cx, &mut Unwatched)
         .map_err(|d| diagnostic::render(&d, None))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ithaca_kernels::store::{FusedExperts, Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, cpu};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile};
@@ -221,7 +221,7 @@ fn ten_steps_of_experts_give_the_weights_of_one_device() {
     plans.push(Plan { training: two, ..plan("pipeline+ep", "pp=2,ep=2") });
     for name in tier::one_in(2, ["mixtral", "qwen3-moe", "deepseek-v3"]) {
         let (config, io, weights) = golden(name);
-        let weights = FusedExperts::new(&weights);
+        let weights = Renamed::new(&weights, &[]);
         for capacity in [None, Some("0.75/8")] {
             let capacity = capacity.map(|text| Capacity::parse(text).unwrap());
             let lengths = Workload { capacity, ..workload(&io) };

@@ -56,18 +56,10 @@ pub(in crate::cpu) fn einsum(
     for (xo, yo, zo) in offsets(&outer) {
         let mut into = Into::Replace;
         for (xi, yi, _) in offsets(&sums) {
-            multiply(
-                (m.n, k.n, n.n),
-                1.0,
-                xs,
-                View { start: xo + xi, row: m.x, column: k.x },
-                ys,
-                View { start: yo + yi, row: k.y, column: n.y },
-                &mut out,
-                View { start: zo, row: m.z, column: n.z },
-                into,
-                threads,
-            );
+            let x = (xs, View { start: xo + xi, row: m.x, column: k.x });
+            let y = (ys, View { start: yo + yi, row: k.y, column: n.y });
+            let z = (&mut out[..], View { start: zo, row: m.z, column: n.z });
+            multiply((m.n, k.n, n.n), 1.0, x, y, z, into, threads);
             into = Into::Add;
         }
     }

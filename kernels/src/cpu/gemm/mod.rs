@@ -10,7 +10,8 @@ mod view;
 
 pub(super) use buffer::Buffer;
 pub(super) use einsum::einsum;
-pub(super) use pack::{Element, pack};
+pub use pack::Element;
+pub(super) use pack::pack;
 pub(super) use product::multiply;
 pub(super) use view::View;
 

@@ -6,7 +6,7 @@ use super::buffer::Buffer;
 use super::view::View;
 
 /// A number as memory has it.
-pub(in crate::cpu) trait Element: Copy + Sync {
+pub trait Element: Copy + Sync {
     /// The number.
     fn number(self) -> f32;
 }

@@ -16,22 +16,21 @@ const HEIGHT: usize = 240;
 /// Columns of a block, a multiple of the columns of every machine.
 const WIDTH: usize = 2048;
 
+/// A matrix that is read.
+pub(in crate::cpu) type Matrix<'a> = (&'a [f32], View);
+
 /// `c ← alpha · a b` or `c ← c + alpha · a b`, a being `m × k` and b `k × n`.
 ///
 /// Each element sums its products in the same order, in blocks of [`DEPTH`], whatever the number of threads.
 ///
 /// # Panics
 /// When a view does not lie in its slice: a bug of the caller.
-#[expect(clippy::too_many_arguments, reason = "a matrix product has three sizes and three matrices")]
 pub(in crate::cpu) fn multiply(
     (m, k, n): (usize, usize, usize),
     alpha: f32,
-    a: &[f32],
-    a_view: View,
-    b: &[f32],
-    b_view: View,
-    c: &mut [f32],
-    c_view: View,
+    (a, a_view): Matrix<'_>,
+    (b, b_view): Matrix<'_>,
+    (c, c_view): (&mut [f32], View),
     into: Into,
     threads: Threads,
 ) {
@@ -55,8 +54,6 @@ pub(in crate::cpu) fn multiply(
     }
     oriented((m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into, threads);
 }
-
-type Matrix<'a> = (&'a [f32], View);
 
 /// The product, rows shared out among threads where there are enough, columns otherwise.
 fn oriented(

@@ -48,153 +48,70 @@ pub(super) mod x86 {
 
     use super::Lanes;
 
+    /// Rounding to the nearest integer, without exceptions.
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
     /// AVX-512F.
     pub(in super::super) struct Avx512;
 
     /// AVX2 and FMA.
     pub(in super::super) struct Avx2;
 
-    // SAFETY of both: callers are compiled with the target feature and run only where the machine has it.
-    impl Lanes for Avx512 {
-        type V = __m512;
-        const N: usize = 16;
+    /// The functions of a machine, each by its instruction.
+    macro_rules! lanes {
+        ($machine:ident, $vector:ty, $n:literal, $($name:ident($($x:ident: $ty:ty),*) -> $result:ty = $value:expr;)*) => {
+            // SAFETY: callers are compiled with the target feature and run only where the machine has it.
+            impl Lanes for $machine {
+                type V = $vector;
+                const N: usize = $n;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, v: __m512) {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_storeu_ps(at, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn div(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn min(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_min_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn round(a: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-        }
-        #[inline(always)]
-        unsafe fn scale(a: __m512, n: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_scalef_ps(a, n) }
-        }
+                $(#[inline(always)]
+                unsafe fn $name($($x: $ty),*) -> $result {
+                    // SAFETY: the trait's contract.
+                    unsafe { $value }
+                })*
+            }
+        };
     }
 
-    impl Lanes for Avx2 {
-        type V = __m256;
-        const N: usize = 8;
+    lanes! { Avx512, __m512, 16,
+        splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
+        store(at: *mut f32, v: __m512) -> () = _mm512_storeu_ps(at, v);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        round(a: __m512) -> __m512 = _mm512_roundscale_ps::<NEAREST>(a);
+        scale(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
+    }
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, v: __m256) {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_storeu_ps(at, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn div(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn min(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_min_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn round(a: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-        }
-        #[inline(always)]
-        unsafe fn scale(a: __m256, n: __m256) -> __m256 {
-            // In two steps, as 2^n itself may be no normal number.
-            // SAFETY: the trait's contract.
-            unsafe {
-                let n = _mm256_cvtps_epi32(n);
-                let half = _mm256_srai_epi32::<1>(n);
-                let power = |n| {
-                    let exponent = _mm256_add_epi32(n, _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
-                };
-                let a = _mm256_mul_ps(a, power(half));
-                _mm256_mul_ps(a, power(_mm256_sub_epi32(n, half)))
-            }
-        }
+    lanes! { Avx2, __m256, 8,
+        splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
+        store(at: *mut f32, v: __m256) -> () = _mm256_storeu_ps(at, v);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        round(a: __m256) -> __m256 = _mm256_round_ps::<NEAREST>(a);
+        // In two steps, as 2^n itself may be no normal number.
+        scale(a: __m256, n: __m256) -> __m256 = {
+            let n = _mm256_cvtps_epi32(n);
+            let half = _mm256_srai_epi32::<1>(n);
+            let power = |n| {
+                let exponent = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+            };
+            let a = _mm256_mul_ps(a, power(half));
+            _mm256_mul_ps(a, power(_mm256_sub_epi32(n, half)))
+        };
     }
 }
 

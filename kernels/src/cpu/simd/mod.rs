@@ -47,6 +47,20 @@ pub(super) struct Simd {
     tanh: unsafe fn(&mut [f32], f32),
 }
 
+/// Makes functions that are compiled with the attributes of a machine.
+macro_rules! loops {
+    ($attributes:tt $($name:ident($($x:ident: $ty:ty),*) -> $result:ty = $value:expr;)*) => {
+        $(loops!(@one $attributes $name($($x: $ty),*) -> $result = $value);)*
+    };
+    (@one [$($attribute:tt)*] $name:ident($($x:ident: $ty:ty),*) -> $result:ty = $value:expr) => {
+        $($attribute)*
+        unsafe fn $name($($x: $ty),*) -> $result {
+            // SAFETY: the caller's contract.
+            unsafe { $value }
+        }
+    };
+}
+
 /// Makes the functions of one kind of machine.
 macro_rules! machine {
     ($module:ident, $name:literal, $lanes:ty, $vectors:literal, [$($r:literal)*] $(, $feature:literal)?) => {
@@ -57,56 +71,22 @@ macro_rules! machine {
 
             type Vector = $lanes;
 
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn neighbours(rows: usize, x: Product) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match rows {
-                        $($r => generic::product::<Vector, $r, $vectors, 1>(x),)*
-                        _ => unreachable!("a small product has at most as many rows as the machine says"),
-                    }
-                }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn tile(rows: usize, x: Product) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match rows {
-                        $($r => generic::product::<Vector, $r, $vectors, STRIDE>(x),)*
-                        _ => unreachable!("a small product has at most as many rows as the machine says"),
-                    }
-                }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn max(row: &[f32]) -> f32 {
-                // SAFETY: the caller's contract.
-                unsafe { generic::max::<Vector>(row) }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn exponentials(row: &mut [f32], factor: f32, shift: f32) -> f32 {
-                // SAFETY: the caller's contract.
-                unsafe { generic::exponentials::<Vector>(row, factor, shift) }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn multiply(row: &mut [f32], factor: f32) {
-                // SAFETY: the caller's contract.
-                unsafe { generic::multiply::<Vector>(row, factor) }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn gradients(p: &mut [f32], d: &mut [f32], lse: f32, delta: f32) {
-                // SAFETY: the caller's contract.
-                unsafe { generic::gradients::<Vector>(p, d, lse, delta) }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn tanh(row: &mut [f32], factor: f32) {
-                // SAFETY: the caller's contract.
-                unsafe { generic::tanh::<Vector>(row, factor) }
+            loops! { [$(#[target_feature(enable = $feature)])?]
+                neighbours(rows: usize, x: Product) -> () = match rows {
+                    $($r => generic::product::<Vector, $r, $vectors, 1>(x),)*
+                    _ => unreachable!("a small product has at most as many rows as the machine says"),
+                };
+                tile(rows: usize, x: Product) -> () = match rows {
+                    $($r => generic::product::<Vector, $r, $vectors, STRIDE>(x),)*
+                    _ => unreachable!("a small product has at most as many rows as the machine says"),
+                };
+                max(row: &[f32]) -> f32 = generic::max::<Vector>(row);
+                exponentials(row: &mut [f32], factor: f32, shift: f32) -> f32 =
+                    generic::exponentials::<Vector>(row, factor, shift);
+                multiply(row: &mut [f32], factor: f32) -> () = generic::multiply::<Vector>(row, factor);
+                gradients(p: &mut [f32], d: &mut [f32], lse: f32, delta: f32) -> () =
+                    generic::gradients::<Vector>(p, d, lse, delta);
+                tanh(row: &mut [f32], factor: f32) -> () = generic::tanh::<Vector>(row, factor);
             }
 
             const ROWS: &[usize] = &[$($r),*];

@@ -27,7 +27,7 @@ fn products_of_every_orientation_agree_with_plain_loops() {
                 (views(m, k)[i % 3], views(k, n)[i / 3 % 3], views(m, n)[i / 9]);
             let (a, b, before) = (numbers(a_len + 1, 1), numbers(b_len + 1, 2), numbers(c_len + 1, 3));
             let mut c = before.clone();
-            multiply((m, k, n), 0.5, &a, a_view, &b, b_view, &mut c, c_view, into, Threads::ONE);
+            multiply((m, k, n), 0.5, (&a, a_view), (&b, b_view), (&mut c, c_view), into, Threads::ONE);
             let at = |view: View, i: usize, j: usize| view.start + i * view.row + j * view.column;
             let mut expected: Vec<f64> = before.iter().map(|&x| f64::from(x)).collect();
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
@@ -52,7 +52,7 @@ fn threads_change_no_product() {
         let view = |row| View { start: 0, row, column: 1 };
         let run = |threads, c_view: View| {
             let mut c = numbers(m * n, 3);
-            multiply((m, k, n), 0.5, &a, view(k), &b, view(n), &mut c, c_view, Into::Add, threads);
+            multiply((m, k, n), 0.5, (&a, view(k)), (&b, view(n)), (&mut c, c_view), Into::Add, threads);
             c
         };
         for c_view in [view(n), View { start: 0, row: 1, column: m }] {

@@ -107,8 +107,7 @@ impl Extent {
 
     /// The keys held that a query held sees, ascending.
     pub fn seen(&self, mask: &Mask, query: usize) -> Vec<Range<usize>> {
-        let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) else { return Vec::new() };
-        let span = first.position..last.position + last.len;
+        let Some(span) = self.span() else { return Vec::new() };
         let wide = |r: Range<u64>| i128::from(r.start)..i128::from(r.end);
         self.held(mask.runs(self.query_positions[query], span).into_iter().map(wide))
     }
@@ -117,8 +116,7 @@ impl Extent {
     /// neighbours.
     pub fn seen_by_each(&self, mask: &Mask, queries: Range<usize>) -> Vec<Vec<Range<usize>>> {
         let mut seen: Vec<Vec<Range<usize>>> = vec![Vec::new(); queries.len()];
-        let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) else { return seen };
-        let span = first.position..last.position + last.len;
+        let Some(span) = self.span() else { return seen };
         let positions = &self.query_positions[queries];
         let mut start = 0;
         while start < positions.len() {
@@ -135,6 +133,12 @@ impl Extent {
             start = end;
         }
         seen
+    }
+
+    /// The positions from the first key held to the last.
+    fn span(&self) -> Option<Range<u64>> {
+        let (first, last) = (self.runs.first()?, self.runs.last()?);
+        Some(first.position..last.position + last.len)
     }
 
     /// The keys held that have one of these positions, which are ascending; ascending by index.

@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use ithaca_ir::ops::{Target, source};
+use ithaca_ir::ops::Target;
 use ithaca_ir::schedule::Schedule;
 
 use super::error::ShardError;
-use super::manifest::{INDEX, Identity, Index, REST, Shard, Whole, rank_file};
-use super::part::Part;
-use super::part::product;
+use super::manifest::{INDEX, Identity, Index, REST, Shard, VERSION, Whole, rank_file};
+use super::part::{Part, product};
 use super::resolve::resolve;
 use crate::persistent;
-use crate::store::whole::folder;
+use crate::store::whole::{folder, permissions};
 use crate::store::{About, Checkpoint, Entry, StoreError, TensorSource, Writer};
 use crate::tensor::index;
 
@@ -52,7 +51,8 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     let tensors = sources.iter().map(|(name, s)| (name.clone(), s.whole.clone())).collect();
     let uncovered: BTreeSet<&str> =
         sources.iter().filter(|(_, s)| s.leaves_out_some()).map(|(name, _)| name.as_str()).collect();
-    let document = Index::new(identity, ranks, from.about(), tensors, !uncovered.is_empty());
+    let has_rest = !uncovered.is_empty();
+    let document = Index { version: VERSION, identity, ranks, has_rest, about: from.about(), tensors };
 
     let io = StoreError::io("write", to);
     // The reason alone: the name of a temporary folder is another every time.
@@ -70,12 +70,9 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     }
     let kept_whole: Vec<&(&String, &Source)> =
         order.iter().filter(|(name, _)| uncovered.contains(name.as_str())).collect();
-    let mut rest = if kept_whole.is_empty() {
-        None
-    } else {
-        let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.whole.entry(name)).collect();
-        Some(Writer::create(&beside.path().join(REST), &About::new(), &entries)?)
-    };
+    let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.whole.entry(name)).collect();
+    let rest = || Writer::create(&beside.path().join(REST), &About::new(), &entries);
+    let mut rest = (!entries.is_empty()).then(rest).transpose()?;
     for (name, source) in &order {
         let mut stored = Vec::new();
         for member in &source.members {
@@ -97,7 +94,10 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
         file.finish()?;
     }
     std::fs::write(beside.path().join(INDEX), document.to_json()).map_err(&io)?;
-    set_searchable(beside.path()).map_err(&io)?;
+    // Temporary folders are private; the result has the usual permissions.
+    if let Some(usual) = permissions(0o755) {
+        std::fs::set_permissions(beside.path(), usual).map_err(&io)?;
+    }
     std::fs::rename(beside.path(), to).map_err(&io)?;
     // The temporary folder has been renamed, so there is nothing to remove.
     let _ = beside.keep();
@@ -123,18 +123,16 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
             continue;
         };
         has_states |= one.target == Target::State;
-        let members = source::members(&binding.name, binding.stored.first().copied().unwrap_or(1));
-        let of_member = if binding.is_stack() { &binding.stored[1..] } else { &binding.stored[..] };
+        let (members, shapes): (Vec<String>, Vec<_>) =
+            persistent::members(&binding.name, &binding.stored).into_iter().unzip();
         let dtype = from.entry(&members[0])?.stored;
-        for member in &members {
-            let entry = from.entry(member)?;
-            if entry.shape != of_member {
-                let (store, name) = (from.description(), member.clone());
-                let (found, expected) = (entry.shape, of_member.to_vec());
-                return Err(StoreError::Shape { store, name, found, expected }.into());
+        for (name, expected) in members.iter().zip(shapes) {
+            let Entry { name, stored, shape: found } = from.entry(name)?;
+            if found != expected {
+                return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
             }
-            if entry.stored != dtype {
-                let reason = format!("`{member}` has another element type than `{}`", members[0]);
+            if stored != dtype {
+                let reason = format!("`{name}` has another element type than `{}`", members[0]);
                 return Err(ShardError::Invalid { path: from.description().into(), reason });
             }
         }
@@ -181,16 +179,4 @@ impl Source {
         }
         known.contains(&false)
     }
-}
-
-/// Temporary folders are private; the result has the usual permissions.
-#[cfg(unix)]
-fn set_searchable(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-}
-
-#[cfg(not(unix))]
-fn set_searchable(_path: &Path) -> std::io::Result<()> {
-    Ok(())
 }

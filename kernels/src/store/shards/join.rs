@@ -7,8 +7,8 @@ use ithaca_ir::ops::source;
 
 use super::error::ShardError;
 use super::manifest::{INDEX, Index, REST, Shard, Whole, rank_file};
-use super::part::Part;
-use super::part::product;
+use super::part::{Part, product};
+use crate::persistent;
 use crate::store::{Entry, Raw, SafeTensorsFile, StoreError, TensorSource, Writer};
 use crate::tensor::unravel;
 
@@ -57,7 +57,7 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
         let held = parts.remove(name).unwrap_or_default();
         let whole_entry = whole.entry(name);
         let stored = tensor(&whole_entry, &held, rest.as_ref())?;
-        for (member, entry) in members(&whole_entry).iter().enumerate() {
+        for (member, entry) in members(&whole_entry).enumerate() {
             file.append(&stored[member * entry.bytes()..][..entry.bytes()])?;
         }
     }
@@ -169,13 +169,8 @@ fn tensor(entry: &Entry, held: &[Held<'_>], rest: Option<&SafeTensorsFile>) -> R
 }
 
 /// The tensors of the file that a stored tensor is; several for a stack.
-fn members(entry: &Entry) -> Vec<Entry> {
-    let names = source::members(&entry.name, entry.shape.first().copied().unwrap_or(1));
-    match names.as_slice() {
-        [only] if *only == entry.name => vec![entry.clone()],
-        _ => names
-            .into_iter()
-            .map(|name| Entry { name, stored: entry.stored, shape: entry.shape[1..].to_vec() })
-            .collect(),
-    }
+fn members(entry: &Entry) -> impl Iterator<Item = Entry> {
+    let stored = entry.stored;
+    let members = persistent::members(&entry.name, &entry.shape).into_iter();
+    members.map(move |(name, shape)| Entry { name, stored, shape })
 }

@@ -17,7 +17,7 @@ pub const INDEX: &str = "shards.json";
 pub const REST: &str = "rest.safetensors";
 
 /// The version of the format.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// The metadata key of a file of parts.
 const KEY: &str = "ithaca.shard";
@@ -93,17 +93,6 @@ impl Whole {
 }
 
 impl Index {
-    /// The index of a new checkpoint.
-    pub(super) fn new(
-        identity: Identity,
-        ranks: u64,
-        about: About,
-        tensors: BTreeMap<String, Whole>,
-        has_rest: bool,
-    ) -> Self {
-        Self { version: VERSION, identity, ranks, has_rest, about, tensors }
-    }
-
     /// The document.
     pub(super) fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("an index is JSON");

@@ -106,7 +106,6 @@ impl Part {
             runs.iter().flat_map(|run| (0..run.1).map(|i| run.at(i).map(index))).collect()
         };
         let shape: Vec<usize> = self.shape.iter().map(|&n| index(n)).collect();
-        let (starts, row) = positions::rows(self.places.iter().map(expand).collect(), &shape);
         let seen = if self.view.is_empty() { &self.stored } else { &self.view };
         // The offset of each element of the window in the stored tensor; empty without a window.
         let window: Vec<usize> = if self.window.is_empty() {
@@ -115,14 +114,11 @@ impl Part {
             let part = self.window.iter().map(|&[start, end]| start..end).collect();
             Offsets::of_part(&whole(seen), &part).collect()
         };
-        for (n, start) in starts.enumerate() {
-            let Some(start) = start else { continue };
-            for (i, place) in row.iter().enumerate() {
-                let Some(place) = place else { continue };
-                let at = start + place;
-                f(n * row.len() + i, window.get(at).copied().unwrap_or(at));
+        positions::each_place(self.places.iter().map(expand).collect(), &shape, |n, place| {
+            if let Some(at) = place {
+                f(n, window.get(at).copied().unwrap_or(at));
             }
-        }
+        });
     }
 
     /// The part of the stored tensor's elements, `size` bytes each; padding is zero.

@@ -2,8 +2,7 @@
 
 use ithaca_ir::ops::{Binding, source};
 
-use crate::store::experts::{FusedForm, alias};
-use crate::store::renamed::{MODEL_PREFIXES, variants};
+use crate::store::renamed::{Candidate, MODEL_PREFIXES, candidates};
 use crate::store::{Checkpoint, StoreError, TensorSource};
 
 /// The binding `of` for a layer, of stored shape `stored`, as this checkpoint has it: under its own name, without or with
@@ -17,21 +16,22 @@ pub(super) fn resolve(
     layer: u64,
     stored: &[u64],
 ) -> Result<Option<Binding>, StoreError> {
-    let name = of.stored_name(layer);
     let mut partly = None;
-    for name in
-        variants(&name, &MODEL_PREFIXES).flat_map(|v| [alias(&v), Some(v)].into_iter().rev().flatten())
-    {
+    for Candidate { name, window } in candidates(&of.stored_name(layer), &MODEL_PREFIXES) {
+        if let Some((_, part)) = window {
+            if let Some(found) = fused(from, of, name, part, stored) {
+                return Ok(Some(found));
+            }
+            continue;
+        }
         let members = source::members(&name, stored.first().copied().unwrap_or(1));
-        let absent = members.iter().filter(|m| from.shape(m).is_none()).count();
-        if absent == 0 {
-            return Ok(Some(Binding { name, stored: stored.to_vec(), ..of.clone() }));
-        }
-        if absent < members.len() {
-            partly = partly.or_else(|| members.into_iter().find(|m| from.shape(m).is_none()));
-        }
-        if let Some(found) = fused(from, of, &name, stored) {
-            return Ok(Some(found));
+        let is_absent = |member: &&String| from.shape(member).is_none();
+        match members.iter().filter(is_absent).count() {
+            0 => return Ok(Some(Binding { name, stored: stored.to_vec(), ..of.clone() })),
+            absent if absent < members.len() => {
+                partly = partly.or_else(|| members.iter().find(is_absent).cloned());
+            }
+            _ => {}
         }
     }
     match partly {
@@ -40,13 +40,20 @@ pub(super) fn resolve(
     }
 }
 
-/// A stack of experts' matrices as a window of one tensor.
-fn fused(from: &Checkpoint, of: &Binding, name: &str, stored: &[u64]) -> Option<Binding> {
-    let form = FusedForm::of(name).filter(|_| of.is_stack() && of.view.is_empty() && of.window.is_empty())?;
+/// A stack of experts' matrices as a window of the tensor `name` of all experts.
+fn fused(
+    from: &Checkpoint,
+    of: &Binding,
+    name: String,
+    (part, parts): (u64, u64),
+    stored: &[u64],
+) -> Option<Binding> {
     let &[experts, rows, columns] = stored else { return None };
-    let (part, parts) = form.part;
     let whole = vec![experts, parts.checked_mul(rows)?, columns];
-    let name = form.names.into_iter().find(|name| from.shape(name).as_ref() == Some(&whole))?;
+    let is_plain_stack = of.is_stack() && of.view.is_empty() && of.window.is_empty();
+    if !is_plain_stack || from.shape(&name).as_ref() != Some(&whole) {
+        return None;
+    }
     let (view, window) = match parts {
         1 => (Vec::new(), Vec::new()),
         _ => (vec![experts, parts, rows, columns], vec![0..experts, part..part + 1, 0..rows, 0..columns]),

@@ -3,11 +3,10 @@
 //! The mean is over all labels of the batch that count, for any sharding and any split of the batch: `main` counts
 //! them, and the head divides its sum by that count.
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Node, Output};
 use ithaca_ir::ops::{Binary, Binding, Loss, OpError};
 use ithaca_ir::{DType, Diagnostic, DimId, FunctionBuilder, Module, Op, TensorType};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_pass::rebuild::ValueMap;
 
 use crate::workload::Labels;
 
@@ -54,10 +53,7 @@ fn build(
 /// The head with labels and their count as further arguments, and the loss in place of the logits.
 fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(head, &module.space, &module.functions);
-    let mut map: Vec<ValueId> = Vec::new();
-    for &param in &head.params {
-        map.push(b.param(head.ty(param).clone(), head.values[param].name.as_deref()));
-    }
+    let mut map = ValueMap::with_params(&mut b, head);
     let output = head.outputs[0].value;
     let ty = head.ty(output);
     let (rows, over) = rows(ty)?;
@@ -65,9 +61,9 @@ fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Functio
     let labelled = b.param(TensorType::new(DType::I32, rows.iter().copied()), Some("labels"));
     let count = b.param(TensorType::new(sums, []), Some("count"));
     for node in &head.nodes {
-        copy_node(&mut b, head, node, &mut map)?;
+        map.copy(&mut b, node)?;
     }
-    let logits = map[output.index()];
+    let logits = map[output];
     let op = Op::Loss(Loss::CrossEntropy { over, ignore: labels.ignore });
     let nll = b.node(op, &[logits, labelled], &[])?[0];
     b.name(nll, Some("nll"));
@@ -80,10 +76,10 @@ fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Functio
 /// `main` with the labels as an input and the count of those that count.
 fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(main, &module.space, &module.functions);
-    let mut map: Vec<ValueId> = Vec::new();
+    let mut map = ValueMap::new(main);
     for node in &main.nodes {
         if node != call {
-            copy_node(&mut b, main, node, &mut map)?;
+            map.copy(&mut b, node)?;
             continue;
         }
         let logits = main.ty(call.results[0]);
@@ -98,13 +94,13 @@ fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) ->
             count = b.push(Op::Cast { to: sums_in(logits.dtype) }, &[count])?;
         }
         b.name(count, Some("count"));
-        let mut operands: Vec<ValueId> = call.operands.iter().map(|v| map[v.index()]).collect();
+        let mut operands = map.operands(call);
         operands.extend([labelled, count]);
         let loss = b.node(call.op.clone(), &operands, &[])?[0];
         b.name(loss, Some("loss"));
-        map.push(loss);
+        map.insert(call.result(), loss);
     }
-    let value = map[main.outputs[0].value.index()];
+    let value = map[main.outputs[0].value];
     Ok(b.finish([Output { name: Some("loss".to_owned()), value }]))
 }
 

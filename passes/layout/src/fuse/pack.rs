@@ -15,7 +15,7 @@ use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, Space, TensorType};
-use ithaca_pass::rebuild::{Copy, broken};
+use ithaca_pass::rebuild::Copy;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -105,8 +105,7 @@ impl Pass for Pack {
             messages += groups.len();
             members += groups.iter().map(Vec::len).sum::<usize>();
             let priority = grouping.priority(&groups);
-            let function =
-                rewritten(&packed, function, &grouping.graph, &groups, &priority).map_err(broken)?;
+            let function = rewritten(&packed, function, &grouping.graph, &groups, &priority)?;
             packed.functions.push(function);
         }
         if messages > 0 {

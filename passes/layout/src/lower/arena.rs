@@ -3,7 +3,7 @@
 //! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
 //! never alive together may share memory (`fit`).
 //!
-//! What a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
+//! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory.
 
 use ithaca_ir::entity::Entity;
@@ -16,7 +16,7 @@ use super::fit::{self, Block};
 /// In the frame, at an offset that is yet to be found.
 pub(super) const UNPLACED: Place = Place::Frame(u64::MAX);
 
-/// What a block is for.
+/// The owner of a block.
 #[derive(Clone, Copy)]
 enum Holder {
     /// A buffer of this frame.
@@ -44,7 +44,7 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
 }
 
 /// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
-/// collective the task before the kernel that reads what it or a later collective brought.
+/// collective the task before the kernel that reads the result of it or of a later collective.
 fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];

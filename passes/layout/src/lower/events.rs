@@ -3,13 +3,13 @@
 //! Two tasks must be ordered when one writes memory that the other reads or writes. Within a stream they are. Across
 //! streams it is enough to wait for the last such task of the other stream, and for none that was waited for before. A
 //! call of a frame that communicates starts and ends with both streams met, so it needs no events; any other call is a task
-//! that touches what its frame does.
+//! that touches the memory of its frame.
 
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Binding, Target};
-use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Task, Work, communicates};
+use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Task, Work, communicates};
 use ithaca_ir::{Arena, Space};
 
 /// Memory that a task touches.
@@ -31,7 +31,7 @@ impl<'a> Memory<'a> {
             Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
             Place::Weight(binding) => Some(Memory::Lasting(Target::Param, binding)),
             Place::State(binding) => Some(Memory::Lasting(Target::State, binding)),
-            // Nobody writes these, and a wire lies in the frame.
+            // No task writes inputs, and a wire is part of the frame.
             Place::Input(_) | Place::Wire { .. } => None,
         }
     }
@@ -62,7 +62,7 @@ impl<'a> Effects<'a> {
         effects
     }
 
-    /// What lasts that a frame, or one that it calls, reads and writes.
+    /// Adds the weights and states that a frame reads and writes, callees included.
     fn add_lasting(&mut self, frames: &'a Arena<FrameId, Frame>, frame: FrameId) {
         for (id, buffer) in frames[frame].buffers.iter() {
             let memory = match &buffer.place {
@@ -120,11 +120,11 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: 
     for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
         if meets[i] {
             met = [issued[1].len(), issued[0].len()];
-            issued[stream_index(frame.tasks[i].stream)].push(i);
+            issued[frame.tasks[i].stream as usize].push(i);
             met[1] = issued[0].len();
             continue;
         }
-        let own = stream_index(frame.tasks[i].stream);
+        let own = frame.tasks[i].stream as usize;
         let other = 1 - own;
         let conflict =
             (met[own]..issued[other].len()).rev().find(|&n| effects[i].conflicts(&effects[issued[other][n]]));
@@ -143,11 +143,4 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: 
         issued[own].push(i);
     }
     frame.n_events = events;
-}
-
-fn stream_index(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Comm => 1,
-    }
 }

@@ -1,11 +1,11 @@
-//! Where blocks lie that need memory from one time to another.
+//! Offsets of blocks that need memory from one time to another.
 //!
 //! Largest first, and of equally large ones the earlier first, each takes the lowest offset that is free during its life on
 //! the ranks that have it.
 //!
-//! A schedule has tens of thousands of blocks, of which few live at one time, and of these some for nearly all of it. So
-//! what is placed is kept by the ranks that have it, there by how long it lives, and of what lives about as long by when it
-//! begins: a block is found in one list, and who looks for those of a time looks at few others.
+//! A schedule has tens of thousands of blocks, of which few live at one time, some of them for nearly the whole step.
+//! Placed blocks are therefore indexed by the ranks that have them, then by length of life, then by start: a block is in
+//! one list, and a query for a time visits few other blocks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) first: usize,
     pub(super) last: usize,
-    /// The ranks that have it; what others have needs other memory only on ranks that have both.
+    /// The ranks that have it; two blocks need separate memory only on ranks that have both.
     pub(super) at: Option<At>,
 }
 
@@ -68,7 +68,7 @@ impl Placed {
     }
 }
 
-/// Blocks of some ranks: those that live for at most `1 << span` times by `span`, of these by `first >> span`.
+/// Blocks of some ranks: those that live for at most `1 << span` times by `span`, then by `first >> span`.
 #[derive(Default)]
 struct Lives {
     spans: Vec<Vec<Vec<Life>>>,
@@ -91,7 +91,7 @@ impl Lives {
     /// The memory of those that live at some time from `first` to `last`.
     fn meeting(&self, first: usize, last: usize) -> impl Iterator<Item = (u64, u64)> {
         let near = self.spans.iter().enumerate().flat_map(move |(span, starts)| {
-            // What began one step earlier may live on.
+            // A block that began one step earlier may still live.
             let from = (first >> span).saturating_sub(1).min(starts.len());
             let to = ((last >> span) + 1).min(starts.len());
             &starts[from..to]

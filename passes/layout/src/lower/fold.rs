@@ -1,8 +1,8 @@
 //! Tensors that kernels write where they are sent from, and read where they were received, so that nothing packs or
 //! unpacks them.
 //!
-//! What is to be sent lies in the wire if one kernel makes it, which can write it there, and only the message needs it.
-//! What was received lies in the wire if all who need it can read it there. As long as one tensor is needed all of its
+//! A sent tensor is placed in the wire if one kernel makes it and can write it there, and only the message reads it.
+//! A received tensor stays in the wire if all its readers can read it there. As long as one tensor is needed all of its
 //! wire is held, so of a message that was received more is left in place than is unpacked, or none.
 
 use ithaca_ir::boxes::Side;
@@ -13,7 +13,7 @@ use ithaca_ir::{Op, Space, TensorType};
 
 use super::arena::UNPLACED;
 
-/// Folds what can be folded, in a frame whose buffers have no offsets yet.
+/// Folds packing and unpacking, in a frame whose buffers have no offsets yet.
 pub(super) fn fold(frame: &mut Frame, space: &Space) {
     let mut folded = vec![false; frame.tasks.len()];
     let users = users(frame);
@@ -64,7 +64,7 @@ fn users(frame: &Frame) -> Vec<Vec<usize>> {
     users
 }
 
-/// Where a buffer would lie in a wire, if it may leave its place in the frame.
+/// The place of a buffer in a wire, if it may leave its place in the frame.
 fn in_wire(
     frame: &Frame,
     space: &Space,
@@ -78,7 +78,7 @@ fn in_wire(
     (is_free && strided.is_aligned(ty.dtype.bytes())).then_some(strided)
 }
 
-/// Whether a task can use a buffer where it lies so, however often it does.
+/// Whether a task can use a buffer in this place, in all its operands.
 fn can_use(frame: &Frame, space: &Space, task: usize, buffer: BufferId, strided: &Strided) -> bool {
     let Content::Tensor(ty) = &frame.buffers[buffer].content else { return false };
     let task = &frame.tasks[task];
@@ -104,7 +104,7 @@ fn is_large(frame: &Frame, space: &Space, task: &Task, (ty, strided): (&TensorTy
     of(0..cut.place) == 1 && cut.len * of(cut.place + 1..shape.len()) >= LEAST
 }
 
-/// Puts what a message sends into its wire, tensor by tensor; whether all of it is there.
+/// Places the tensors that a message sends in its wire; returns whether all are there.
 fn sent(
     frame: &mut Frame,
     space: &Space,
@@ -129,7 +129,7 @@ fn sent(
     tensors.iter().all(|&b| frame.holder(b) == wire)
 }
 
-/// Leaves what a message brought in its wire, most of it or nothing; whether all of it is there.
+/// Leaves received tensors in the wire, most of them or none; returns whether all are there.
 fn received(
     frame: &mut Frame,
     space: &Space,

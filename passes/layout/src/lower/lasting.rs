@@ -1,9 +1,10 @@
-//! Where what lasts is read and written in a frame: in place where that is right, by copies elsewhere.
+//! Reads and writes of weights and states in a frame: in place where that is right, by copies elsewhere.
 //!
 //! A `state` or `param` gives the elements that it finds. Its value lives in the buffer of what it reads, and gets one
 //! of its own when something writes there before the value was read for the last time. A value that is assigned is
 //! made in the buffer that the assignment would copy it to, unless someone still needs what is there.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
@@ -15,7 +16,7 @@ use ithaca_ir::{Op, TensorType};
 /// A weight or a state.
 pub(super) type Home = (Target, Binding);
 
-/// What a function reads and writes of what lasts, callees included.
+/// The weights and states that a function reads and writes, callees included.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Effects {
     reads: Vec<Home>,
@@ -29,21 +30,18 @@ impl Effects {
         for function in module.functions.values() {
             let mut effects = Effects::default();
             for node in &function.nodes {
-                match &node.op {
-                    Op::Param(binding) => effects.read((Target::Param, binding.clone())),
-                    Op::State(binding) => effects.read((Target::State, binding.clone())),
-                    Op::Assign { target, binding } => effects.write((*target, binding.clone())),
-                    Op::Call { callee, .. } => {
-                        let called = all[callee.index()].clone();
-                        called.reads.into_iter().for_each(|home| effects.read(home));
-                        called.writes.into_iter().for_each(|home| effects.write(home));
-                    }
-                    _ => {}
+                let Effects { reads, writes } = Effects::of_op(&node.op, &all).into_owned();
+                for (all, more) in [(&mut effects.reads, reads), (&mut effects.writes, writes)] {
+                    more.into_iter().for_each(|home| {
+                        if !all.contains(&home) {
+                            all.push(home)
+                        }
+                    });
                 }
             }
             all.push(effects);
         }
-        // Of what nobody writes the order of reads does not matter.
+        // Reads of weights and states that no function writes need no order.
         let written: Vec<Home> = all.iter().flat_map(|e| e.writes.clone()).collect();
         for effects in &mut all {
             effects.reads.retain(|home| written.contains(home));
@@ -51,16 +49,17 @@ impl Effects {
         all
     }
 
-    fn read(&mut self, home: Home) {
-        if !self.reads.contains(&home) {
-            self.reads.push(home);
+    /// The effects of an operation; `all` are those of the functions that it may call.
+    fn of_op<'a>(op: &Op, all: &'a [Effects]) -> Cow<'a, Self> {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        match op {
+            Op::Param(binding) => reads.push((Target::Param, binding.clone())),
+            Op::State(binding) => reads.push((Target::State, binding.clone())),
+            Op::Assign { target, binding } => writes.push((*target, binding.clone())),
+            Op::Call { callee, .. } => return Cow::Borrowed(&all[callee.index()]),
+            _ => {}
         }
-    }
-
-    fn write(&mut self, home: Home) {
-        if !self.writes.contains(&home) {
-            self.writes.push(home);
-        }
+        Cow::Owned(Self { reads, writes })
     }
 
     /// Whether the function writes it.
@@ -69,7 +68,7 @@ impl Effects {
     }
 }
 
-/// Where the values of a function live that are read from, or assigned to, what lasts.
+/// The places of values that are read from, or assigned to, weights and states.
 pub(super) struct Homes {
     /// For each value the home in whose buffer it is.
     pub(super) of: Vec<Option<Home>>,
@@ -81,6 +80,7 @@ impl Homes {
     /// The homes of the values of `function`; `effects` are those of all functions, `last_use` the node after which
     /// each value is not used any more.
     pub(super) fn of(function: &Function, effects: &[Effects], last_use: &[usize]) -> Self {
+        let effects = function.nodes.iter().map(|node| Effects::of_op(&node.op, effects)).collect();
         let finder = Finder { function, effects, last_use };
         let mut homes = Homes { of: vec![None; function.values.len()], copied: BTreeSet::new() };
         for (at, node) in function.nodes.iter().enumerate() {
@@ -90,9 +90,10 @@ impl Homes {
                 _ => continue,
             };
             let value = node.result();
-            match (at + 1..=last_use[value.index()]).any(|n| finder.overwrites(n, &home, value)) {
-                true => drop(homes.copied.insert(value)),
-                false => homes.of[value.index()] = Some(home),
+            if (at + 1..=last_use[value.index()]).any(|n| finder.overwrites(n, &home, value)) {
+                homes.copied.insert(value);
+            } else {
+                homes.of[value.index()] = Some(home);
             }
         }
         for (at, node) in function.nodes.iter().enumerate() {
@@ -110,7 +111,8 @@ impl Homes {
 
 struct Finder<'a> {
     function: &'a Function,
-    effects: &'a [Effects],
+    /// By node.
+    effects: Vec<Cow<'a, Effects>>,
     last_use: &'a [usize],
 }
 
@@ -118,30 +120,18 @@ impl Finder<'_> {
     /// Whether node `n` writes `home`, other than with `value`, which is there.
     fn overwrites(&self, n: usize, home: &Home, value: ValueId) -> bool {
         let Some(node) = self.function.nodes.get(n) else { return false };
-        match &node.op {
-            Op::Assign { target, binding } => {
-                *target == home.0 && *binding == home.1 && node.operands[0] != value
-            }
-            Op::Call { callee, .. } => self.effects[callee.index()].writes.contains(home),
-            _ => false,
-        }
+        let is_there = matches!(node.op, Op::Assign { .. }) && node.operands[0] == value;
+        !is_there && self.effects[n].writes(home)
     }
 
     /// Whether node `n` reads or writes `home`, in whatever way.
     fn touches(&self, homes: &Homes, n: usize, home: &Home) -> bool {
         let node = &self.function.nodes[n];
-        let is_home = |target, binding: &Binding| home.0 == target && home.1 == *binding;
-        let reads_it = match &node.op {
-            Op::Param(binding) => is_home(Target::Param, binding),
-            Op::State(binding) => is_home(Target::State, binding),
-            Op::Assign { target, binding } => is_home(*target, binding),
-            Op::Call { callee, .. } => {
-                let Effects { reads, writes } = &self.effects[callee.index()];
-                reads.contains(home) || writes.contains(home)
-            }
-            _ => false,
-        };
-        reads_it || node.operands.iter().any(|v| homes.of[v.index()].as_ref() == Some(home))
+        let effects = &self.effects[n];
+        let mut operands = node.operands.iter();
+        effects.reads.contains(home)
+            || effects.writes(home)
+            || operands.any(|v| homes.of[v.index()].as_ref() == Some(home))
     }
 
     /// Whether `value`, which node `at` assigns to `home`, may be made there.
@@ -150,11 +140,11 @@ impl Finder<'_> {
         let Some(made) = nodes.iter().position(|n| n.results.contains(&value)) else { return false };
         let maker = &nodes[made];
         let is_kernel = match &maker.op {
-            // What a call returns is made in buffers that it may hand on from layer to layer.
+            // A call may pass the buffers of its results from layer to layer.
             Op::Call { .. } | Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Assign { .. } => false,
             _ => true,
         };
-        // The maker may read what is there only element by element; nobody else may, until the assignment.
+        // The maker may read the old elements one by one; no other node may read them before the assignment.
         let ty = self.function.ty(value);
         let in_place = maker.operands.iter().all(|&v| {
             let there = homes.of[v.index()].as_ref() == Some(home);
@@ -171,7 +161,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether element i of one lies where element i of the other does.
+/// Whether element i of both has the same place.
 pub(super) fn same_elements(a: &TensorType, b: &TensorType) -> bool {
     a.dims == b.dims && a.layout.split == b.layout.split && a.dtype.bytes() == b.dtype.bytes()
 }

@@ -1,10 +1,10 @@
 //! Lowering: a per-rank program becomes a schedule.
 //!
 //! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
-//! pack, exchange and unpack; packing is left out where the blocks lie in a row already, and, where that is asked for, where
-//! kernels can write or read what is on the wire (`fold`). Then buffers get offsets from
+//! pack, exchange and unpack; packing is omitted where the blocks are contiguous already, and, as an option, where
+//! kernels can write or read the wire buffer (`fold`). Then buffers get offsets from
 //! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`). Weights and states that
-//! are assigned are written where they lie, if nobody needs what is there (`lasting`).
+//! are assigned are written in place, if no task needs the old elements (`lasting`).
 
 mod arena;
 mod events;
@@ -89,9 +89,9 @@ struct Lowering<'a> {
     last_use: Vec<usize>,
     /// Values that live where something lasts.
     homes: Homes,
-    /// What the function writes of what lasts, callees included.
+    /// The weights and states that the function reads and writes, callees included.
     effects: &'a Effects,
-    /// The buffers of what is written, one for each.
+    /// The buffers of written weights and states, one for each.
     lasting: Vec<(Home, BufferId)>,
     /// Messages that are on their way.
     arrivals: Vec<Arrival>,
@@ -209,7 +209,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The buffer of what lasts, for a value of its type: one in a frame, if it is written there.
+    /// The buffer of a weight or state, for a value of its type: one per frame, if the frame writes it.
     fn lasting_buffer(&mut self, value: ValueId, home: Home) -> BufferId {
         if let Some((_, buffer)) = self.lasting.iter().find(|(known, _)| *known == home) {
             return *buffer;
@@ -241,7 +241,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A loop over layers works in place on what it hands on: such arguments are copied first where they are needed
+    /// A loop over layers works in place on carried values: such arguments are copied first where they are needed
     /// afterwards. Stacks are buffers of their own.
     fn call(
         &mut self,
@@ -268,7 +268,7 @@ impl<'a> Lowering<'a> {
             let owned = matches!(self.frame.buffers[reads[i]].place, Place::Frame(_));
             let shared =
                 node.operands.iter().filter(|&&v| self.buffers[v.index()] == Some(reads[i])).count() > 1;
-            // What all ranks hold and what some hold are not one buffer.
+            // A value of all ranks and a value of some ranks need separate buffers.
             let same = self.function.ty(argument) == self.function.ty(result);
             if !owned || shared || !same || self.last_use[argument.index()] > index {
                 let copy = self.value_buffer(result, UNPLACED);
@@ -327,7 +327,7 @@ impl<'a> Lowering<'a> {
         self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
     }
 
-    /// Arguments that are returned are copied at once, where nothing that is still read may lie there.
+    /// Arguments that are returned are copied at once, where no later read can conflict.
     fn pass_on(&mut self) {
         let n_params = self.function.params.len();
         for (i, output) in self.function.outputs.iter().enumerate().skip(n_params) {
@@ -365,7 +365,7 @@ impl<'a> Lowering<'a> {
             self.frame.outputs.push(FrameOutput { name: output.name.clone(), buffer: target });
         }
         while !copies.is_empty() {
-            // The argument that lies where a result belongs may be another result.
+            // The argument in the place of a result may be another result.
             let free = |&(i, _, _): &(usize, BufferId, BufferId)| {
                 !copies.iter().any(|&(_, from, _)| self.frame.buffers[from].place == Place::Argument(i))
             };
@@ -396,7 +396,7 @@ impl<'a> Lowering<'a> {
         copy
     }
 
-    /// Whether result `i` may be written where it is made: argument `i`, which may lie there, is read no later.
+    /// Whether result `i` may be written where it is made: argument `i`, which may share the place, has no later read.
     fn may_write_early(&self, i: usize, buffer: BufferId) -> bool {
         let Some(&argument) = self.function.params.get(i) else { return true };
         // A loop works in the buffer of a value before its own.
@@ -411,7 +411,7 @@ impl<'a> Lowering<'a> {
         !returned && !overwrites && !later.iter().any(|task| task.reads.contains(&read))
     }
 
-    /// Whether a task that reads argument `i` of the frame may write result `i`, which may lie in its place.
+    /// Whether a task that reads argument `i` of the frame may write result `i`, which may share its place.
     fn may_overwrite(&self, task: &Task, i: usize, (read, written): (BufferId, BufferId)) -> bool {
         let ty = |b: BufferId| match &self.frame.buffers[b].content {
             Content::Tensor(ty) => Some(ty),
@@ -462,12 +462,9 @@ impl<'a> Lowering<'a> {
         self.frame.buffers.push(Buffer { name, content, place: UNPLACED })
     }
 
-    /// A value may be called what a numbered one would be.
+    /// A value may have the name of a numbered one.
     fn unique(&mut self, name: String) -> String {
-        match self.names.insert(name.clone()) {
-            true => name,
-            false => self.unique(format!("{name}_")),
-        }
+        if self.names.insert(name.clone()) { name } else { self.unique(format!("{name}_")) }
     }
 
     fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
@@ -502,7 +499,7 @@ impl Ends {
     }
 }
 
-/// Whether parts of `dim` lie one after another: every dimension in front of it has one element on a rank.
+/// Whether parts of `dim` are contiguous: every dimension in front of it has one element on a rank.
 fn leads(space: &Space, ty: &TensorType, dim: DimId) -> bool {
     let shape = space.max_local_shape(ty);
     ty.dims.iter().zip(shape).take_while(|&(&d, _)| d != dim).all(|(_, n)| n == 1)

@@ -9,7 +9,7 @@ use ithaca_ir::order::{Run, joined};
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
 use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
-use crate::parts::{free_name, part};
+use crate::parts::part;
 use crate::registry::Registry;
 
 /// The steps of one attention.
@@ -130,7 +130,7 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
     if let Some(id) = known {
         return Ok(id);
     }
-    let name = free_name(space, format!("{}_seen", dim.name));
+    let name = space.free_name(format!("{}_seen", dim.name));
     Ok(space.dims.push(Dim { fetched: Some(fetched), ..Dim::new(name, size) }))
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
         };
         let message = format!(
             "movement `{name}` brings blocks of keys to blocks of queries on the same axes, but queries {} and keys {}",
-            split(queries, site.axes_named(site.query_axes)),
+            split(queries, site.space.mesh.degrees_text(site.query_axes)),
             split(keys, site.axes_text()),
         );
         return Err(Diagnostic::new("P41", message)

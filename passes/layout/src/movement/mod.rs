@@ -238,15 +238,7 @@ impl Site<'_> {
 
     /// The axes as text: `outer=2 × ring=4`.
     pub fn axes_text(&self) -> String {
-        self.axes_named(self.axes)
-    }
-
-    /// Any axes as text.
-    fn axes_named(&self, axes: &[AxisId]) -> String {
-        let mesh = &self.space.mesh;
-        let axes: Vec<String> =
-            axes.iter().map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
-        axes.join(" × ")
+        self.space.mesh.degrees_text(self.axes)
     }
 }
 

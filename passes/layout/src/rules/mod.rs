@@ -36,7 +36,6 @@ use std::cell::RefCell;
 use ithaca_ir::ops;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostics, Module};
-use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass};
 
 pub(crate) use matching::{Maker, Program, matches};
@@ -94,7 +93,7 @@ impl Pass for ApplyRules {
         let mut rewritten = module.emptied(module.level);
         for function in module.functions.values() {
             let inference = ops::Context { space: &rewritten.space, functions: &rewritten.functions };
-            let function = rewrite(inference, module.level, function, rules, &mut budget).map_err(broken)?;
+            let function = rewrite(inference, module.level, function, rules, &mut budget)?;
             rewritten.functions.push(function);
         }
         let Budget { applied, stopped, .. } = budget;

@@ -10,10 +10,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AttentionChoice {
     /// The movement, in place of that of the strategy; layers with a strategy of their own keep the movement of it.
-    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
+    #[serde(serialize_with = "options::optional_text", deserialize_with = "movement")]
     pub movement: Option<Movement>,
     /// The same for attention whose keys are another sequence than its queries, in every layer.
-    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
+    #[serde(serialize_with = "options::optional_text", deserialize_with = "movement")]
     pub cross_movement: Option<Movement>,
     /// For sequences by the name of their dimension, the mesh axes that split them, major to minor, in place of the axes of
     /// the strategy.

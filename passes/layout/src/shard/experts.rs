@@ -1,4 +1,4 @@
-//! Whether experts may lie as a strategy has them.
+//! Checks the layout of experts.
 
 use std::collections::BTreeSet;
 
@@ -21,22 +21,19 @@ pub(super) fn check(
     roles: &Roles,
 ) -> Result<(), Diagnostic> {
     let degree = mesh.degree(&placement.experts);
-    let axes: Vec<String> =
-        placement.experts.iter().map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+    let axes = mesh.degrees_text(&placement.experts);
     if placement.experts.is_empty() {
         return Ok(());
     }
     if roles.experts.is_empty() {
-        let message = format!("the program has no experts to split over {}", axes.join(" × "));
+        let message = format!("the program has no experts to split over {axes}");
         return Err(Diagnostic::new("P28", message).help("leave `ep` out of the strategy"));
     }
     for &dim in &roles.experts {
         let Dim { name, size, .. } = &module.space.dims[dim];
         if size % degree != 0 {
-            let message = format!(
-                "{size} experts ({name}) do not divide by the expert degree {degree} ({})",
-                axes.join(" × ")
-            );
+            let message =
+                format!("{size} experts ({name}) do not divide by the expert degree {degree} ({axes})");
             return Err(
                 Diagnostic::new("P28", message).help(legal_degrees(*size, "expert", |p| size % p == 0))
             );
@@ -46,7 +43,7 @@ pub(super) fn check(
 }
 
 /// Groups of tokens that share slots are whole on a rank, and their tokens in order of position, in the space as it will
-/// be: what is dropped then is what the whole program drops.
+/// be, so that the same tokens are dropped as in the whole program.
 ///
 /// # Errors
 /// `P29`.

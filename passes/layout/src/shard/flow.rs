@@ -1,20 +1,21 @@
-//! What passes between functions, and in which layout: what layers hand on, what a forward pass keeps for its backward
-//! pass, and what of that belongs inside attention.
+//! Values that pass between functions, and their layouts: values carried from layer to layer, values saved for the
+//! backward pass, and those of them that belong inside attention.
 //!
-//! A result that is read only by functions of the same origin is *kept*: nobody else has to agree on its layout, so it
+//! A result that is read only by functions of the same origin is *kept*: no other function has to agree on its layout, so it
 //! stays where it was made, and a value that attention reads or returns stays inside attention.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Op, OpError};
-use ithaca_ir::{FunctionBuilder, Module, TensorType};
+use ithaca_ir::{FunctionBuilder, Module};
+use ithaca_pass::rebuild::ValueMap;
 
 use super::inner::{Inner, is_attention};
 
 /// How a result leaves its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passing {
-    /// To the next layer, or to who reads it like any other value.
+    /// To the next layer, or to readers as any other value.
     Plain,
     /// To functions of the same origin alone, in the layout that it has.
     Kept,
@@ -29,10 +30,10 @@ pub(super) struct Source {
     pub(super) output: usize,
 }
 
-/// What passes between the functions of a module.
+/// The values that pass between the functions of a module.
 #[derive(Clone, Debug)]
 pub(super) struct Flows {
-    /// For each function, what belongs to attention in it.
+    /// For each function the inside of its attention.
     inner: Vec<Inner>,
     /// For each parameter of each function the result that it is given; none where layers hand it on.
     params: Vec<Vec<Option<Source>>>,
@@ -102,7 +103,7 @@ impl Flows {
         Self { inner, params, outputs }
     }
 
-    /// What belongs to attention in `function`.
+    /// The inside of attention in `function`.
     pub(super) fn inner(&self, function: FuncId) -> &Inner {
         &self.inner[function.index()]
     }
@@ -118,7 +119,7 @@ impl Flows {
     }
 }
 
-/// Who reads a result.
+/// The readers of a result.
 #[derive(Clone, Debug, Default)]
 struct Readers {
     /// Parameters of functions of the same family.
@@ -220,10 +221,7 @@ impl DuplicatedValues {
         function: &Function,
     ) -> Result<Function, OpError> {
         let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
-        let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-        for &param in &function.params {
-            map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-        }
+        let mut map = ValueMap::with_params(&mut b, function);
         // The value inside attention, and the second result of a call.
         let mut inside: Vec<Option<ValueId>> = vec![None; function.values.len()];
         let mut again: Vec<Option<ValueId>> = vec![None; function.values.len()];
@@ -233,7 +231,7 @@ impl DuplicatedValues {
         }
         for (i, node) in function.nodes.iter().enumerate() {
             let inner = is_attention(&node.op) || flows.inner(id).serves(i);
-            let operand = |v: &ValueId| inside[v.index()].filter(|_| inner).unwrap_or(map[v.index()]);
+            let operand = |&v: &ValueId| inside[v.index()].filter(|_| inner).unwrap_or(map[v]);
             let mut operands: Vec<ValueId> = node.operands.iter().map(operand).collect();
             if let Op::Call { callee, .. } = node.op {
                 let twice = self.params[callee.index()].iter().map(|&p| node.operands[p]);
@@ -241,12 +239,8 @@ impl DuplicatedValues {
                     twice.map(|v| again[v.index()].expect("a function that takes a duplicate is given one")),
                 );
             }
-            let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-            let results = b.node(node.op.clone(), &operands, &declared)?;
-            for (&old, &new) in node.results.iter().zip(&results) {
-                b.name(new, function.values[old].name.as_deref());
-                map.push(new);
-            }
+            let results = b.node(node.op.clone(), &operands, &map.declared(&node.results))?;
+            map.replace(&mut b, &node.results, &results);
             if let Op::Call { callee, .. } = node.op {
                 let more = &results[node.results.len()..];
                 for (&output, &new) in self.results[callee.index()].iter().zip(more) {
@@ -254,9 +248,8 @@ impl DuplicatedValues {
                 }
             }
         }
-        let output = |o: &Output| Output { name: o.name.clone(), value: map[o.value.index()] };
-        let twice = self.results[id.index()].iter().map(|&i| &function.outputs[i]);
-        let outputs: Vec<Output> = function.outputs.iter().chain(twice).map(output).collect();
+        let mut outputs = map.outputs();
+        outputs.extend(self.results[id.index()].iter().map(|&i| outputs[i].clone()).collect::<Vec<_>>());
         Ok(b.finish(outputs))
     }
 }

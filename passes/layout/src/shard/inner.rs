@@ -1,5 +1,5 @@
-//! What belongs to attention: which operations of a backward pass only serve it, and which values are read inside it,
-//! outside it, or on both sides.
+//! The inside of attention: operations of a backward pass that only serve it, and values that are read inside it, outside
+//! it, or on both sides.
 //!
 //! `delta`, the sum of `d_o · o`, is a number for each query and head; computed where attention takes place, nothing
 //! travels for it but `d_o`, which attention needs there anyway.
@@ -8,19 +8,19 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, ValueId};
 use ithaca_ir::ops::Op;
 
-/// What of a function belongs to attention.
+/// The nodes and values of a function that belong to attention.
 #[derive(Clone, Debug)]
 pub(super) struct Inner {
     /// For each node whether it only serves attention, and is computed inside.
     nodes: Vec<bool>,
-    /// For each value who reads it.
+    /// For each value its readers.
     reads: Vec<Reads>,
 }
 
 /// On which side of attention a value is read by operations of its function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reads {
-    /// By attention or by what only serves it.
+    /// By attention or by operations that only serve it.
     pub(super) inside: bool,
     /// By anything else.
     pub(super) outside: bool,
@@ -30,7 +30,7 @@ pub(super) struct Reads {
 const DELTA: usize = 5;
 
 impl Inner {
-    /// What belongs to attention in `function`.
+    /// The nodes and values of `function` that belong to attention.
     pub(super) fn of(function: &Function) -> Self {
         let mut nodes = vec![false; function.nodes.len()];
         let mut reads = vec![Reads::default(); function.values.len()];
@@ -65,7 +65,7 @@ impl Inner {
         self.nodes[node]
     }
 
-    /// Who reads `value`.
+    /// The readers of `value`.
     pub(super) fn reads(&self, value: ValueId) -> Reads {
         self.reads[value.index()]
     }

@@ -1,31 +1,28 @@
 //! Attention whose sequence stays split inside: which movement serves it, and whether it can.
 
-use std::collections::BTreeMap;
-
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::{Attention, Keyed, Op};
-use ithaca_ir::{Diagnostic, DimId, Module, Order, Space};
+use ithaca_ir::{Diagnostic, DimId, Module, Space};
 use ithaca_pass::roles::Roles;
 
-use super::options::{OrderChoice, Prune};
-use super::orders::{self, Split};
+use super::options::Prune;
 use super::placements::Placements;
 use crate::movement::{Movement, Site, admit};
 use crate::registry::Registry;
 
 /// An attention with a movement.
 pub(super) struct Inside<'a> {
-    attention: &'a Attention,
+    pub(super) attention: &'a Attention,
     /// The axes that split its keys, major to minor.
-    axes: AxisList,
+    pub(super) axes: AxisList,
     /// The axes that split its queries, major to minor.
-    query_axes: AxisList,
+    pub(super) query_axes: AxisList,
     /// The axes that split its heads, major to minor.
-    head_axes: AxisList,
+    pub(super) head_axes: AxisList,
     /// How keys and queries meet.
     pub(super) movement: &'static dyn Movement,
     /// The options of the movement.
-    options: Vec<(String, u64)>,
+    pub(super) options: Vec<(String, u64)>,
 }
 
 impl Inside<'_> {
@@ -102,31 +99,10 @@ pub(super) fn splits<'a>(
     Ok(found)
 }
 
-/// The token orders of the sequences that stay split.
-///
-/// # Errors
-/// See [`orders::decide`].
-pub(super) fn orders(
-    space: &Space,
-    inside: &[Inside<'_>],
-    asked: Option<OrderChoice>,
-) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
-    let splits: Vec<Split<'_>> = inside
-        .iter()
-        .map(|i| Split {
-            attention: i.attention,
-            axes: &i.axes,
-            query_axes: &i.query_axes,
-            orders: i.movement.orders(),
-        })
-        .collect();
-    orders::decide(space, &splits, asked)
-}
-
 /// Whether every movement can serve its attention, in the space as it will be.
 ///
 /// # Errors
-/// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
+/// The refusal of the movement; `P49` where it must omit blocks that the mask leaves empty and cannot.
 pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
     for Inside { attention, axes, query_axes, head_axes, movement, options } in inside {
         let site = Site { space, attention, axes, query_axes, head_axes, options };

@@ -1,4 +1,4 @@
-//! Legality: what must divide what before a program may be laid out, and what is done where it does not.
+//! Legality: the divisibility that a layout requires, and copies, padding or a refusal where it is not met.
 //!
 //! The outcome is a [`Decisions`]: dimensions to declare (copied key/value heads, uneven heads, padded sequences), or a
 //! refusal that names the quantity.
@@ -18,12 +18,13 @@ use super::degrees::legal_degrees;
 use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
+use super::orders;
 use super::placements::Placements;
 use super::strategy::Placement;
 use crate::movement::Orders;
 use crate::registry::Registry;
 
-/// What sharding will change in the space before it lays values out.
+/// Changes of the space before values are laid out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     /// Key/value heads that are copied where weights are loaded: the new size of the dimension.
@@ -38,7 +39,7 @@ pub struct Decisions {
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
-    /// What the user should know.
+    /// Notes to the user.
     pub notes: Vec<String>,
 }
 
@@ -46,7 +47,7 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` what a movement does not compute.
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` limits of movements.
 pub(super) fn decide(
     registry: &Registry,
     module: &Module,
@@ -130,7 +131,7 @@ pub(super) fn decide(
     for (&dim, &size) in &decisions.padded {
         space.dims[dim].size = size;
     }
-    decisions.orders = inside::orders(&space, &inside, options.order)?;
+    decisions.orders = orders::decide(&space, &inside, options.order)?;
     if let Some(order) = options.order.filter(|_| inside.is_empty()) {
         decisions
             .notes
@@ -212,13 +213,6 @@ impl Check<'_> {
         self.mesh.degree(axes)
     }
 
-    /// How the degree is written in messages: `8 (tp=2 × ulysses=4)`.
-    fn degree_text(&self, axes: &[AxisId]) -> String {
-        let axes: Vec<String> =
-            axes.iter().map(|&a| format!("{}={}", self.mesh.axes[a].name, self.mesh.size(a))).collect();
-        axes.join(" × ")
-    }
-
     fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
         let axes = self.placement.attention_heads();
         let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
@@ -243,7 +237,7 @@ impl Check<'_> {
                 .push(format!("{hq} query heads are split unevenly over {total} ranks: {} each", each(hkv)));
             return Ok(());
         }
-        let axes = self.degree_text(&axes);
+        let axes = self.mesh.degrees_text(&axes);
         let refused = if hq % total != 0 {
             let message = format!(
                 "{} not divide by the head degree {total} ({axes})",
@@ -315,14 +309,14 @@ impl Check<'_> {
         if hkv % total == 0 {
             return Ok(());
         }
-        let loaded = match hkv % tensor == 0 {
-            true => hkv,
-            false if self.only_loaded(kv_heads) => lcm(hkv, tensor),
-            // What is handed in or gets a gradient keeps its heads; copies are made, and summed, at the attention.
-            false => {
-                decisions.whole.push(kv_heads);
-                hkv
-            }
+        let loaded = if hkv % tensor == 0 {
+            hkv
+        } else if self.only_loaded(kv_heads) {
+            lcm(hkv, tensor)
+        } else {
+            // An argument, and a value with a gradient, keep their heads; attention copies them, and sums the copies.
+            decisions.whole.push(kv_heads);
+            hkv
         };
         if hq % loaded != 0 {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
@@ -406,7 +400,7 @@ impl Check<'_> {
             return Err(Diagnostic::new("P24", message)
                 .help("use a length that divides, or leave the order to the strategy"));
         }
-        let axes = self.degree_text(&axes);
+        let axes = self.mesh.degrees_text(&axes);
         if self.options.sequence == SequenceFit::Exact {
             let refused = match size % ranks {
                 0 => {
@@ -441,7 +435,7 @@ impl Check<'_> {
         }
         let padded = size.next_multiple_of(degree);
         let dims = &self.module.space.dims;
-        // Padded queries may see what they like: their outputs are cut off.
+        // Padded queries may see any key: their outputs are cut off.
         let sees_padding =
             |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
         let attentions = self.module.functions.values().flat_map(|f| &f.nodes);

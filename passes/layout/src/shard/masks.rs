@@ -1,4 +1,4 @@
-//! Lays out masks of dropout: each is drawn where what it drops from lies.
+//! Lays out masks of dropout: each is drawn in the layout of the tensor that it applies to.
 //!
 //! A mask has the same elements in every layout, so it is drawn in that of the tensor beside it and never travels.
 
@@ -10,7 +10,7 @@ use ithaca_ir::ops::{Op, OpError, Random};
 use super::rewriter::{Outside, Rewriter};
 
 impl Rewriter<'_> {
-    /// Whether `node` draws a mask; then that is put off until it is known beside what the mask is to lie.
+    /// Whether `node` draws a mask; then that is deferred until the tensor that it applies to is known.
     pub(super) fn defers_mask(&mut self, node: &Node) -> Result<bool, OpError> {
         let Op::Random(Random::DropoutMask { .. }) = node.op else { return Ok(false) };
         let key = self.value(node.operands[0])?;
@@ -19,8 +19,8 @@ impl Rewriter<'_> {
         Ok(true)
     }
 
-    /// Draws the mask that `node` drops by, in the layout of what it drops from; one that is taken in parts, where tokens
-    /// lie between functions.
+    /// Draws the mask that `node` drops by, in the layout of its tensor; a mask that is taken in parts, in the layout of
+    /// tokens between functions.
     pub(super) fn draw_beside(&mut self, node: &Node) -> Result<(), OpError> {
         if let (Op::Take { .. }, &[mask]) = (&node.op, &node.operands[..])
             && self.masks.contains_key(&mask)

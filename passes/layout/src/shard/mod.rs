@@ -48,7 +48,6 @@ pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
 pub use ithaca_pass::roles::Roles;
 
 use ithaca_ir::module::Level;
-use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
 use ithaca_pass::{Context, Pass};
@@ -93,14 +92,12 @@ impl Pass for Shard {
             let message = format!("`shard` takes a whole program; this one is {}", module.level.name());
             return Err(vec![Diagnostic::new("P03", message)]);
         }
-        let (placements, decisions) =
-            check_with(&self.registry, module, &self.options).map_err(|d| vec![d])?;
+        let (placements, decisions) = check(&self.registry, module, &self.options).map_err(|d| vec![d])?;
         if !cx.rewrite() {
             return Ok(module.clone());
         }
-        let broken = |error: OpError| vec![Diagnostic::new(error.code, error.message)];
         let roles = Roles::of(module);
-        let both = flow::keep_both_sides(module).map_err(broken)?;
+        let both = flow::keep_both_sides(module)?;
         let (mut sharded, copies) = respace::respace(&both, &self.options.mesh, &roles, &decisions);
         let roles = Roles::of(&sharded);
         let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
@@ -113,7 +110,7 @@ impl Pass for Shard {
             cx.note(note);
         }
         let program = std::mem::take(&mut sharded.functions);
-        let rewritten = rewrite::functions(&mut sharded, &program, &plan).map_err(broken)?;
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan)?;
         let reached = attentions(module);
         if reached != rewritten {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");
@@ -128,15 +125,7 @@ impl Pass for Shard {
 /// # Errors
 /// `P10`–`P13` for the strategy and the mesh, `P20`–`P28` for what does not divide, `P40`–`P49` for what a movement does
 /// not compute.
-pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
-    check_with(&Registry::default(), module, options)
-}
-
-/// As [`check`], with the strategies and movements of `registry`.
-///
-/// # Errors
-/// As [`check`].
-pub fn check_with(
+pub fn check(
     registry: &Registry,
     module: &Module,
     options: &ShardOptions,

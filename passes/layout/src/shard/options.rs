@@ -116,7 +116,7 @@ pub struct ShardOptions {
     /// The treatment of a sequence that does not divide.
     pub sequence: SequenceFit,
     /// The token order; the best-balanced legal one when absent.
-    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "order")]
+    #[serde(serialize_with = "options::optional_text", deserialize_with = "order")]
     pub order: Option<OrderChoice>,
     /// Whether the movement must omit blocks that the mask leaves empty.
     pub prune: Prune,

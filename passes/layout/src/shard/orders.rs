@@ -11,27 +11,15 @@ use ithaca_ir::ops::Attention;
 use ithaca_ir::order::joined;
 use ithaca_ir::{Diagnostic, DimId, Mask, Order, Space};
 
+use super::inside::Inside;
 use super::options::OrderChoice;
 use crate::movement::Orders;
 
-/// One attention whose sequence is split inside.
-pub(super) struct Split<'a> {
-    pub(super) attention: &'a Attention,
-    /// The axes that split its keys inside, major to minor.
-    pub(super) axes: &'a [AxisId],
-    /// The axes that split its queries inside, major to minor.
-    pub(super) query_axes: &'a [AxisId],
-    /// The orders that its movement takes.
-    pub(super) orders: Orders,
-}
-
-impl Split<'_> {
-    /// Into how many parts its sequence `dim` is split; one where it has no such sequence.
-    fn parts(&self, space: &Space, dim: DimId) -> u64 {
-        let Attention { queries, keys, .. } = *self.attention;
-        let degree = |is: bool, axes: &[AxisId]| if is { space.mesh.degree(axes) } else { 1 };
-        degree(keys == dim, self.axes).max(degree(queries == dim, self.query_axes))
-    }
+/// Into how many parts `inside` splits its sequence `dim`; one where it has no such sequence.
+fn parts(space: &Space, inside: &Inside<'_>, dim: DimId) -> u64 {
+    let Attention { queries, keys, .. } = *inside.attention;
+    let degree = |is: bool, axes: &[AxisId]| if is { space.mesh.degree(axes) } else { 1 };
+    degree(keys == dim, &inside.axes).max(degree(queries == dim, &inside.query_axes))
 }
 
 /// The orders of all sequences that are split inside attention, where they are not those that the program brings.
@@ -40,7 +28,7 @@ impl Split<'_> {
 /// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share.
 pub(super) fn decide(
     space: &Space,
-    splits: &[Split<'_>],
+    splits: &[Inside<'_>],
     asked: Option<OrderChoice>,
 ) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
     let mut orders = BTreeMap::new();
@@ -49,7 +37,7 @@ pub(super) fn decide(
     sequences.sort_unstable();
     sequences.dedup();
     for dim in sequences {
-        let here: Vec<&Split<'_>> = splits.iter().filter(|s| s.parts(space, dim) > 1).collect();
+        let here: Vec<&Inside<'_>> = splits.iter().filter(|s| parts(space, s, dim) > 1).collect();
         if here.is_empty() {
             continue;
         }
@@ -69,10 +57,10 @@ pub(super) fn decide(
 fn asked_for(
     space: &Space,
     dim: DimId,
-    here: &[&Split<'_>],
+    here: &[&Inside<'_>],
     choice: OrderChoice,
 ) -> Result<Order, Diagnostic> {
-    let parts = here.first().map_or(1, |s| s.parts(space, dim));
+    let parts = here.first().map_or(1, |s| parts(space, s, dim));
     let size = space.size(dim);
     let order = match choice {
         OrderChoice::Contiguous => Order::Contiguous,
@@ -98,7 +86,7 @@ fn asked_for(
 
 /// Chunks dealt by the pairs of their queries: the heaviest first, each to the part that has the least and room for more
 /// (longest processing time first: Graham, 1969). A length that does not divide is left to be refused.
-fn dispatched(space: &Space, dim: DimId, here: &[&Split<'_>], parts: u64) -> Order {
+fn dispatched(space: &Space, dim: DimId, here: &[&Inside<'_>], parts: u64) -> Order {
     const MOST_CHUNKS: u64 = 16;
     let size = space.size(dim);
     let each = (1..=MOST_CHUNKS).rev().find(|n| size.is_multiple_of(parts * n) && size >= parts * n);
@@ -106,7 +94,7 @@ fn dispatched(space: &Space, dim: DimId, here: &[&Split<'_>], parts: u64) -> Ord
     let len = size / (parts * each);
     let work = |i: u64| -> u128 {
         let asks = here.iter().filter(|s| s.attention.queries == dim);
-        let pairs = |s: &&Split<'_>| {
+        let pairs = |s: &&Inside<'_>| {
             s.attention.mask.pairs(i * len..(i + 1) * len, 0..space.dims[s.attention.keys].valid)
         };
         asks.map(pairs).sum()
@@ -128,35 +116,32 @@ fn dispatched(space: &Space, dim: DimId, here: &[&Split<'_>], parts: u64) -> Ord
     Order::Table(runs)
 }
 
-fn balanced(space: &Space, dim: DimId, here: &[&Split<'_>]) -> Order {
-    if here.iter().any(|s| s.orders != Orders::Balanced) {
+fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> Order {
+    if here.iter().any(|s| s.movement.orders() != Orders::Balanced) {
         return Order::Contiguous;
     }
     let size = space.size(dim);
-    let parts = here.first().map_or(1, |s| s.parts(space, dim));
+    let parts = here.first().map_or(1, |s| parts(space, s, dim));
     let mut candidates = vec![Order::Contiguous, Order::Zigzag { parts }];
     for split in here {
         candidates.extend(bounds(&split.attention.mask).and_then(|b| Order::zigzag_documents(b, parts).ok()));
     }
     candidates.retain(|order| order.check(size).is_ok());
     let busiest = |order: &Order| -> u128 {
-        let work = |s: &&Split<'_>| match s.attention.queries == dim {
-            true => busiest_pairs(space, s, order),
-            // Who holds which keys matters to nobody once they visit all.
-            false => 0,
-        };
-        here.iter().map(work).sum()
+        // Every block of keys visits every rank, so only the order of queries matters.
+        let asks = here.iter().filter(|s| s.attention.queries == dim);
+        asks.map(|s| busiest_pairs(space, s, order)).sum()
     };
     candidates.into_iter().min_by_key(busiest).unwrap_or_default()
 }
 
 /// Pairs of the rank that has the most, all keys counted.
-fn busiest_pairs(space: &Space, split: &Split<'_>, order: &Order) -> u128 {
+fn busiest_pairs(space: &Space, split: &Inside<'_>, order: &Order) -> u128 {
     let a = split.attention;
     let keys = 0..space.dims[a.keys].valid;
-    let ranks = space.mesh.group_along(Rank(0), split.query_axes);
+    let ranks = space.mesh.group_along(Rank(0), &split.query_axes);
     let pairs = |rank: Rank| -> u128 {
-        let held = space.range(a.queries, split.query_axes, rank);
+        let held = space.range(a.queries, &split.query_axes, rank);
         let runs = order.runs(space.size(a.queries), held);
         runs.iter().map(|run| a.mask.pairs(run.positions(), keys.clone())).sum()
     };
@@ -174,10 +159,12 @@ fn bounds(mask: &Mask) -> Option<&[u64]> {
 
 #[cfg(test)]
 mod tests {
+    use ithaca_ir::layout::AxisList;
     use ithaca_ir::ops::AttentionDims;
     use ithaca_ir::{Dim, Mesh};
 
     use super::*;
+    use crate::registry::Registry;
 
     /// Packed documents of very different lengths, which no zigzag over the whole sequence balances.
     #[test]
@@ -189,7 +176,14 @@ mod tests {
         let mask = Mask::All(vec![Mask::Causal, Mask::Documents(vec![0, 700, 720, 740, 1024])]);
         let attention = Attention::new(dims, mask, 1.0);
         let axes = [space.mesh.axis("ring").unwrap()];
-        let split = Split { attention: &attention, axes: &axes, query_axes: &axes, orders: Orders::Balanced };
+        let split = Inside {
+            attention: &attention,
+            axes: axes.into_iter().collect(),
+            query_axes: axes.into_iter().collect(),
+            head_axes: AxisList::new(),
+            movement: Registry::default().movement("rotate").unwrap(),
+            options: Vec::new(),
+        };
         let all = attention.mask.pairs(0..1024, 0..1024);
         let busiest = |order: &Order| busiest_pairs(&space, &split, order) as f64 / (all as f64 / 4.0);
         let order = dispatched(&space, s, &[&split], 4);

@@ -14,7 +14,7 @@ use super::options::ShardOptions;
 use super::strategy::{self, Placement};
 use crate::registry::Registry;
 
-/// Placements by function, and what departs from them.
+/// Placements by function, with exceptions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placements {
     /// The placement of every function that has none of its own, and of everything outside attention.
@@ -111,7 +111,7 @@ impl Placements {
         self.sequence(dim).iter().filter(|a| !heads.contains(a)).copied().collect()
     }
 
-    /// How keys and queries meet that lie on different ranks, in `attention` of `function`.
+    /// The movement that brings keys of other ranks to queries, in `attention` of `function`.
     pub fn movement(&self, function: &Function, attention: &Attention) -> Option<Movement> {
         let named = |name: &String| Movement { name: name.clone(), options: Vec::new() };
         let strategy = |p: &Placement| p.movement.as_ref().map(named);
@@ -167,7 +167,7 @@ fn sequences(
             return Err(Diagnostic::new("P13", format!("sequence `{name}` is given axes twice")));
         }
     }
-    // Parts lie where the sequence does.
+    // Parts are split as the sequence is.
     let parts = dims.iter().filter_map(|(id, dim)| Some((id, found.get(&dim.part?.of)?.clone())));
     let parts: Vec<(DimId, AxisList)> = parts.collect();
     found.extend(parts);
@@ -199,12 +199,13 @@ fn free_for(
         }
     }
     let trades = |a: &AxisId| heads.contains(a);
-    match axes.iter().skip_while(|a| !trades(a)).all(trades) {
-        true => Ok(()),
-        false => Err(Diagnostic::new(
+    if axes.iter().skip_while(|a| !trades(a)).all(trades) {
+        Ok(())
+    } else {
+        Err(Diagnostic::new(
             "P13",
             format!("axes of sequence `{name}` that split heads inside attention must come last"),
         )
-        .help("an all-to-all trades the innermost axes of a sequence for heads")),
+        .help("an all-to-all trades the innermost axes of a sequence for heads"))
     }
 }

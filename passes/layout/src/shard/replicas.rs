@@ -43,7 +43,7 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
     ty
 }
 
-/// What the user should know: tensors of which a whole copy stays on several ranks.
+/// Notes to the user: tensors of which a whole copy stays on several ranks.
 pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
     if plan.zero == Zero::Off {
         return Vec::new();
@@ -65,15 +65,15 @@ pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
         let Op::Param(binding) = &node.op else { continue };
         let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
         let split = split(&module.space, &ty, &plan.replicas);
-        let left = plan.replicas.iter().filter(|&&a| split.layout.axes().all(|b| b != a));
-        let left: Vec<String> = left.map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+        let left = plan.replicas.iter().copied().filter(|&a| split.layout.axes().all(|b| b != a));
+        let left: AxisList = left.collect();
         if !left.is_empty() {
             let shape: Vec<String> = module.space.shape(&ty).iter().map(u64::to_string).collect();
             notes.push(format!(
                 "`{}` [{}] is kept whole over {}: no dimension divides",
                 binding.name,
                 shape.join(", "),
-                left.join(" × ")
+                mesh.degrees_text(&left)
             ));
         }
     }

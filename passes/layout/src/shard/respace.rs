@@ -62,11 +62,7 @@ pub(super) fn respace(
 }
 
 fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
-    let base = module.space.dims[of].name.clone();
-    let mut name = format!("{base}{size}");
-    while module.space.dim(&name).is_some() {
-        name.push('_');
-    }
+    let name = module.space.free_name(format!("{}{size}", module.space.dims[of].name));
     module.space.dims.push(Dim { copies: Some(of), ..Dim::new(name, size) })
 }
 
@@ -86,10 +82,7 @@ pub(super) fn parts(
     if over.is_empty() {
         return BTreeMap::new();
     }
-    let mut name = "parts".to_owned();
-    while module.space.dim(&name).is_some() {
-        name.push('_');
-    }
+    let name = module.space.free_name("parts");
     let parts = module.space.dims.push(Dim::new(name, size));
     over.into_iter().map(|d| (d, parts)).collect()
 }

@@ -46,9 +46,10 @@ pub(super) fn functions(
             came_from: BTreeMap::new(),
             repeated: BTreeMap::new(),
             weights: BTreeSet::new(),
-            stages: match Some(id) == main {
-                true => Stages::of(function, &plan.placements.base.stages),
-                false => Stages::default(),
+            stages: if Some(id) == main {
+                Stages::of(function, &plan.placements.base.stages)
+            } else {
+                Stages::default()
             },
             sent: BTreeMap::new(),
         };
@@ -68,12 +69,12 @@ pub(super) fn functions(
 /// How a result leaves its function.
 struct Left {
     value: ValueId,
-    /// What it was outside attention, when it is left inside.
+    /// The type outside attention of a value that stays inside.
     outside: Option<TensorType>,
 }
 
 impl Rewriter<'_> {
-    /// Rewrites the function; gives how many attention operations it has, and what leaves it.
+    /// Rewrites the function; returns the number of its attention operations, and its results.
     fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
         let source = self.source;
         for (i, &param) in source.params.iter().enumerate() {
@@ -96,11 +97,9 @@ impl Rewriter<'_> {
             attentions += usize::from(is_attention(&node.op));
             self.node(i, node)?;
         }
-        let mut left = Vec::with_capacity(source.outputs.len());
-        for (i, output) in source.outputs.iter().enumerate() {
-            left.push(self.leaving(i, output.value, is_main)?);
-        }
-        Ok((attentions, left))
+        let outputs = source.outputs.iter().enumerate();
+        let left = outputs.map(|(i, output)| self.leaving(i, output.value, is_main));
+        Ok((attentions, left.collect::<Result<_, _>>()?))
     }
 
     /// The `i`-th result as it leaves.
@@ -130,10 +129,8 @@ impl Rewriter<'_> {
             return Ok(());
         }
         self.draw_beside(node)?;
-        let mut operands: Vec<ValueId> = Vec::with_capacity(node.operands.len());
-        for &operand in &node.operands {
-            operands.push(self.value(operand)?);
-        }
+        let operands: Vec<ValueId> =
+            node.operands.iter().map(|&v| self.value(v)).collect::<Result<_, _>>()?;
         let operands = self.sent(node, &operands)?;
         let declared = || source.ty(node.result());
         let results = match &node.op {
@@ -205,10 +202,7 @@ impl Rewriter<'_> {
             })?;
             demand(&rule, &found, preferred.as_ref())
         };
-        let mut moved = Vec::with_capacity(operands.len());
-        for (&value, layout) in operands.iter().zip(layouts) {
-            moved.push(self.reshard(value, layout)?);
-        }
+        let moved = self.reshard_all(operands, layouts)?;
         Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
     }
 
@@ -224,11 +218,11 @@ impl Rewriter<'_> {
         let results = self.b.node(Op::Attention(attention), &inside, &[])?;
         let old = node.operands[..3].iter().chain(&node.results);
         self.inside.extend(old.copied().zip(inside[..3].iter().chain(&results).copied()));
-        let mut left = Vec::with_capacity(results.len());
-        for (&old, result) in node.results.iter().zip(results) {
-            left.push(if self.is_read_outside(old) { self.leave(result, &outside)? } else { result });
-        }
-        Ok(left)
+        let results = node.results.iter().zip(results);
+        let left = |(&old, result): (&ValueId, ValueId)| {
+            if self.is_read_outside(old) { self.leave(result, &outside) } else { Ok(result) }
+        };
+        results.map(left).collect()
     }
 
     /// Whether something outside attention reads a value.
@@ -239,7 +233,7 @@ impl Rewriter<'_> {
         flows.inner(self.id).reads(old).outside || outputs.any(|(i, o)| o.value == old && !inside(i))
     }
 
-    /// What a value is outside attention, if it came in inside; else what it is.
+    /// The type of a value outside attention.
     fn outside_of(&self, value: ValueId) -> TensorType {
         self.outside.get(&value).cloned().unwrap_or_else(|| settled(self.b.ty(value)))
     }
@@ -272,16 +266,13 @@ impl Rewriter<'_> {
 
     /// A node that only serves attention, in its layout.
     fn served(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let mut inside = Vec::with_capacity(operands.len());
-        for &operand in operands {
-            let layout = self.inside_rows(self.b.ty(operand));
-            inside.push(self.reshard(operand, layout)?);
-        }
+        let layouts: Vec<Layout> = operands.iter().map(|&v| self.inside_rows(self.b.ty(v))).collect();
+        let inside = self.reshard_all(operands, layouts)?;
         let declared: Vec<TensorType> = node.results.iter().map(|&v| self.source.ty(v).clone()).collect();
         Ok(self.b.node(node.op.clone(), &inside, &declared)?.to_vec())
     }
 
-    /// The attention as it is inside, and its operands there; the bias, if any, stands at `n_plain`.
+    /// The attention in its inside layout, and its operands; the bias, if any, is operand `n_plain`.
     fn enter(
         &mut self,
         attention: &Attention,
@@ -294,7 +285,7 @@ impl Rewriter<'_> {
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
             let is_key = i == 1 || i == 2;
-            // What was kept inside has its copies.
+            // A value that was kept inside has its copies.
             if let Some(to) = copied.filter(|&to| is_key && !self.b.ty(value).has(to)) {
                 let settled = settled(self.b.ty(value)).layout;
                 value = self.reshard(value, settled)?;
@@ -336,7 +327,7 @@ impl Rewriter<'_> {
         axes
     }
 
-    /// The layout inside attention of what goes with queries.
+    /// The layout inside attention of values with the dimensions of queries.
     pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
         let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
         let axes = sequence.map(|&d| self.plan.placements.attention_sequence(self.source, d));
@@ -363,11 +354,12 @@ impl Rewriter<'_> {
         copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
     }
 
-    /// What passes between functions: the residual stream in its layout, integers as inputs are.
+    /// The type between functions: the residual stream in its layout, integers like inputs.
     pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
-        match ty.dtype.is_float() {
-            true => self.by_sequence(ty, Outside::Residual),
-            false => self.by_sequence(ty, Outside::Inputs),
+        if ty.dtype.is_float() {
+            self.by_sequence(ty, Outside::Residual)
+        } else {
+            self.by_sequence(ty, Outside::Inputs)
         }
     }
 
@@ -416,6 +408,15 @@ impl Rewriter<'_> {
         Found { ty, layout, weight }
     }
 
+    /// Each of `values` in its layout.
+    pub(super) fn reshard_all(
+        &mut self,
+        values: &[ValueId],
+        layouts: Vec<Layout>,
+    ) -> Result<Vec<ValueId>, OpError> {
+        values.iter().zip(layouts).map(|(&value, layout)| self.reshard(value, layout)).collect()
+    }
+
     /// `value` in `layout`.
     pub(super) fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
         let ty = self.b.ty(value);
@@ -427,7 +428,7 @@ impl Rewriter<'_> {
         if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
             return Ok(made);
         }
-        // What was there before it came here need not go back.
+        // A value that was in this layout before is used again.
         let mut before = self.came_from.get(&value).copied();
         while let Some(earlier) = before {
             if self.b.ty(earlier).layout == layout {

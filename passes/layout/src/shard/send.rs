@@ -1,4 +1,4 @@
-//! What stages of a pipeline send to each other.
+//! Transfers between stages of a pipeline.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
@@ -40,7 +40,7 @@ impl Rewriter<'_> {
         Ok(sent)
     }
 
-    /// Sends what the stage of a call has made, before it goes on; gives the operands of a node where it runs.
+    /// Sends the pending values of a stage before its next call; returns the operands of a node where it runs.
     pub(super) fn sent(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         if self.stages.axis.is_none() {
             return Ok(operands.to_vec());
@@ -63,7 +63,7 @@ impl Rewriter<'_> {
         operands.iter().map(|&v| self.located(v, at)).collect()
     }
 
-    /// Notes what of the results of a node is to be sent.
+    /// Adds the results of a node to the pending values.
     pub(super) fn note_readers(&mut self, node: &Node) {
         if self.stages.axis.is_some() {
             for &v in &node.results {

@@ -1,4 +1,4 @@
-//! Stages of a pipeline: which ranks run the calls of `main`, and what passes between them.
+//! Stages of a pipeline: the ranks that run the calls of `main`, and the transfers between them.
 //!
 //! A call of stage `k` runs on the ranks at coordinate `k` of the axis, and its results are there. Any other operation of
 //! `main` runs where the last of its operands was made, or everywhere; an input that one stage alone needs is there. What is used elsewhere is sent by a `permute`: before
@@ -14,18 +14,18 @@ use ithaca_ir::{AxisId, Diagnostic, Mesh, Module};
 /// The stages of `main`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stages {
-    /// The axis along which they lie; none without a pipeline.
+    /// Their axis; `None` without a pipeline.
     pub(super) axis: Option<AxisId>,
     /// For each value the stage that makes it.
     pub(super) made: Vec<Option<u64>>,
     /// For each value the other stages that read it, in order.
     pub(super) read: Vec<Vec<u64>>,
-    /// What is still to be sent, to which stage.
+    /// Values to send, with their stage.
     pub(super) pending: Vec<(ValueId, u64)>,
 }
 
 impl Stages {
-    /// Of `main`, whose stages lie along the first of `axes`.
+    /// The stages of `main` along the first of `axes`.
     pub(super) fn of(main: &Function, axes: &AxisList) -> Self {
         let made = made(main, &vec![None; main.values.len()]);
         let made = self::made(main, &needed(main, &made));
@@ -44,7 +44,7 @@ impl Stages {
     }
 }
 
-/// The stage that runs a node whose operands were made as `made` says.
+/// The stage that runs a node; `made` gives the stage of each operand.
 fn stage_of(node: &Node, made: &[Option<u64>]) -> Option<u64> {
     match node.op {
         Op::Call { stage, .. } => stage.map(|s| s.number),
@@ -55,7 +55,7 @@ fn stage_of(node: &Node, made: &[Option<u64>]) -> Option<u64> {
     }
 }
 
-/// For each value the stage that makes it; `sources` says of values made of nothing which stage has them.
+/// For each value the stage that makes it; `sources` gives the stages of values without operands.
 fn made(main: &Function, sources: &[Option<u64>]) -> Vec<Option<u64>> {
     let mut made: Vec<Option<u64>> = vec![None; main.values.len()];
     for node in &main.nodes {
@@ -72,7 +72,7 @@ fn needed(main: &Function, made: &[Option<u64>]) -> Vec<Option<u64>> {
     for node in main.nodes.iter().rev() {
         let of_node = match stage_of(node, made) {
             Some(stage) => Readers::One(stage),
-            // What has no result lasts, wherever that is.
+            // A node without results writes weights or states, on any rank.
             None if node.results.is_empty() => Readers::All,
             None => node.results.iter().fold(Readers::Nobody, |all, v| all.and(readers[v.index()])),
         };

@@ -1,4 +1,4 @@
-//! The table of strategies: what each lays out how, read off its placement.
+//! The table of strategies: the layout of each, read off its placement.
 
 use std::fmt::Write;
 

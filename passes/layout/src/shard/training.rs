@@ -1,5 +1,4 @@
-//! Lays out what training adds: what lasts from step to step, gradients on their way there, steps of the optimizer, the
-//! loss over a split vocabulary.
+//! Lays out training: weights and states, their gradients, steps of the optimizer, the loss over a split vocabulary.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use super::replicas;
 use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
 
-/// The type of what lasts under `binding`.
+/// The type of the weight or state under `binding`.
 fn lasting(
     plan: &Plan,
     placement: &Placement,
@@ -22,14 +21,10 @@ fn lasting(
     ty: &TensorType,
 ) -> TensorType {
     let ty = plan.weight(placement, ty);
-    match plan.zero.splits(target, binding) {
-        true => replicas::split(space, &ty, &plan.replicas),
-        false => ty,
-    }
+    if plan.zero.splits(target, binding) { replicas::split(space, &ty, &plan.replicas) } else { ty }
 }
 
-/// For the values of `function` that are assigned, and for what these are made of element by element, the layout in which
-/// they end.
+/// For the assigned values of `function`, and the values from which they are computed element by element, the final layout.
 pub(super) fn wanted(
     plan: &Plan,
     placement: &Placement,
@@ -48,13 +43,18 @@ pub(super) fn wanted(
         let result = function.ty(node.result());
         for &operand in &node.operands {
             let ty = function.ty(operand);
-            // What is narrowed travels as it is afterwards.
+            // A value that is narrowed travels in the narrow type.
             if ty.dims == result.dims && ty.dtype.bytes() <= result.dtype.bytes() {
                 wanted.entry(operand).or_insert_with(|| layout.clone());
             }
         }
     }
     wanted
+}
+
+/// The addition of values in `layout`.
+fn addition(layout: &Layout) -> Op {
+    if layout.partial.is_empty() { Op::Binary(Binary::Add) } else { Op::Accumulate }
 }
 
 /// Whether a sum over ranks may be taken before or after the operation, which goes element by element.
@@ -66,7 +66,7 @@ impl Rewriter<'_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
         if self.masks.contains_key(&old) {
-            // Who reads it does not say how it is to lie.
+            // The reader does not determine its layout.
             let layout = self.boundary(self.source.ty(old)).layout;
             self.draw(old, layout)?;
         }
@@ -78,13 +78,10 @@ impl Rewriter<'_> {
                 sum = Some(part);
                 continue;
             };
-            // What both are still to be summed over is summed over once.
+            // A sum that both lack is taken once.
             let mut layout = self.b.ty(before).layout.clone();
             layout.partial.retain(|a| self.b.ty(part).layout.partial.contains(a));
-            let op = match layout.partial.is_empty() {
-                true => Op::Binary(Binary::Add),
-                false => Op::Accumulate,
-            };
+            let op = addition(&layout);
             let operands = [self.reshard(before, layout.clone())?, self.reshard(part, layout)?];
             sum = Some(self.b.push(op, &operands)?);
         }
@@ -114,10 +111,7 @@ impl Rewriter<'_> {
             match same {
                 None => apart.push(part),
                 Some(sum) => {
-                    let op = match self.b.ty(part).layout.partial.is_empty() {
-                        true => Op::Binary(Binary::Add),
-                        false => Op::Accumulate,
-                    };
+                    let op = addition(&self.b.ty(part).layout);
                     *sum = self.b.push(op, &[*sum, part]).expect("scalars of one type and layout add up");
                 }
             }
@@ -198,9 +192,10 @@ impl Rewriter<'_> {
     /// ZeRO splits further is left to the reduction, which scatters.
     pub(super) fn preferred(&self, node: &Node) -> Option<Layout> {
         let result = *node.results.iter().find(|v| self.wanted.contains_key(v))?;
-        match result == node.results[0] {
-            true => Some(self.plan.weight(self.placement, self.source.ty(result)).layout),
-            false => None,
+        if result == node.results[0] {
+            Some(self.plan.weight(self.placement, self.source.ty(result)).layout)
+        } else {
+            None
         }
     }
 
@@ -235,12 +230,9 @@ impl Rewriter<'_> {
             }
             _ => return Ok(None),
         }
-        let ends: Vec<Option<Layout>> = node.operands.iter().map(|v| self.wanted.get(v).cloned()).collect();
-        let Some(ends) = ends.into_iter().collect::<Option<Vec<Layout>>>() else { return Ok(None) };
-        let mut moved = Vec::with_capacity(operands.len());
-        for (&operand, layout) in operands.iter().zip(ends) {
-            moved.push(self.reshard(operand, layout)?);
-        }
+        let ends = node.operands.iter().map(|v| self.wanted.get(v).cloned());
+        let Some(ends) = ends.collect::<Option<Vec<Layout>>>() else { return Ok(None) };
+        let moved = self.reshard_all(operands, ends)?;
         self.b.push(node.op.clone(), &moved).map(Some)
     }
 
@@ -249,10 +241,7 @@ impl Rewriter<'_> {
     pub(super) fn reduced(&mut self, old: ValueId, new: ValueId) -> Result<ValueId, OpError> {
         let pending = !self.b.ty(new).layout.partial.is_empty();
         let Some(layout) = self.wanted.get(&old).filter(|_| pending).cloned() else { return Ok(new) };
-        match self.is_added(old) {
-            true => Ok(new),
-            false => self.reshard(new, layout),
-        }
+        if self.is_added(old) { Ok(new) } else { self.reshard(new, layout) }
     }
 
     /// Whether all that becomes of a value, in a wider type perhaps, is a summand of another that is made here.
@@ -276,12 +265,9 @@ impl Rewriter<'_> {
     pub(super) fn step(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         const MOMENT: usize = 2;
         let layout = settled(self.b.ty(operands[MOMENT])).layout;
-        let mut moved = Vec::with_capacity(operands.len());
-        for &operand in operands {
-            let scalar = self.b.ty(operand).dims.is_empty();
-            let layout = if scalar { Layout::default() } else { layout.clone() };
-            moved.push(self.reshard(operand, layout)?);
-        }
+        let is_scalar = |&v: &ValueId| self.b.ty(v).dims.is_empty();
+        let own = |v: &ValueId| if is_scalar(v) { Layout::default() } else { layout.clone() };
+        let moved = self.reshard_all(operands, operands.iter().map(own).collect())?;
         Ok(self.b.node(node.op.clone(), &moved, &[])?.to_vec())
     }
 
@@ -315,7 +301,7 @@ impl Rewriter<'_> {
         let (nll, lse_only) = (node.results[0], [lse, lse].to_vec());
         let read = self.source.nodes.iter().any(|n| n.operands.contains(&nll));
         if !read && self.source.outputs.iter().all(|o| o.value != nll) {
-            // A backward pass that computes the loss again asks for its lse alone; nobody reads the first result.
+            // A backward pass that computes the loss again asks for its lse alone; the first result is not read.
             return Ok(lse_only);
         }
         let picked = self.b.push(Op::Loss(Loss::Pick { over, ignore }), &[x, labels])?;

@@ -14,11 +14,11 @@ use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{AxisId, Mesh};
 
-/// Which axes split what.
+/// The axes that split each role of dimension.
 ///
 /// A strategy adds to it, in [`Strategy::place`]; [`heads_inside`](Self::heads_inside) and
-/// [`sequence_inside`](Self::sequence_inside) are what sequence parallelism needs, the fields are there for the rest.
-/// Where the outside and the inside of attention lie otherwise, collectives follow.
+/// [`sequence_inside`](Self::sequence_inside) serve sequence parallelism; other strategies set the fields.
+/// Where layouts outside and inside attention differ, collectives follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Axes that split the sequences of the batch, everywhere.
@@ -35,7 +35,7 @@ pub struct Placement {
     pub cache: AxisList,
     /// Axes that split the experts of a mixture, major to minor; those of them that split tokens do so everywhere else.
     pub experts: AxisList,
-    /// The axis along which stages of a pipeline lie; it splits nothing.
+    /// The axis of the stages of a pipeline; it splits nothing.
     pub stages: AxisList,
     /// How keys and queries meet that the remaining axes keep apart inside attention; names a
     /// [`Movement`](crate::movement::Movement).
@@ -85,7 +85,7 @@ impl Placement {
         self.residual_sequence().into_iter().rev().chain(self.batch.iter().rev().copied()).collect()
     }
 
-    /// Everything but what happens inside attention: what all layers of a program must share.
+    /// The layouts outside attention, which all layers of a program share.
     pub fn outside(&self) -> [AxisList; 6] {
         [&self.batch, &self.weights, &self.sequence, &self.residual, &self.experts, &self.stages]
             .map(Clone::clone)
@@ -160,7 +160,7 @@ pub trait Strategy: Sync {
     fn name(&self) -> &'static str;
     /// One sentence with its source.
     fn summary(&self) -> &'static str;
-    /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
+    /// The required divisibility, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
     /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`, `pp`.
     /// Strategies
@@ -174,7 +174,7 @@ pub trait Strategy: Sync {
     fn shares_axes(&self) -> bool {
         false
     }
-    /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
+    /// Adds the axes of this strategy; `axes` are those of [`axes`](Self::axes), in that order.
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
 }
 
@@ -189,7 +189,7 @@ pub fn placement(
 ) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
-    // The axis that an unknown one probably stands for.
+    // The known axis with the nearest name.
     let suggested = |refusal: Diagnostic| {
         let unknown = mesh.axes.values().map(|axis| axis.name.as_str()).filter(|name| !used.contains(name));
         let near = unknown.filter_map(|name| nearest(name, used.iter().copied())).next();

@@ -95,14 +95,10 @@ impl Between<'_> {
     }
 
     fn on(&self, rank: Rank) -> RankExchange {
-        let [sent, received] = self.messages(rank);
-        let (sent, received) = ((Way::Out, sent), (Way::In, received));
-        let mut peers: Vec<Rank> = sent.1.iter().chain(&received.1).map(|m| m.0).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        let [a, b] = [sent, received].map(|(way, messages)| self.time(rank, way, &messages));
-        let time = CollectiveTime { latency: a.latency.max(b.latency), transfer: a.transfer.max(b.transfer) };
-        RankExchange { peers, time }
+        let Part { peers, latency, loads, together: _ } = self.part(rank);
+        let shared = |load: &Load| load.seconds * self.sharing(rank, load.way, load.level);
+        let transfer = loads.iter().map(shared).fold(0.0, f64::max);
+        RankExchange { peers, time: CollectiveTime { latency, transfer } }
     }
 
     /// Where a permute sends the part that `rank` has, or whence it gets the one that it will have.
@@ -135,16 +131,6 @@ impl Between<'_> {
             let messages = messages.map(|(&peer, block)| (peer, e * boxes::block_elements(block)));
             messages.filter(|&(peer, bytes)| peer != rank && bytes > 0).collect()
         })
-    }
-
-    fn time(&self, rank: Rank, way: Way, messages: &[(Rank, u64)]) -> CollectiveTime {
-        let mut time = CollectiveTime::default();
-        for (i, alone) in self.alone(rank, messages) {
-            let share = self.sharing(rank, way, i, &self.cluster.levels[i]);
-            time.latency += alone.latency;
-            time.transfer = time.transfer.max(alone.transfer * share);
-        }
-        time
     }
 
     /// What messages of a rank in one direction take at each level, where no link is shared.
@@ -201,11 +187,12 @@ impl Between<'_> {
     }
 
     /// Devices that divide one link with `rank`, itself counted.
-    fn sharing(&self, rank: Rank, way: Way, level: usize, of: &Level) -> f64 {
-        if of.contention.value <= 1.0 {
+    fn sharing(&self, rank: Rank, way: Way, level: usize) -> f64 {
+        let most = self.cluster.levels[level].contention.value;
+        if most <= 1.0 {
             return 1.0;
         }
-        let n = of.contention.value.ceil() as u64;
+        let n = most.ceil() as u64;
         let first = rank.0 / n * n;
         let neighbours = (first..(first + n).min(self.space.mesh.ranks())).map(Rank);
         let crosses = |&r: &Rank| {
@@ -213,7 +200,7 @@ impl Between<'_> {
             let messages = if way == Way::Out { sent } else { received };
             r == rank || messages.iter().any(|m| self.level(r, m.0) == level)
         };
-        (neighbours.filter(crosses).count() as f64).min(of.contention.value)
+        (neighbours.filter(crosses).count() as f64).min(most)
     }
 }
 

@@ -166,14 +166,6 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_missing_keys_are_named() {
-        let d = refusal("[accelerator.peak]", "colour = \"green\"\n[accelerator.peak]");
-        assert!(d.message.contains("colour"), "{d}");
-        let d = refusal("bf16 =", "# bf16 =");
-        assert!(d.message.contains("accelerator.peak") && d.message.contains("bf16"), "{d}");
-    }
-
-    #[test]
     fn text_that_is_no_toml_is_refused_wherever_it_is_cut() {
         assert_eq!(Cluster::parse("x", "= 3").unwrap_err().code, "M20");
         assert_eq!(Cluster::parse("x", "").unwrap_err().code, "M20");

@@ -34,24 +34,17 @@ impl Cluster {
         from: &TensorType,
         to: &TensorType,
     ) -> CollectiveTime {
-        let bytes = || busiest_bytes(space, op, from, to) as f64;
-        match *op {
-            Op::AllToAll { axis, .. } => self.along(space, axis, Pattern::Exchange, bytes()),
-            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
-                self.along(space, axis, Pattern::Ring { rounds: 1 }, bytes())
-            }
-            Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
-            Op::Permute if from.layout == to.layout => CollectiveTime::default(),
-            Op::Permute if from.layout.split != to.layout.split => {
-                let alone = self.point_to_point(space.mesh.ranks(), bytes());
-                alone.map_or(CollectiveTime::default(), |(level, alone)| self.shared(level, alone))
-            }
-            Op::Permute | Op::Fetch { .. } | Op::FetchSum { .. } => {
-                Between { cluster: self, space, op, from, to }.longest()
-            }
+        let between = Between { cluster: self, space, op, from, to };
+        let join = |sum: CollectiveTime, (level, alone): (usize, CollectiveTime)| CollectiveTime {
+            latency: sum.latency + alone.latency,
+            transfer: sum.transfer.max(alone.transfer * self.levels[level].contention.value),
+        };
+        match op {
             Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
-            // The others are no collectives, or several collectives in one message, which has a price of its own.
-            _ => CollectiveTime::default(),
+            Op::Permute if from.layout == to.layout => CollectiveTime::default(),
+            _ if between.is_such() => between.longest(),
+            // Several collectives in one message have a price of their own.
+            _ => self.by_level(space, op, from, to).into_iter().fold(CollectiveTime::default(), join),
         }
     }
 
@@ -64,43 +57,32 @@ impl Cluster {
         }
     }
 
-    fn along(&self, space: &Space, axis: AxisId, pattern: Pattern, bytes: f64) -> CollectiveTime {
-        let mut time = CollectiveTime::default();
-        self.each_level(space, axis, pattern, bytes, |level, alone| {
-            time = join(time, self.shared(level, alone))
-        });
-        time
-    }
-
-    /// Calls `found` for each level that groups along `axis` cross, with its time where no link is shared.
-    fn each_level(
+    /// For each level that groups along `axis` cross its time where no link is shared.
+    fn along(
         &self,
         space: &Space,
         axis: AxisId,
         pattern: Pattern,
         bytes: f64,
-        mut found: impl FnMut(usize, CollectiveTime),
-    ) {
+    ) -> Vec<(usize, CollectiveTime)> {
         let (p, stride) = (space.mesh.size(axis), space.mesh.stride(axis));
+        let mut found = Vec::new();
         if p <= 1 {
-            return;
+            return found;
         }
         let mut inside = Spread { fewest: 1, most: 1 };
         for (i, level) in self.levels.iter().enumerate() {
-            let here = match i + 1 == self.levels.len() {
-                true => Spread { fewest: p, most: p },
-                false => Spread::of(space.mesh.ranks(), p, stride, level.devices.value),
+            let here = if i + 1 == self.levels.len() {
+                Spread { fewest: p, most: p }
+            } else {
+                Spread::of(space.mesh.ranks(), p, stride, level.devices.value)
             };
             if here.most > inside.most || here.fewest > inside.fewest {
-                found(i, level_time(level, pattern, p, inside, here, bytes));
+                found.push((i, level_time(level, pattern, p, inside, here, bytes)));
             }
             inside = here;
         }
-    }
-
-    /// What a level takes when all devices cross it at once.
-    fn shared(&self, level: usize, alone: CollectiveTime) -> CollectiveTime {
-        CollectiveTime { transfer: alone.transfer * self.levels[level].contention.value, ..alone }
+        found
     }
 
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
@@ -121,30 +103,20 @@ impl Cluster {
         from: &TensorType,
         to: &TensorType,
     ) -> Vec<(usize, CollectiveTime)> {
-        let mut levels = Vec::new();
-        let mut along = |axis, pattern| {
-            let bytes = busiest_bytes(space, op, from, to) as f64;
-            self.each_level(space, axis, pattern, bytes, |level, alone| levels.push((level, alone)));
-        };
+        let bytes = || busiest_bytes(space, op, from, to) as f64;
         match *op {
-            Op::AllToAll { axis, .. } => along(axis, Pattern::Exchange),
+            Op::AllToAll { axis, .. } => self.along(space, axis, Pattern::Exchange, bytes()),
             Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
-                along(axis, Pattern::Ring { rounds: 1 })
+                self.along(space, axis, Pattern::Ring { rounds: 1 }, bytes())
             }
-            Op::AllReduce { axis } => along(axis, Pattern::Ring { rounds: 2 }),
+            Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
             Op::Permute if from.layout.split != to.layout.split => {
-                let bytes = busiest_bytes(space, op, from, to) as f64;
-                levels.extend(self.point_to_point(space.mesh.ranks(), bytes));
+                self.point_to_point(space.mesh.ranks(), bytes()).into_iter().collect()
             }
             // The rest is no collective, or one in which each rank has a part of its own.
-            _ => {}
+            _ => Vec::new(),
         }
-        levels
     }
-}
-
-fn join(a: CollectiveTime, b: CollectiveTime) -> CollectiveTime {
-    CollectiveTime { latency: a.latency + b.latency, transfer: a.transfer.max(b.transfer) }
 }
 
 fn level_time(

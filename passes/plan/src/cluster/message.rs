@@ -3,9 +3,10 @@
 //! Several pay the latency once. Bytes over bandwidth are proportional to bytes at every level, so they add up.
 
 use ithaca_ir::message::Parcel;
-use ithaca_ir::{Rank, Space};
+use ithaca_ir::{Rank, Space, boxes};
 
-use super::{Cluster, CollectiveTime, RankExchange};
+use super::between::Between;
+use super::{Cluster, CollectiveTime, Load, Part, RankExchange, Way};
 
 impl Cluster {
     /// Seconds that a message takes on the busiest rank; none where nothing is sent.
@@ -23,6 +24,33 @@ impl Cluster {
         peers.sort_unstable();
         peers.dedup();
         Some(RankExchange { peers, time: together(parts.into_iter().map(|part| part.time)) })
+    }
+
+    /// The part of `rank` in a message. Alone on its links it takes the latency and its largest load; tensors that travel
+    /// together pay the latency once.
+    pub fn part(&self, space: &Space, parcels: &[Parcel], rank: Rank) -> Part {
+        let mut whole = Part::default();
+        for Parcel { op, from, to } in parcels {
+            let between = Between { cluster: self, space, op, from, to };
+            let part = if between.is_such() {
+                between.part(rank)
+            } else {
+                let mut part = Part { together: true, ..Part::default() };
+                part.peers = boxes::group(space, op, from, to, rank);
+                part.peers.retain(|&peer| peer != rank);
+                for (level, time) in self.by_level(space, op, from, to) {
+                    part.latency += time.latency;
+                    let load = |way| Load { level, way, seconds: time.transfer, far: None };
+                    part.loads.extend([Way::Out, Way::In].map(load));
+                }
+                part
+            };
+            whole.add(part);
+        }
+        whole.peers.sort_unstable();
+        whole.peers.dedup();
+        whole.loads.sort_by_key(|load| (load.level, load.way));
+        whole
     }
 }
 

@@ -11,7 +11,6 @@ mod collective;
 mod description;
 mod load;
 mod message;
-mod part;
 mod prices;
 mod profiles;
 mod read;

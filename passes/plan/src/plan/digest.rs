@@ -1,46 +1,13 @@
 //! The digest of a model's configuration: the same for the same content, however it is spaced and ordered.
 
-use std::fmt::Write;
-
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// SHA-256 of `config` with keys sorted and without spaces, in hexadecimal.
 pub fn digest(config: &Value) -> String {
-    let mut text = String::new();
-    canonical(config, &mut text);
-    Sha256::digest(text.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
-        write!(hex, "{byte:02x}").expect("writing to a string succeeds");
-        hex
-    })
-}
-
-fn canonical(value: &Value, text: &mut String) {
-    match value {
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|&(key, _)| key);
-            text.push('{');
-            for (i, (key, value)) in entries.into_iter().enumerate() {
-                text.push_str(if i == 0 { "" } else { "," });
-                text.push_str(&Value::String(key.clone()).to_string());
-                text.push(':');
-                canonical(value, text);
-            }
-            text.push('}');
-        }
-        Value::Array(items) => {
-            text.push('[');
-            for (i, item) in items.iter().enumerate() {
-                text.push_str(if i == 0 { "" } else { "," });
-                canonical(item, text);
-            }
-            text.push(']');
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            text.push_str(&value.to_string());
-        }
-    }
+    let mut sorted = config.clone();
+    sorted.sort_all_objects();
+    Sha256::digest(sorted.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
-use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Function, Mesh, Module, Op, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
@@ -25,7 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::memory;
+use crate::memory::{self, HeldTensor};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -140,36 +140,24 @@ impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
     /// description is that of the module's weights.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let import::Workload {
-            batch,
-            sequence,
-            target_sequence,
-            dtype,
-            mode,
-            capacity,
-            ignore,
-            labels,
-            training,
-        } = workload;
-        let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
-        // The loss is summed in a wider type than the model has.
-        let of_weights = || {
-            let weight = |f: &Function| {
-                let node = f.nodes.iter().find(|n| matches!(n.op, Op::Param(_)))?;
-                Some(f.ty(node.result()).dtype)
-            };
-            module.functions.values().find_map(weight)
+        let training = || Training {
+            labels: workload.labels,
+            options: workload.training.to_pipeline().into_iter().collect(),
         };
-        let dtype = dtype.or_else(of_weights).unwrap_or(DType::F32);
+        // The loss is summed in a wider type than the model has.
+        let mut nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let mut of_weights =
+            || nodes.find(|(_, n)| matches!(n.op, Op::Param(_))).map(|(f, n)| f.ty(n.result()).dtype);
+        let dtype = workload.dtype.or_else(&mut of_weights).unwrap_or(DType::F32);
         Self {
-            mode: *mode,
-            batch: *batch,
-            sequence: *sequence,
-            target_sequence: *target_sequence,
+            mode: workload.mode,
+            batch: workload.batch,
+            sequence: workload.sequence,
+            target_sequence: workload.target_sequence,
             dtype: dtype.name().to_owned(),
-            capacity: *capacity,
-            training: (*mode == Mode::Train).then(training),
-            ignore: ignore.clone(),
+            capacity: workload.capacity,
+            training: (workload.mode == Mode::Train).then(training),
+            ignore: workload.ignore.clone(),
         }
     }
 
@@ -181,12 +169,8 @@ impl Workload {
         let Self { mode, batch, sequence, target_sequence, dtype, capacity, training, ignore } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
-        let mut labels = import::Labels::default();
-        let mut options = Vec::new();
-        if let Some(training) = training {
-            labels = training.labels;
-            options.extend(training.options.clone());
-        }
+        let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
+        let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
         Ok(import::Workload {
             capacity: *capacity,
             labels,
@@ -297,18 +281,6 @@ pub struct MemoryUse {
     pub largest: Vec<HeldTensor>,
 }
 
-/// A tensor, or the same one of many layers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct HeldTensor {
-    /// Its name in the file, or frame and buffer.
-    pub name: String,
-    /// Layers that have one.
-    pub count: u64,
-    /// Bytes of all of them.
-    pub bytes: u64,
-}
-
 /// Time of a step, seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -413,22 +385,14 @@ impl Plan {
         text
     }
 
-    /// Reads a document; `name` is shown in diagnostics.
+    /// Reads a document, with the strategies and movements of `registry`; `name` is shown in diagnostics.
     ///
     /// # Errors
     /// `M30` when it is not JSON or ends early, `M31` when a field is missing, unknown or of the wrong kind, `M32` for
     /// another version, `M33` when the digest is not that of the configuration, the mesh is not of as many ranks as
     /// there are GPUs, the pipeline is another layout's or the cluster is impossible; `P10`, `P11` for a strategy or mesh
-    /// that is none; and whatever the model or the layout is refused for.
-    pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
-        Self::from_json_with(&Registry::default(), name, text)
-    }
-
-    /// As [`from_json`](Self::from_json), with the strategies and movements of `registry`.
-    ///
-    /// # Errors
-    /// As [`from_json`](Self::from_json).
-    pub fn from_json_with(registry: &Registry, name: &str, text: &str) -> Result<Plan, Diagnostic> {
+    /// that does not exist; and whatever the model or the layout is refused for.
+    pub fn from_json(registry: &Registry, name: &str, text: &str) -> Result<Plan, Diagnostic> {
         let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
             Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
                 .help("make it anew with `ithaca plan … -o plan.json`")
@@ -443,11 +407,10 @@ impl Plan {
                 return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
             }
             None => {
-                return Err(Diagnostic::new(
-                    "M31",
-                    format!("`{name}` has no field `version`, which a plan has"),
-                )
-                .help("make it anew with `ithaca plan … -o plan.json`"));
+                let message = format!("`{name}` has no field `version`, which a plan has");
+                return Err(
+                    Diagnostic::new("M31", message).help("make it anew with `ithaca plan … -o plan.json`")
+                );
             }
         }
         let plan: Plan = serde_path_to_error::deserialize(&value).map_err(|e| {
@@ -486,7 +449,7 @@ impl Plan {
         let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
         strategy::placement(&strategies, &options.mesh, &own)?;
         let workload = self.workload.to_import()?;
-        let mut expected = ithaca_pass::print(&compile::passes(&options));
+        let mut expected = ithaca_pass::print(&compile::passes(registry, &options));
         if workload.mode == Mode::Train {
             let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
             expected = format!("{first},{expected}");
@@ -495,8 +458,9 @@ impl Plan {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
         }
         self.cluster.check()?;
-        let module = import::program(&self.model.config, &self.model.name, &workload).map_err(first)?;
-        shard::check_with(registry, &module, &options).map(|_| ())
+        let module =
+            import::program(&self.model.config, &self.model.name, &workload).map_err(ithaca_pass::first)?;
+        shard::check(registry, &module, &options).map(|_| ())
     }
 
     /// The per-rank program and the schedule of this plan, both checked, and as it states.
@@ -591,7 +555,6 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
 impl MemoryUse {
     /// The memory of a schedule on a cluster.
     pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
-        let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
             gradients: memory.gradients,
@@ -603,9 +566,7 @@ impl MemoryUse {
             outputs: memory.outputs,
             total: memory.total(),
             usable: cluster.usable_bytes(),
-            largest: largest
-                .map(|h| HeldTensor { name: h.name.clone(), count: h.count, bytes: h.bytes })
-                .collect(),
+            largest: memory.largest.clone(),
         }
     }
 }
@@ -633,11 +594,6 @@ impl Time {
 /// `x` with six significant digits.
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().expect("a printed number is a number")
-}
-
-/// The first of several diagnostics.
-fn first(diagnostics: Diagnostics) -> Diagnostic {
-    diagnostics.into_iter().next().expect("a refusal says why")
 }
 
 /// The pipeline text of a schedule.

@@ -15,16 +15,9 @@ use crate::planner::request::{Request, Sparsity};
 /// names a strategy that has no such mesh are axes of one tried.
 ///
 /// # Errors
-/// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
-pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
-    candidates_with(&Registry::default(), cluster, request)
-}
-
-/// As [`candidates`], of the strategies of `registry`.
-///
-/// # Errors
-/// As [`candidates`].
-pub fn candidates_with(
+/// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` for a number of GPUs that the cluster or the mesh does not
+/// have.
+pub fn candidates(
     registry: &Registry,
     cluster: &Cluster,
     request: &Request,
@@ -80,7 +73,7 @@ pub fn candidates_with(
     Ok(found)
 }
 
-/// The candidates of a request with stages of a pipeline, alone and beside one other strategy: what is tried where no
+/// The candidates of a request with stages of a pipeline, alone and beside one other strategy; they are tried where no
 /// other candidate fits.
 ///
 /// # Errors
@@ -105,7 +98,7 @@ pub(super) fn staged(
     let mut found = Vec::new();
     for name in pipelines.iter().flat_map(names) {
         let named = Request { strategy: Some(name), ..request.clone() };
-        let Ok(candidates) = candidates_with(registry, cluster, &named) else { continue };
+        let Ok(candidates) = candidates(registry, cluster, &named) else { continue };
         let stages = |o: &ShardOptions| o.mesh.axis(STAGE_AXIS).map_or(1, |axis| o.mesh.size(axis));
         let fits = |o: &ShardOptions| proper(&o.mesh) && request.stages.contains(&stages(o));
         found.extend(candidates.into_iter().filter(fits));
@@ -116,7 +109,7 @@ pub(super) fn staged(
 /// The most strategies of a product in which experts have an axis of their own.
 const OWN_AXIS: usize = 2;
 
-/// Behind each candidate whose context is split by one axis, the same with layers of sparse masks fetching what they see.
+/// After each candidate whose context is split by one axis, the same with layers of sparse masks that fetch visible tokens.
 fn with_sparse_layers(found: Vec<ShardOptions>, functions: &[String]) -> Vec<ShardOptions> {
     const WHOLE: [&str; 2] = ["ring", "megatron-cp-allgather"];
     let mut all = Vec::with_capacity(2 * found.len());
@@ -223,7 +216,7 @@ fn meshes(axes: &[&str], gpus: u64, reach: Reach) -> Vec<Mesh> {
 
 /// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
 /// outermost. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
-/// neighbours alike, one order stands for all.
+/// neighbours alike, one order is enough.
 fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
         let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
@@ -241,7 +234,7 @@ fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     }
 }
 
-/// How far the ranks of a mesh lie apart.
+/// The levels of the cluster that a mesh spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// All on the innermost level of the cluster.

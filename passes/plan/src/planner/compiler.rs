@@ -1,4 +1,6 @@
-//! What compiles candidates.
+//! The compiler of candidates.
+
+use std::borrow::Cow;
 
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_layout::compile::{self, Compiled};
@@ -8,7 +10,7 @@ use ithaca_layout::shard::{self, ShardOptions};
 
 use crate::cluster::Cluster;
 
-/// What makes a schedule of a candidate. The planner itself knows no model.
+/// Compiles a candidate to a schedule. The planner itself knows no model.
 pub trait Compiler {
     /// The strategies that are tried, and their movements.
     fn registry(&self) -> Registry {
@@ -37,80 +39,43 @@ pub trait Compiler {
 }
 
 /// A whole program, compiled by the passes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Program<'a> {
-    /// The program.
+    /// The program; of one stage, where there are programs of several.
     pub module: &'a Module,
     /// The cluster whose prices choose collectives.
     pub cluster: &'a Cluster,
+    /// The strategies and movements.
+    pub registry: Registry,
+    /// Returns the program with as many stages as a candidate's mesh has.
+    pub of_stages: Option<&'a dyn Fn(u64) -> Result<Module, Diagnostics>>,
+}
+
+impl<'a> Program<'a> {
+    /// A program without stages, with the strategies and movements that come with Ithaca.
+    pub fn new(module: &'a Module, cluster: &'a Cluster) -> Self {
+        Self { module, cluster, registry: Registry::default(), of_stages: None }
+    }
+
+    fn module(&self, options: &ShardOptions) -> Result<Cow<'a, Module>, Diagnostics> {
+        match (self.of_stages, options.mesh.axis(STAGE_AXIS)) {
+            (Some(of_stages), Some(axis)) => of_stages(options.mesh.size(axis)).map(Cow::Owned),
+            _ => Ok(Cow::Borrowed(self.module)),
+        }
+    }
 }
 
 impl Compiler for Program<'_> {
-    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
-        shard::check(self.module, options).map(|_| ())
-    }
-
-    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        compile::draft_with(&Registry::default(), self.module, options, self.cluster)
-    }
-}
-
-/// A whole program, compiled by the passes with strategies and movements beyond those that come with Ithaca.
-#[derive(Clone, Copy, Debug)]
-pub struct Extended<'a> {
-    /// The program.
-    pub program: Program<'a>,
-    /// The strategies and movements.
-    pub registry: &'a Registry,
-}
-
-impl Compiler for Extended<'_> {
     fn registry(&self) -> Registry {
         self.registry.clone()
     }
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
-        shard::check_with(self.registry, self.program.module, options).map(|_| ())
+        let module = self.module(options).map_err(ithaca_pass::first)?;
+        shard::check(&self.registry, &module, options).map(|_| ())
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        compile::draft_with(self.registry, self.program.module, options, self.program.cluster)
+        compile::draft_with(&self.registry, &*self.module(options)?, options, self.cluster)
     }
-}
-
-/// Programs with as many stages as a candidate's mesh has, compiled by the passes.
-pub struct Staged<'a> {
-    /// The program of one stage.
-    pub program: Extended<'a>,
-    /// Makes the program of several stages.
-    pub of_stages: &'a dyn Fn(u64) -> Result<Module, Diagnostics>,
-}
-
-impl Staged<'_> {
-    fn stages(options: &ShardOptions) -> Option<u64> {
-        options.mesh.axis(STAGE_AXIS).map(|axis| options.mesh.size(axis))
-    }
-}
-
-impl Compiler for Staged<'_> {
-    fn registry(&self) -> Registry {
-        self.program.registry()
-    }
-
-    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
-        let Some(stages) = Self::stages(options) else { return self.program.check(options) };
-        let module = (self.of_stages)(stages).map_err(first)?;
-        shard::check_with(self.program.registry, &module, options).map(|_| ())
-    }
-
-    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        let Some(stages) = Self::stages(options) else { return self.program.draft(options) };
-        let module = (self.of_stages)(stages)?;
-        compile::draft_with(self.program.registry, &module, options, self.program.program.cluster)
-    }
-}
-
-/// The first diagnostic of a refusal.
-pub(super) fn first(diagnostics: Diagnostics) -> Diagnostic {
-    diagnostics.into_iter().next().expect("a refusal has at least one diagnostic")
 }

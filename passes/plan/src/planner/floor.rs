@@ -1,4 +1,4 @@
-//! What a layout holds at least, known before it is compiled: enough to pass over most of what cannot fit.
+//! A lower bound of the memory of a layout, known before it is compiled: enough to skip most layouts that cannot fit.
 
 use ithaca_ir::{AxisId, Mesh};
 use ithaca_layout::registry::Registry;
@@ -8,13 +8,13 @@ use ithaca_layout::shard::{ShardOptions, Zero};
 use crate::memory::{self, Memory};
 use crate::planner::compiler::Compiler;
 
-/// What one device would hold of a program, from which follows what each of several holds at least.
+/// The memory of a program on one device, from which a lower bound for each of several follows.
 ///
 /// A parameter, and what belongs to it, is split by no other axes than those that a placement names for weights, experts
-/// and stages, and with ZeRO by all. What a step passes through lies at its peak on some rank each, so no more than all
-/// ranks share it; where kernels work in chunks, each chunk's scratch is smaller, and half is taken for that.
+/// and stages, and with ZeRO by all. Each activation is at its peak on some rank, so at most all ranks
+/// share it; where kernels work in chunks, each chunk's scratch is smaller, and half is taken for that.
 pub(super) struct Floor {
-    /// What one device holds; nothing where that is not known.
+    /// The memory on one device; zero if it is not known.
     whole: Memory,
     registry: Registry,
 }
@@ -27,7 +27,7 @@ impl Floor {
         Self { whole: whole.unwrap_or_default(), registry: compiler.registry() }
     }
 
-    /// What the busiest rank of a layout holds.
+    /// The memory of the busiest rank of a layout.
     pub(super) fn of_layout(&self, options: &ShardOptions) -> Held {
         let mesh = &options.mesh;
         let strategies = self.registry.product(&options.strategy).ok();
@@ -56,7 +56,7 @@ impl Floor {
     }
 }
 
-/// What a rank holds, bytes.
+/// The memory of a rank, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// No less than this.

@@ -1,9 +1,9 @@
-//! The planner: tries every strategy on every mesh, prices what is legal, and says why each loser lost.
+//! The planner: tries every strategy on every mesh, prices the legal ones, and reports why each loser lost.
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
 //! to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
-//! nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a
+//! nothing fits, stages of a pipeline are tried. Layouts that do not fit or are not legal stay in the list with the reason, and a
 //! request of which nothing is left is refused with repairs that were tried and work.
 
 mod candidates;
@@ -22,11 +22,10 @@ use ithaca_layout::shard::ShardOptions;
 
 use crate::cluster::Cluster;
 use crate::plan::{self, Alternative, Plan};
-use compiler::first;
 use tried::{Tried, price};
 
-pub use candidates::{candidates, candidates_with};
-pub use compiler::{Compiler, Extended, Program, Staged};
+pub use candidates::candidates;
+pub use compiler::{Compiler, Program};
 pub use repair::repairs;
 pub use request::{Request, Sparsity};
 pub use table::table;
@@ -47,7 +46,7 @@ pub fn experts(module: &Module) -> u64 {
 pub struct Ranked {
     /// The winner.
     pub chosen: Priced,
-    /// What was tried: by rank, then what does not fit, then what is not legal.
+    /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -56,14 +55,14 @@ pub struct Ranked {
 pub struct Refusal {
     /// Why, with repairs that work.
     pub diagnostic: Diagnostic,
-    /// What was tried.
+    /// The candidates.
     pub alternatives: Vec<Alternative>,
 }
 
 /// Ranks the candidates of a request.
 ///
 /// # Errors
-/// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
+/// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
     let mut tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
@@ -125,7 +124,7 @@ impl Tried {
                 Ok(()) => return,
                 Err(diagnostics) => {
                     let options = self.fits.remove(0).options;
-                    self.refused.push((options, first(diagnostics)));
+                    self.refused.push((options, ithaca_pass::first(diagnostics)));
                 }
             }
         }
@@ -145,16 +144,11 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     let registry = compiler.registry();
-    tried.add(compiler, cluster, candidates_with(&registry, cluster, request)?);
+    tried.add(compiler, cluster, candidates(&registry, cluster, request)?);
     if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
         tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
     }
-    let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
-    tried.fits.sort_by(|a, b| {
-        let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
-        let by_name = || a.options.strategy.cmp(&b.options.strategy);
-        a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
-    });
+    tried.fits.sort_by(Priced::cmp_rank);
     tried.too_large.sort_by_key(|(_, over)| *over);
     Ok(tried)
 }

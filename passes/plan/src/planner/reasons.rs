@@ -13,17 +13,16 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
     let step_seconds = rounded(simulation.seconds);
     let exposed_seconds = rounded(simulation.exposed());
     let memory_bytes = memory.total();
-    let outcome = match priced.options == winner.options {
-        true => {
-            Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason: why_chosen(simulation) }
-        }
-        false => Outcome::Slower {
+    let outcome = if priced.options == winner.options {
+        Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason: why_chosen(simulation) }
+    } else {
+        Outcome::Slower {
             step_seconds,
             exposed_seconds,
             memory_bytes,
             slower_by_seconds: rounded(step_seconds - rounded(winner.simulation.seconds)),
             reason: why_slower(priced, winner),
-        },
+        }
     };
     alternative(options, outcome)
 }
@@ -58,11 +57,10 @@ fn why_slower(priced: &Priced, winner: &Priced) -> String {
     let (this, best) = (&priced.simulation, &winner.simulation);
     let more = rounded(this.seconds) - rounded(best.seconds);
     if more <= 0.0 {
-        return match priced.memory.total() > winner.memory.total() {
-            true => {
-                format!("as fast, with {} more memory", bytes(priced.memory.total() - winner.memory.total()))
-            }
-            false => "as fast and as large; the winner comes first by name".to_owned(),
+        return if priced.memory.total() > winner.memory.total() {
+            format!("as fast, with {} more memory", bytes(priced.memory.total() - winner.memory.total()))
+        } else {
+            "as fast and as large; the winner comes first by name".to_owned()
         };
     }
     let exposed = this.exposed() - best.exposed();

@@ -1,4 +1,4 @@
-//! Repairs: what to change in a request that nothing satisfies. Each was tried, and gives a plan.
+//! Repairs: changes of a request that nothing satisfies. Each was tried, and gives a plan.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
@@ -6,7 +6,7 @@ use ithaca_ir::units;
 use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 use crate::cluster::Cluster;
-use crate::planner::candidates::candidates_with;
+use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
 use crate::planner::request::Request;
 use crate::planner::search::Search;
@@ -15,7 +15,7 @@ use crate::planner::tried::Tried;
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;
 
-/// What the numbers of GPUs on each side may cost together.
+/// The effort for the numbers of GPUs on both sides together.
 const EFFORT_NEARBY: u64 = 48;
 
 /// Options that make a refused candidate legal on its own mesh.
@@ -49,7 +49,7 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
     }
 }
 
-/// What makes a layout legal that is not: options, another layout of as many GPUs, or the same strategy on fewer.
+/// Changes that make a layout legal: options, another layout of as many GPUs, or the same strategy on fewer.
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
@@ -57,7 +57,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
         let of = Request { strategy: strategy.cloned(), options: options.clone(), ..Request::new(gpus) };
-        let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();
+        let candidates = candidates(&compiler.registry(), cluster, &of).unwrap_or_default();
         let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
         found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
     };
@@ -74,7 +74,7 @@ const MOST_SEARCHED: u64 = 512;
 /// From how many GPUs on fewer are tried, one by one.
 const MOST_TRIED: u64 = 1025;
 
-/// Why nothing satisfies the request, and what would.
+/// Why nothing satisfies the request, with repairs.
 pub(super) fn refusal(
     compiler: &dyn Compiler,
     cluster: &Cluster,
@@ -118,7 +118,7 @@ pub(super) fn refusal(
     }
 }
 
-/// A refusal of the request itself, before any candidate was tried, with what it could have been.
+/// A refusal of the request itself, before any candidate was tried, with repairs.
 pub(super) fn malformed(
     compiler: &dyn Compiler,
     cluster: &Cluster,
@@ -147,8 +147,8 @@ fn elsewhere(search: &Search<'_>, request: &Request) -> Option<String> {
     })
 }
 
-/// The first answer for a power of two of GPUs above these. Where what is tried does not fit, twice the GPUs hold half of
-/// it each at best, so numbers that are too few by that are passed over; for what was not tried half of it is taken.
+/// The first answer for a power of two of GPUs above these. If a layout does not fit, each of twice the GPUs
+/// holds half of it at best, so numbers that are too small by this bound are skipped; untried layouts count half.
 fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<String>) -> Option<String> {
     let usable = search.cluster().usable_bytes();
     let mut known: Option<(u64, u64)> = None;
@@ -162,7 +162,7 @@ fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<Strin
     })
 }
 
-/// Powers of two above a number of GPUs, as far as the cluster goes and somebody who waits for the refusal would wait.
+/// Powers of two above a number of GPUs, up to the size of the cluster and the limit of a search.
 fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
     let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
     let most = cluster.devices().min(MOST_SEARCHED);
@@ -198,7 +198,7 @@ fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<Stri
     repairs
 }
 
-/// The nearest numbers of GPUs below and above for which there is a plan. Where memory is what is missing, fewer GPUs
+/// The nearest numbers of GPUs below and above for which there is a plan. Where memory is missing, fewer GPUs
 /// do not help, and more are tried by doubling.
 fn other_gpus(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
     let gpus = request.gpus;

@@ -1,9 +1,9 @@
-//! What is asked of the planner.
+//! Requests to the planner.
 
 use ithaca_ir::{Mesh, Module, Op};
 use ithaca_layout::shard::ShardOptions;
 
-/// What is asked of the planner.
+/// A request to the planner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// Number of GPUs.

@@ -1,29 +1,28 @@
 //! The search for repairs: which requests have a plan, found without trying every layout.
 //!
-//! A layout is passed over where it cannot fit ([`Floor`]) or is not legal; what is left is tried from those that are
-//! likely to hold least. The search as a whole, and each question, ends after so many layouts, so a refusal never takes
-//! much longer than a plan; what it has not found by then is not offered. What it offers was compiled, and fits.
+//! A layout is passed over where it cannot fit ([`Floor`]) or is not legal; the others are tried in order of
+//! their estimated memory. The search as a whole, and each question, ends after so many layouts, so a refusal never takes
+//! much longer than a plan; later repairs are not offered. Every offered layout was compiled, and fits.
 
 use std::cell::Cell;
 
 use crate::cluster::Cluster;
-use crate::plan;
-use crate::planner::candidates::{candidates_with, staged};
+use crate::planner::candidates::{candidates, staged};
 use crate::planner::compiler::Compiler;
 use crate::planner::floor::{Floor, Held};
 use crate::planner::request::Request;
-use crate::planner::tried::price;
+use crate::planner::tried::{Priced, price};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::CONTEXT_AXES;
 
-/// What a search may cost; a layout of a few GPUs costs one.
+/// The effort of a search; a layout of a few GPUs costs one.
 const EFFORT: u64 = 256;
 
-/// What one question may cost.
+/// The effort of one question.
 const SHARE: u64 = 64;
 
-/// Of that what goes to layouts that probably fit, of which the best is wanted.
+/// The part of it for layouts that probably fit, of which the best is chosen.
 const EASY: u64 = 48;
 
 /// As many ranks of a ring cost one more: a ring has a step for each.
@@ -35,17 +34,10 @@ pub(super) struct Search<'a> {
     cluster: &'a Cluster,
     registry: Registry,
     floor: Floor,
-    /// Of [`EFFORT`] what is left.
+    /// The rest of [`EFFORT`].
     left: Cell<u64>,
-    /// Of the layouts tried for the last question what the one holds that holds least, bytes.
+    /// The least memory among the layouts tried for the last question, bytes.
     least: Cell<Option<u64>>,
-}
-
-/// A layout that fits, and by what the best is chosen: time, bytes.
-struct Found {
-    options: ShardOptions,
-    seconds: f64,
-    bytes: u64,
 }
 
 impl<'a> Search<'a> {
@@ -68,7 +60,7 @@ impl<'a> Search<'a> {
         answer
     }
 
-    /// What the layout that holds least would hold, of those tried for the last question.
+    /// The least memory among the layouts tried for the last question, bytes.
     pub(super) fn least(&self) -> Option<u64> {
         self.least.get()
     }
@@ -78,7 +70,7 @@ impl<'a> Search<'a> {
         self.any(request, |_| true)
     }
 
-    /// As [`works`](Self::works), where nothing that `other` allows fits: only what it does not is tried.
+    /// As [`works`](Self::works), where nothing that `other` allows fits: only the other layouts are tried.
     pub(super) fn works_unlike(&self, request: &Request, other: &Request) -> bool {
         self.any(request, |options| {
             let (heads, sequence) = (other.options.heads, other.options.sequence);
@@ -96,24 +88,20 @@ impl<'a> Search<'a> {
                 all.into_iter().map(|(_, options)| options).collect()
             };
             let share = Cell::new(SHARE);
-            let mut all: Vec<Found> = Vec::new();
+            let mut all: Vec<Priced> = Vec::new();
             for options in evenly(options(easy)) {
                 all.extend(self.fitting(&options, &share));
             }
             if all.is_empty() {
                 all.extend(options(tight).iter().find_map(|options| self.fitting(options, &share)));
             }
-            let key = |f: &Found| (plan::rounded(f.seconds), f.bytes);
-            all.into_iter().min_by(|a, b| {
-                let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
-                let by_name = || a.options.strategy.cmp(&b.options.strategy);
-                a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
-            })
+            all.into_iter().min_by(Priced::cmp_rank)
         })?;
         let ShardOptions { strategy, mesh, .. } = &found.options;
-        Some(match mesh.axes.is_empty() {
-            true => format!("--strategy {strategy}"),
-            false => format!("--strategy {strategy} --mesh {mesh}"),
+        Some(if mesh.axes.is_empty() {
+            format!("--strategy {strategy}")
+        } else {
+            format!("--strategy {strategy} --mesh {mesh}")
         })
     }
 
@@ -128,16 +116,21 @@ impl<'a> Search<'a> {
         self.either(request, first).is_some()
     }
 
-    /// What is found among the candidates of a request, or else among those with stages of a pipeline, which the planner
+    /// The layout found among the candidates of a request, or else among those with stages of a pipeline, which the planner
     /// tries where something is legal and nothing fits.
-    fn either(&self, request: &Request, find: impl Fn(Vec<ShardOptions>) -> Option<Found>) -> Option<Found> {
+    fn either(
+        &self,
+        request: &Request,
+        find: impl Fn(Vec<ShardOptions>) -> Option<Priced>,
+    ) -> Option<Priced> {
         self.least.set(None);
-        let all = candidates_with(&self.registry, self.cluster, request).ok()?;
+        let all = candidates(&self.registry, self.cluster, request).ok()?;
         let plain = all.clone();
         find(plain).or_else(|| {
-            let staged = match request.stages.is_empty() {
-                true => Vec::new(),
-                false => staged(&self.registry, self.cluster, request).ok()?,
+            let staged = if request.stages.is_empty() {
+                Vec::new()
+            } else {
+                staged(&self.registry, self.cluster, request).ok()?
             };
             let is_tried = !staged.is_empty() && all.iter().any(|options| self.is_legal(options));
             is_tried.then(|| find(staged)).flatten()
@@ -148,7 +141,7 @@ impl<'a> Search<'a> {
         self.compiler.check(options).is_ok()
     }
 
-    /// Those that may fit, from what holds about least; in their order where they hold as much.
+    /// Those that may fit, by estimated memory.
     fn promising(&self, candidates: Vec<ShardOptions>) -> Vec<(Held, ShardOptions)> {
         let held = |options: ShardOptions| (self.floor.of_layout(&options), options);
         let usable = self.cluster.usable_bytes();
@@ -159,7 +152,7 @@ impl<'a> Search<'a> {
     }
 
     /// A legal layout, where it fits and there is enough left of the share and of the whole effort.
-    fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Found> {
+    fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Priced> {
         if cost(options) > share.get().min(self.left.get()) {
             return None;
         }
@@ -168,13 +161,13 @@ impl<'a> Search<'a> {
         }
         let priced = price(self.compiler, self.cluster, options).ok()?;
         let fits = priced.memory.over(self.cluster).is_none();
-        let (seconds, bytes) = (priced.simulation.seconds, priced.memory.total());
+        let bytes = priced.memory.total();
         self.least.set(Some(self.least.get().map_or(bytes, |least| least.min(bytes))));
-        fits.then_some(Found { options: priced.options, seconds, bytes })
+        fits.then_some(priced)
     }
 }
 
-/// What trying a layout costs: its longest axis along which something may pass around.
+/// The cost of trying a layout: its longest axis along which something may pass around.
 fn cost(options: &ShardOptions) -> u64 {
     let passes_around = options.mesh.axes.values().filter(|axis| CONTEXT_AXES.contains(&axis.name.as_str()));
     1 + passes_around.map(|axis| axis.size / RANKS_OF_ONE).max().unwrap_or(0)

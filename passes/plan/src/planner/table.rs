@@ -1,7 +1,5 @@
 //! The ranked table: one line for each alternative, and why.
 
-use std::fmt::Write;
-
 use ithaca_ir::units::{bytes, seconds};
 
 use crate::plan::{Alternative, MeshAxis, Outcome};
@@ -13,19 +11,10 @@ pub fn table(alternatives: &[Alternative]) -> String {
     let head = ["strategy", "mesh", "step time", "exposed", "memory/GPU", "reason"].map(str::to_owned);
     let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows(alternatives)).collect();
     let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..5).map(width).collect();
+    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(width);
     let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row[..5].iter().enumerate() {
-            let w = widths[column];
-            let result = match column {
-                0 | 1 => write!(line, "{cell:<w$}  "),
-                _ => write!(line, "{cell:>w$}  "),
-            };
-            result.expect("writing to a string succeeds");
-        }
-        line.push_str(&row[5]);
+    for [strategy, mesh, step, exposed, memory, reason] in &rows {
+        let line = format!("{strategy:<a$}  {mesh:<b$}  {step:>c$}  {exposed:>d$}  {memory:>e$}  {reason}");
         text.push_str(line.trim_end());
         text.push('\n');
     }
@@ -50,15 +39,12 @@ fn rows(alternatives: &[Alternative]) -> impl Iterator<Item = [String; 6]> {
 
 fn row(alternative: &Alternative) -> [String; 6] {
     let Alternative { strategy, mesh, outcome } = alternative;
-    let priced = |step: f64, exposed: f64, memory: u64, reason: String| {
-        [strategy.clone(), mesh_text(mesh), seconds(step), seconds(exposed), bytes(memory), reason]
-    };
-    match outcome {
+    let (figures, reason) = match outcome {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
-            priced(*step_seconds, *exposed_seconds, *memory_bytes, format!("chosen: {reason}"))
+            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), format!("chosen: {reason}"))
         }
         Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
-            priced(*step_seconds, *exposed_seconds, *memory_bytes, reason.clone())
+            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), reason.clone())
         }
         Outcome::OutOfMemory {
             step_seconds,
@@ -68,23 +54,21 @@ fn row(alternative: &Alternative) -> [String; 6] {
             tensor,
             tensor_bytes,
         } => {
-            let reason = format!(
-                "out of memory by {}: largest is {tensor}, {}",
-                bytes(*over_bytes),
-                bytes(*tensor_bytes)
-            );
-            priced(*step_seconds, *exposed_seconds, *memory_bytes, reason)
+            let (over, largest) = (bytes(*over_bytes), bytes(*tensor_bytes));
+            let reason = format!("out of memory by {over}: largest is {tensor}, {largest}");
+            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), reason)
         }
         Outcome::Refused { code, message, helps: _, repairs } => {
             let repairs = match repairs.as_slice() {
                 [] => String::new(),
                 some => format!(" (legal with {})", some.join(" or ")),
             };
-            let reason = format!("refused[{code}]: {message}{repairs}");
-            let none = || "-".to_owned();
-            [strategy.clone(), mesh_text(mesh), none(), none(), none(), reason]
+            (None, format!("refused[{code}]: {message}{repairs}"))
         }
-    }
+    };
+    let figures = figures.map(|(step, exposed, memory)| [seconds(step), seconds(exposed), bytes(memory)]);
+    let [step, exposed, memory] = figures.unwrap_or_else(|| ["-"; 3].map(str::to_owned));
+    [strategy.clone(), mesh_text(mesh), step, exposed, memory, reason]
 }
 
 fn mesh_text(mesh: &[MeshAxis]) -> String {

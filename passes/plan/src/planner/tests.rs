@@ -9,6 +9,7 @@ use ithaca_ir::schedule::{
 use ithaca_ir::{Arena, DType, Diagnostic, Diagnostics, Dim, Module, Op, Space, TensorType};
 
 use ithaca_layout::compile::Compiled;
+use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
 
 use super::*;
@@ -154,10 +155,10 @@ fn refusal(fake: &Fake, request: &Request) -> Diagnostic {
 
 #[test]
 fn candidates_are_every_strategy_and_product_on_every_mesh() {
-    let all = candidates(&h100(), &Request::new(8)).unwrap();
+    let all = candidates(&Registry::default(), &h100(), &Request::new(8)).unwrap();
     let texts: Vec<String> = all.iter().map(|o| format!("{} {}", o.strategy, o.mesh)).collect();
     insta::assert_snapshot!(texts.join("\n"));
-    let far = candidates(&h100(), &Request::new(64)).unwrap();
+    let far = candidates(&Registry::default(), &h100(), &Request::new(64)).unwrap();
     let mut different: Vec<(&str, String)> =
         far.iter().map(|o| (o.strategy.as_str(), o.mesh.to_string())).collect();
     different.sort_unstable();
@@ -168,7 +169,7 @@ fn candidates_are_every_strategy_and_product_on_every_mesh() {
     for mesh in ["ring=8,ulysses=8", "ulysses=8,ring=8"] {
         assert!(different.binary_search(&("usp", mesh.to_owned())).is_ok(), "{mesh}");
     }
-    let one = candidates(&h100(), &Request::new(1)).unwrap();
+    let one = candidates(&Registry::default(), &h100(), &Request::new(1)).unwrap();
     assert_eq!(one.iter().map(|o| o.strategy.as_str()).collect::<Vec<_>>(), ["single"]);
 }
 
@@ -250,7 +251,8 @@ fn malformed_requests_are_refused_with_what_they_could_have_been() {
 fn a_mesh_with_stages_names_strategies_that_have_them() {
     let of = |mesh: Option<&str>| {
         let mesh = mesh.map(|text| ithaca_layout::shard::parse_mesh(text).unwrap());
-        let found = candidates(&h100(), &Request { mesh, batch: 8, ..Request::new(8) }).unwrap();
+        let found = candidates(&Registry::default(), &h100(), &Request { mesh, batch: 8, ..Request::new(8) })
+            .unwrap();
         found.into_iter().map(|options| options.strategy).collect::<Vec<_>>()
     };
     let staged = of(Some("dp=2,pp=2,tp=2"));
@@ -284,7 +286,7 @@ fn broken_plans_are_refused_by_field() {
     let good = plan_of(&Fake::SMALL, &Request::new(8)).to_json();
     let broken = |from: &str, to: &str| {
         assert!(good.contains(from), "{from}");
-        Plan::from_json("plan.json", &good.replacen(from, to, 1)).unwrap_err()
+        Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
         ("\"version\": 3", "\"version\": 7", "M32", "`version` 7"),
@@ -301,7 +303,7 @@ fn broken_plans_are_refused_by_field() {
         assert!(d.message.contains(field), "{d}");
     }
     for cut in (0..good.len() - 2).filter(|&i| good.is_char_boundary(i)).step_by(211) {
-        assert_eq!(Plan::from_json("plan.json", &good[..cut]).unwrap_err().code, "M30");
+        assert_eq!(Plan::from_json(&Registry::default(), "plan.json", &good[..cut]).unwrap_err().code, "M30");
     }
 }
 

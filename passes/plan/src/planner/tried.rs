@@ -1,12 +1,15 @@
-//! Candidates, and what came of them.
+//! Candidates and their outcomes.
+
+use std::cmp::Ordering;
 
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
 
-use super::compiler::{Compiler, first};
+use super::compiler::Compiler;
 use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
+use crate::plan::rounded;
 use crate::simulate::{Simulation, simulate};
 
 /// A candidate with its price.
@@ -22,7 +25,17 @@ pub struct Priced {
     pub memory: Memory,
 }
 
-/// Every candidate of a request, sorted by what came of it.
+impl Priced {
+    /// The order of rank: by time, then by memory, then by name.
+    pub(super) fn cmp_rank(&self, other: &Self) -> Ordering {
+        let seconds = |p: &Self| rounded(p.simulation.seconds);
+        let by_memory = || self.memory.total().cmp(&other.memory.total());
+        let by_name = || self.options.strategy.cmp(&other.options.strategy);
+        seconds(self).total_cmp(&seconds(other)).then_with(by_memory).then_with(by_name)
+    }
+}
+
+/// Every candidate of a request, sorted by outcome.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     /// Best first.
@@ -38,12 +51,8 @@ pub(super) fn price(
     cluster: &Cluster,
     options: &ShardOptions,
 ) -> Result<Priced, Diagnostic> {
-    match compiler.draft(options) {
-        Ok(compiled) => {
-            let simulation = simulate(cluster, &compiled.schedule);
-            let memory = memory::of_schedule(&compiled.schedule);
-            Ok(Priced { options: options.clone(), compiled, simulation, memory })
-        }
-        Err(diagnostics) => Err(first(diagnostics)),
-    }
+    let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
+    let simulation = simulate(cluster, &compiled.schedule);
+    let memory = memory::of_schedule(&compiled.schedule);
+    Ok(Priced { options: options.clone(), compiled, simulation, memory })
 }

@@ -7,7 +7,7 @@
 use ithaca_ir::schedule::{Content, Schedule, Work};
 use ithaca_ir::{AxisId, Mask, Mesh, Op, Rank, Space, TensorType};
 
-/// Ranks that stand for all.
+/// Representatives of all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Classes {
     mesh: Mesh,
@@ -58,13 +58,10 @@ impl Classes {
         usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(usize::MAX)
     }
 
-    /// The simulated rank that stands for `rank`; in a sample the next one beyond, seen from the `from`-th.
+    /// The simulated rank that represents `rank`; in a sample the next one beyond, seen from the `from`-th.
     pub(super) fn standing_for(&self, rank: Rank, from: usize) -> usize {
         let i = usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(self.all - 1);
-        match i > from * self.step {
-            true => i.div_ceil(self.step).min(self.ranks.len() - 1),
-            false => i / self.step,
-        }
+        if i > from * self.step { i.div_ceil(self.step).min(self.ranks.len() - 1) } else { i / self.step }
     }
 
     /// The simulated ranks in the group of the `c`-th along `axes`, itself left out.

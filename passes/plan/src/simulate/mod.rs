@@ -29,7 +29,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Work};
-use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::timeline::Span;
 use ithaca_ir::{Rank, schedule};
 
 use crate::cluster::Cluster;
@@ -37,6 +37,7 @@ use classes::Classes;
 pub use simulation::{CommTime, Simulation};
 
 use discrete::Record;
+use simulation::span;
 use steps::{Step, Steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
@@ -50,28 +51,26 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule) -> Simulation {
     last.reduce(|a, b| if later(&b, &a) { b } else { a }).unwrap_or_default()
 }
 
-/// Times a schedule on each rank that stands for others, as [`simulate`] does.
+/// Times a schedule on each simulated rank, as [`simulate`] does.
 pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simulation)> {
+    run(cluster, schedule, None)
+}
+
+/// Runs `main` on each simulated rank; `recorded` takes the runs of its tasks.
+fn run(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    recorded: Option<&RefCell<Vec<Span>>>,
+) -> Vec<(Rank, Simulation)> {
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
-    let communicates = communicating(schedule);
-    let world = World {
-        schedule,
-        steps: &steps,
-        communicates: &communicates,
-        ranks: classes.ranks(),
-        recorded: None,
-    };
-    let Run { ranks, .. } =
-        world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
-    classes.ranks().iter().copied().zip(ranks).collect()
-}
-
-/// Whether each frame communicates.
-fn communicating(schedule: &Schedule) -> Vec<bool> {
     let frames = &schedule.frames;
-    frames.ids().map(|id| schedule::communicates(frames, id)).collect()
+    let communicates: Vec<bool> = frames.ids().map(|id| schedule::communicates(frames, id)).collect();
+    let (ranks, n) = (classes.ranks(), classes.ranks().len());
+    let world = World { schedule, steps: &steps, communicates: &communicates, ranks, recorded };
+    let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
+    ranks.iter().copied().zip(run.ranks).collect()
 }
 
 /// Ranks of which each is written down.
@@ -84,29 +83,17 @@ pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
         0..=WRITTEN => discrete::of_every_rank(cluster, schedule),
         _ => discrete::simulate(cluster, schedule, Record::Spans).map(|outcome| outcome.spans),
     };
-    if let Some(spans) = spans {
-        return spans;
-    }
-    let classes = Classes::of(schedule);
-    let Some(main) = schedule.main() else { return Vec::new() };
-    let steps = Steps::of(cluster, schedule, &classes);
-    let recorded = RefCell::new(Vec::new());
-    let communicates = communicating(schedule);
-    let world = World {
-        schedule,
-        steps: &steps,
-        communicates: &communicates,
-        ranks: classes.ranks(),
-        recorded: Some(&recorded),
-    };
-    world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
-    recorded.into_inner()
+    spans.unwrap_or_else(|| {
+        let recorded = RefCell::new(Vec::new());
+        run(cluster, schedule, Some(&recorded));
+        recorded.into_inner()
+    })
 }
 
-/// Layers of a loop that are run one by one before the last one stands for the rest.
+/// Layers of a loop that are run one by one; the rest repeat the last of them.
 const LAYERS: u64 = 64;
 
-/// What frames are run in.
+/// The context of a run.
 struct World<'a> {
     schedule: &'a Schedule,
     steps: &'a [Steps],
@@ -114,13 +101,13 @@ struct World<'a> {
     communicates: &'a [bool],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
-    /// Where what runs is written down, if somebody wants it.
+    /// The recorded tasks, for a timeline.
     recorded: Option<&'a RefCell<Vec<Span>>>,
 }
 
 /// One run of a frame.
 struct Run {
-    /// What each rank did from its start to its end.
+    /// The time of each rank from its start to its end.
     ranks: Vec<Simulation>,
     /// When each rank ended.
     ends: Vec<f64>,
@@ -136,7 +123,7 @@ struct Clock {
     total: Simulation,
 }
 
-/// What happens on the communication stream: from, to, and its row.
+/// A task of the communication stream: start, end, and its row.
 struct Busy {
     start: f64,
     end: f64,
@@ -190,11 +177,12 @@ impl World<'_> {
                     (0..self.ranks.len()).map(end).collect()
                 }
             };
-            // Other ranks go on with what they run.
+            // The other ranks continue.
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
-                if !matches!(task.work, Work::Call { .. }) {
-                    self.record((frame, layer, number), self.ranks[c], (start, end));
+                let is_call = matches!(task.work, Work::Call { .. });
+                if let Some(recorded) = self.recorded.filter(|_| !is_call && end > start) {
+                    recorded.borrow_mut().push(span(frame, number, self.ranks[c], layer, (start, end)));
                 }
                 match task.stream {
                     // Here nothing else runs meanwhile.
@@ -218,16 +206,7 @@ impl World<'_> {
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
 
-    /// Writes down one run of a task.
-    fn record(&self, at: (&Frame, u64, usize), rank: Rank, (start, end): (f64, f64)) {
-        let Some(recorded) = self.recorded.filter(|_| end > start) else { return };
-        let (frame, layer, task) = at;
-        let (name, kind) = timeline::title(frame, task);
-        let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
-        recorded.borrow_mut().push(Span { rank, stream, frame, layer, task, name, kind, start, end });
-    }
-
-    /// Runs a frame once for each layer; gives when each rank ends, and what it did.
+    /// Runs a frame once for each layer; returns the end and the time of each rank.
     fn layers(
         &self,
         callee: FrameId,
@@ -264,7 +243,7 @@ impl World<'_> {
     }
 }
 
-/// What a rank did in a frame that it entered at `start`.
+/// The time of a rank in a frame that it entered at `start`.
 fn finish(clock: Clock, start: f64, keys: &[(&'static str, String)]) -> Simulation {
     let mut total = clock.total;
     total.seconds = clock.compute_ready.max(clock.comm_ready) - start;
@@ -294,9 +273,6 @@ impl Step {
     fn end(&self, c: usize, ready: &[f64]) -> f64 {
         let part = &self.parts[c.min(self.parts.len() - 1)];
         let start = part.with.iter().map(|&peer| ready[peer]).fold(ready[c], f64::max);
-        match part.seconds > 0.0 || !part.with.is_empty() {
-            true => start + part.seconds,
-            false => ready[c],
-        }
+        if part.seconds > 0.0 || !part.with.is_empty() { start + part.seconds } else { ready[c] }
     }
 }

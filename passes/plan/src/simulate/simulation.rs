@@ -1,10 +1,12 @@
-//! What one run of a schedule takes.
+//! The time of one run of a schedule.
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::schedule::Stream;
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Frame, Stream};
+use ithaca_ir::timeline::{self, Span};
 
-/// What one run of a schedule takes.
+/// The time of one run of a schedule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Simulation {
     /// The whole step, seconds.
@@ -54,4 +56,11 @@ impl Simulation {
             sum.exposed += times * time.exposed;
         }
     }
+}
+
+/// The run of a task in a timeline.
+pub(super) fn span(frame: &Frame, task: usize, rank: Rank, layer: u64, (start, end): (f64, f64)) -> Span {
+    let (name, kind) = timeline::title(frame, task);
+    let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
+    Span { rank, stream, frame, layer, task, name, kind, start, end }
 }

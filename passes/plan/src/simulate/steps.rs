@@ -1,4 +1,4 @@
-//! What each task of a frame takes on each rank that is simulated, and for whom the rank waits.
+//! The time of each task of a frame on each simulated rank, and the ranks that it waits for.
 
 use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Transfer, Work};
@@ -82,13 +82,10 @@ impl Pricing<'_> {
     fn exchange(&self, transfer: &Transfer) -> Vec<Part> {
         let parcels = transfer.parcels();
         let (cluster, space, classes) = (self.cluster, self.space, self.classes);
-        // A sample may miss the hop that leaves the node, so all of it take what the longest takes.
+        // A sample may miss the hop that leaves the node, so all its ranks take the longest time.
         let alike = !classes.is_exact() || classes.ranks().is_empty();
         let on = |c: usize| cluster.message_on(space, parcels, classes.ranks()[c]);
-        let longest = match alike || on(0).is_none() {
-            true => cluster.message_seconds(space, parcels),
-            false => 0.0,
-        };
+        let longest = if alike || on(0).is_none() { cluster.message_seconds(space, parcels) } else { 0.0 };
         let Parcel { op, from, to } = transfer.first();
         let axes = boxes::axes(space, op, from, to);
         let part = |c: usize| match on(c) {
@@ -97,10 +94,7 @@ impl Pricing<'_> {
                     mine.peers.iter().map(|&peer| classes.standing_for(peer, c)).collect();
                 with.sort_unstable();
                 with.dedup();
-                let seconds = match alike && !mine.peers.is_empty() {
-                    true => longest,
-                    false => mine.time.seconds(),
-                };
+                let seconds = if alike && !mine.peers.is_empty() { longest } else { mine.time.seconds() };
                 Part { seconds, with }
             }
             None => Part { seconds: longest, with: classes.group(c, &axes) },
@@ -110,7 +104,7 @@ impl Pricing<'_> {
 }
 
 /// Seconds that a task takes on each of these ranks, or one number where it takes all of them as long: kernels and copies,
-/// and none for what is timed otherwise, exchanges and calls.
+/// zero for exchanges and calls, which are timed elsewhere.
 pub(super) fn kernel_seconds(
     cluster: &Cluster,
     on_rank: &mut OnRank<'_>,
@@ -131,7 +125,7 @@ pub(super) fn kernel_seconds(
             let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
             on_rank.op_seconds(op, &reads, &writes, ranks)
         }
-        // Blocks are gathered and dealt out as wires have them, but for what lies there.
+        // Blocks are copied to or from the wire, except tensors that are placed in it.
         Work::Pack(_) => copied(bytes(&task.writes) - lying(frame, space, &task.writes, &task.reads)),
         Work::Unpack(_) => copied(bytes(&task.reads) - lying(frame, space, &task.reads, &task.writes)),
         Work::Copy => copied(bytes(&task.writes)),
@@ -139,7 +133,7 @@ pub(super) fn kernel_seconds(
     }
 }
 
-/// Bytes of those tensors of a message that lie in its wire.
+/// Bytes of those tensors of a message that are placed in its wire.
 fn lying(frame: &Frame, space: &Space, wire: &[BufferId], tensors: &[BufferId]) -> u64 {
     let lies = |b: &&BufferId| !wire.contains(b) && wire.contains(&frame.holder(**b));
     tensors.iter().filter(lies).map(|&b| frame.buffers[b].bytes(space)).sum()

@@ -91,7 +91,7 @@ fn chunks(
     inside: &BTreeSet<usize>,
     cuts: &Cuts,
 ) -> Result<(), OpError> {
-    let function = copy.source;
+    let function = copy.values.source;
     let phases = phases(function, &region.nodes);
     let mut own: Vec<BTreeMap<ValueId, ValueId>> = vec![BTreeMap::new(); cuts.len()];
     let last = phases.len() + cuts.len() - 1;
@@ -129,7 +129,7 @@ fn node(
     cut: &BTreeMap<DimId, DimId>,
     own: &mut BTreeMap<ValueId, ValueId>,
 ) -> Result<(), OpError> {
-    let function = copy.source;
+    let function = copy.values.source;
     let mut operands = Vec::with_capacity(node.operands.len());
     for &operand in &node.operands {
         operands.push(match own.entry(operand) {

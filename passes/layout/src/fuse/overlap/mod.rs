@@ -30,7 +30,6 @@ use std::collections::BTreeMap;
 use ithaca_ir::module::Level;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
-use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -83,8 +82,7 @@ impl Pass for Overlap {
                 }
                 *regions.entry(chunks).or_default() += 1;
                 let cuts = chunk::declare(&mut chunked.space, &region, chunks);
-                function = chunk::cut(&chunked.space, &chunked.functions, &function, &region, &cuts)
-                    .map_err(broken)?;
+                function = chunk::cut(&chunked.space, &chunked.functions, &function, &region, &cuts)?;
             }
             chunked.functions.push(function);
         }

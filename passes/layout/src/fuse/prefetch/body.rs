@@ -454,7 +454,7 @@ impl<'a> Writer<'a> {
     /// Adds the nodes that are not in the function yet.
     fn nodes(&mut self, list: &[usize]) -> Result<(), OpError> {
         for node in list.iter().map(|&i| &self.function.nodes[i]) {
-            let is_done = |v: &ValueId| self.copy.values[v.index()].is_some();
+            let is_done = |v: &ValueId| self.copy.values.get(*v).is_some();
             if node.results.is_empty() || !node.results.iter().all(is_done) {
                 self.copy.node(node)?;
             }

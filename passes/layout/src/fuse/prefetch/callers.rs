@@ -16,7 +16,6 @@ use ithaca_pass::Context;
 use ithaca_pass::rebuild::Copy;
 
 use super::body::{Body, Functions, LayerPosition, Loop};
-use crate::parts::free_name;
 
 /// The loops of a module to rewrite.
 #[derive(Clone, Debug, Default)]
@@ -208,7 +207,7 @@ fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
 fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
     let Dim { name, size, .. } = &space.dims[of];
     let n = size.checked_sub(2).filter(|&n| n > 1)?;
-    let name = free_name(space, format!("{name}_between"));
+    let name = space.free_name(format!("{name}_between"));
     Some(space.dims.push(Dim::new(name, n)))
 }
 

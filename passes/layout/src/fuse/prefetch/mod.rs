@@ -30,7 +30,6 @@ use ithaca_ir::module::{FuncId, Function, Level};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
-use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +77,7 @@ impl Pass for Prefetch {
             0 => Plan::default(),
             _ => Plan::of(module, cx),
         };
-        rewritten(module, &plan, cx).map_err(broken)
+        Ok(rewritten(module, &plan, cx)?)
     }
 }
 

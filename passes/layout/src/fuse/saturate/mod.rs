@@ -33,7 +33,6 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
-use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -165,7 +164,7 @@ impl Pass for Saturate {
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let cheaper = if communicates(function) {
-                self.cheaper(inference, module.level, function, &rules, &mut prices).map_err(broken)?
+                self.cheaper(inference, module.level, function, &rules, &mut prices)?
             } else {
                 None
             };

@@ -27,7 +27,7 @@ pub(super) struct Alike {
     pub(super) sizes: Vec<u64>,
 }
 
-/// What a frame's tasks take on the first rank of each class.
+/// The seconds of a frame's tasks on the first rank of each class.
 pub(super) type FrameSeconds = Vec<Vec<f64>>;
 
 impl Alike {
@@ -105,7 +105,7 @@ pub(super) fn sharers(cluster: &Cluster, space: &Space, level: usize, rank: Rank
     (first..(first + n).min(space.mesh.ranks())).map(Rank).collect()
 }
 
-/// Numbers for what is the same, in order of first appearance.
+/// Equal items get equal numbers, in order of first appearance.
 fn numbered(of: impl Iterator<Item = Vec<u64>>) -> Vec<usize> {
     let mut known: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
     let number = |one| {
@@ -167,7 +167,7 @@ pub(super) fn by_peers(cluster: &Cluster, schedule: &Schedule, start: Vec<usize>
     }
 }
 
-/// What a part asks for, peers left out.
+/// A part without its peers.
 fn fingerprint(part: &Part) -> Vec<u64> {
     let mut one = vec![part.latency.to_bits(), part.peers.len() as u64];
     for Load { level, way, seconds, far } in &part.loads {
@@ -182,7 +182,7 @@ fn members(space: &Space, axes: &[AxisId]) -> Vec<(usize, Vec<Rank>)> {
     heads.map(|r| space.mesh.group_along(r, axes)).enumerate().collect()
 }
 
-/// Who meets whom in a schedule.
+/// The peers of each rank in a schedule.
 struct Peers {
     /// Axes along which whole groups meet.
     groups: Vec<Vec<AxisId>>,

@@ -13,7 +13,7 @@ const WRITTEN: usize = 64;
 /// A class and one of its streams.
 type Lane = (usize, usize);
 
-/// What each class did.
+/// The run of a class.
 pub(super) struct Ran {
     pub(super) end: f64,
     pub(super) compute: f64,
@@ -39,7 +39,7 @@ pub(super) struct Run {
     pub(super) end: f64,
 }
 
-/// What is to come.
+/// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// A stream has done its task.
@@ -52,27 +52,12 @@ enum Event {
     Shares(u64),
 }
 
-/// A moment; times are never negative, so their bits are in order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Moment(u64);
-
-impl Moment {
-    fn at(seconds: f64) -> Self {
-        debug_assert!(seconds >= 0.0, "time goes forward");
-        Self(seconds.to_bits())
-    }
-
-    fn seconds(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-}
-
 /// A frame that a class is in.
 struct Inside {
     call: Loop,
     /// Layers that are done.
     done: u64,
-    /// Where its tasks stand among all runs of tasks.
+    /// The number of its first task among all runs of tasks.
     base: u64,
     /// How far each stream is.
     next: [usize; 2],
@@ -97,7 +82,7 @@ struct Message {
     number: u64,
     frame: usize,
     task: usize,
-    /// Those with whom it meets that are not ready; once it has started, those that are not done.
+    /// Peers that are not ready; once it has started, peers that are not done.
     missing: usize,
     /// When the links that it has to itself have carried it.
     own_end: f64,
@@ -116,9 +101,9 @@ enum Phase {
 /// One run of a collective.
 #[derive(Default)]
 struct Gathering {
-    /// For each class that is ready or was, its stream.
+    /// For each class that has reached the phase, its stream.
     ready: BTreeMap<usize, usize>,
-    carried: Vec<usize>,
+    carried: BTreeMap<usize, usize>,
     /// Classes that are through.
     through: usize,
 }
@@ -128,7 +113,8 @@ pub(super) struct Engine<'a> {
     /// Of every how many classes runs are written down.
     every: Option<usize>,
     now: f64,
-    events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
+    /// By time; times are never negative, so their bits are in order.
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     /// Events so far: of those at one moment the first scheduled comes first.
     scheduled: u64,
     walks: Vec<Walk>,
@@ -175,7 +161,7 @@ impl<'a> Engine<'a> {
         (0..self.walks.len()).for_each(|class| self.advance(class));
         loop {
             // Whatever starts or ends at one moment is seen at once.
-            let later = self.events.peek().is_none_or(|Reverse((at, ..))| at.seconds() > self.now);
+            let later = self.events.peek().is_none_or(|Reverse((at, ..))| f64::from_bits(*at) > self.now);
             if later && self.links.have_changed() {
                 self.version += 1;
                 if let Some(end) = self.links.share(self.now, self.program) {
@@ -186,7 +172,7 @@ impl<'a> Engine<'a> {
             let Some(Reverse((at, _, event))) = self.events.pop() else { break };
             match event {
                 Event::Shares(version) if version != self.version || self.links.have_changed() => continue,
-                _ => self.now = at.seconds(),
+                _ => self.now = f64::from_bits(at),
             }
             match event {
                 Event::Done(lane) => self.done(lane),
@@ -201,7 +187,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What each class did. A class that never ends would be a schedule that waits for itself, which is verified not to be.
+    /// The run of each class. Every class ends: the verifier refuses schedules that wait for themselves.
     pub(super) fn finish(self) -> Vec<Ran> {
         debug_assert!(self.walks.iter().all(|walk| walk.frames.is_empty()), "every rank comes to its end");
         self.walks.into_iter().map(|walk| walk.ran).collect()
@@ -209,7 +195,8 @@ impl<'a> Engine<'a> {
 
     fn schedule(&mut self, at: f64, event: Event) {
         self.scheduled += 1;
-        self.events.push(Reverse((Moment::at(at), self.scheduled, event)));
+        debug_assert!(at >= 0.0, "time goes forward");
+        self.events.push(Reverse((at.to_bits(), self.scheduled, event)));
     }
 
     /// Starts whatever a class can start.
@@ -305,7 +292,7 @@ impl<'a> Engine<'a> {
         self.walks[class].busy[stream] = Some(self.now);
     }
 
-    /// Accounts for what a class did since it was last looked at.
+    /// Accounts for the time since the last account of a class.
     fn account(&mut self, class: usize) {
         let walk = &mut self.walks[class];
         let passed = self.now - walk.accounted;
@@ -357,27 +344,35 @@ impl<'a> Engine<'a> {
 
     /// A class is ready for a collective.
     fn meet(&mut self, lane: Lane, (frame, task, number): (usize, usize, u64), meeting: &Meeting) {
-        let (class, stream) = lane;
+        let message = Message { number, frame, task, missing: 0, own_end: 0.0, stage: Phase::Waits };
+        self.walks[lane.0].message[lane.1] = Some(message);
+        for lane in self.reach(lane, Phase::Waits, meeting) {
+            self.start_message(lane);
+        }
+    }
+
+    /// A class reaches a phase of its message; returns the lanes whose peers have all reached it, its own last.
+    fn reach(&mut self, (class, stream): Lane, phase: Phase, meeting: &Meeting) -> Vec<Lane> {
+        let Some(message) = &mut self.walks[class].message[stream] else { return Vec::new() };
+        message.stage = phase;
+        let number = message.number;
         let gathering = self.gatherings.entry(number).or_default();
-        gathering.ready.insert(class, stream);
-        let missing = meeting.with.iter().filter(|other| !gathering.ready.contains_key(other)).count();
-        let here: Vec<Lane> =
-            meeting.with.iter().filter_map(|&other| Some((other, *gathering.ready.get(&other)?))).collect();
-        let message = Message { number, frame, task, missing, own_end: 0.0, stage: Phase::Waits };
-        self.walks[class].message[stream] = Some(message);
-        for (other, on) in here {
-            // A class that is ready and waits now waits for one less; a message that has started waits for none.
+        let come = if phase == Phase::Waits { &mut gathering.ready } else { &mut gathering.carried };
+        come.insert(class, stream);
+        message.missing = meeting.with.iter().filter(|other| !come.contains_key(other)).count();
+        let is_complete = message.missing == 0;
+        let mut complete = Vec::new();
+        for (&other, &on) in meeting.with.iter().filter_map(|other| come.get_key_value(other)) {
             let message = self.walks[other].message[on].as_mut();
-            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Waits) {
+            if let Some(message) = message.filter(|m| m.number == number && m.stage == phase) {
                 message.missing -= 1;
                 if message.missing == 0 {
-                    self.start_message((other, on));
+                    complete.push((other, on));
                 }
             }
         }
-        if missing == 0 {
-            self.start_message(lane);
-        }
+        complete.extend(is_complete.then_some((class, stream)));
+        complete
     }
 
     /// The part of a class in the message of its stream.
@@ -423,35 +418,12 @@ impl<'a> Engine<'a> {
 
     /// All links have carried a class's part.
     fn carried(&mut self, lane: Lane) {
-        let (class, stream) = lane;
         let Some(meeting) = self.meeting(lane) else { return };
-        // Where no link is shared those who start together end together.
+        // Without a shared link, classes that start together end together.
         if !meeting.together || meeting.shared.is_empty() {
             return self.through(lane);
         }
-        let Some(message) = &mut self.walks[class].message[stream] else { return };
-        message.stage = Phase::Carried;
-        let number = message.number;
-        let Some(gathering) = self.gatherings.get_mut(&number) else { return };
-        gathering.carried.push(class);
-        let missing = meeting.with.iter().filter(|other| !gathering.carried.contains(other)).count();
-        let others: Vec<Lane> = meeting
-            .with
-            .iter()
-            .filter(|other| gathering.carried.contains(other))
-            .filter_map(|&other| Some((other, *gathering.ready.get(&other)?)))
-            .collect();
-        message.missing = missing;
-        let mut complete: Vec<Lane> = if missing == 0 { vec![lane] } else { Vec::new() };
-        for (other, on) in others {
-            let message = self.walks[other].message[on].as_mut();
-            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Carried) {
-                message.missing -= 1;
-                if message.missing == 0 {
-                    complete.push((other, on));
-                }
-            }
-        }
+        let mut complete = self.reach(lane, Phase::Carried, meeting);
         complete.sort_unstable();
         complete.into_iter().for_each(|lane| self.through(lane));
     }
@@ -491,7 +463,7 @@ impl Inside {
     }
 }
 
-/// Writes down a run of a task, and what ran inside where it is a call.
+/// Records a run of a task; of a call the tasks inside.
 fn write_down(program: &Program, class: usize, run: Run, runs: &mut Vec<Run>) {
     let Some(call) = program.frames[run.frame].inside[run.task] else {
         runs.push(run);

@@ -3,7 +3,7 @@
 use super::program::{Program, Shared};
 use crate::cluster::Way;
 
-/// What is on its way.
+/// The flows over shared links.
 #[derive(Default)]
 pub(super) struct Links {
     flows: Vec<Flow>,
@@ -44,7 +44,7 @@ impl Links {
         self.changed
     }
 
-    /// Works out who shares what, and gives the time at which the next flow ends.
+    /// Computes the shares of links, and returns the time at which the next flow ends.
     pub(super) fn share(&mut self, now: f64, program: &Program) -> Option<f64> {
         self.advance(now);
         self.changed = false;
@@ -69,7 +69,7 @@ impl Links {
         self.flows.iter().map(|flow| flow.end(self.at)).min_by(f64::total_cmp)
     }
 
-    /// Takes the flows out that have ended, and gives the messages of which none is left.
+    /// Removes the flows that have ended, and returns the messages without flows.
     pub(super) fn ended(&mut self, now: f64) -> Vec<(usize, usize)> {
         let at = self.at;
         let (gone, kept): (Vec<Flow>, Vec<Flow>) =

@@ -1,15 +1,15 @@
-//! Discrete events: what happens on a cluster, one event after another, with links that messages share.
+//! Discrete-event simulation of a cluster, with links that messages share.
 //!
 //! Each rank has two streams that run their tasks in order. A task starts when the one before it has ended and the events
 //! that it waits for have happened. A collective starts on a rank when all with whom it meets there are ready; a message
-//! between two ranks concerns these two. It takes its latency, then what its links take: each level of the topology has a
+//! between two ranks concerns these two. It takes its latency, then the time of its links: each level of the topology has a
 //! link for either direction, all of them work at the same time, and messages that cross a link at the same time have equal
 //! shares of it, as the cluster's `contention` says which devices share one. Of a message between two ranks the slower end
 //! counts. Both streams of a rank meet at the ends of a frame that communicates, as they do when it runs.
 //!
 //! Ranks that cannot be told apart are simulated once (`alike`), which loses nothing; all layers of all loops are run. So
 //! this is exact where [`super::simulate`] repeats the last of many layers, and assumes that all neighbours of a shared link
-//! cross it at once; that one is what a search over hundreds of layouts can afford.
+//! cross it at once; a search over hundreds of layouts can afford that one only.
 
 mod alike;
 mod engine;
@@ -24,14 +24,14 @@ pub use record::Record;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::Schedule;
-use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::schedule::{FrameId, Schedule};
+use ithaca_ir::timeline::{self, Collective, Span};
 
-use super::simulation::Simulation;
+use super::simulation::{Simulation, span};
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
-use engine::Engine;
+use engine::{Engine, Run, Time};
 use program::Program;
 
 /// A simulated step.
@@ -39,7 +39,7 @@ use program::Program;
 pub struct Outcome {
     /// One entry for all ranks that are alike, in order of their first ranks.
     pub classes: Vec<Class>,
-    /// What ran when on the first rank of each class, if it was asked for.
+    /// The runs of tasks on the first rank of each class, if they are recorded.
     pub spans: Vec<Span>,
 }
 
@@ -50,25 +50,10 @@ pub struct Class {
     pub rank: Rank,
     /// How many they are.
     pub ranks: u64,
-    /// What each of them does.
+    /// The time of each of them.
     pub time: Simulation,
-    /// Its collectives, in the order of the schedule.
+    /// Its collectives, in the order of the schedule; each takes from when the rank is ready until it ends.
     pub collectives: Vec<Collective>,
-}
-
-/// All runs of one collective of the schedule.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Collective {
-    /// The frame that it stands in.
-    pub frame: String,
-    /// What it does and to what: `all_to_all $q1`.
-    pub name: String,
-    /// Runs of it.
-    pub count: u64,
-    /// Seconds from when the rank is ready until it ends, over all runs.
-    pub total: f64,
-    /// Seconds of these in which the compute stream stood still.
-    pub exposed: f64,
 }
 
 /// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's
@@ -79,10 +64,7 @@ impl Outcome {
     /// The class that ends last; of several the one that computes most.
     pub fn last(&self) -> Option<&Class> {
         let key = |class: &Class| (class.time.seconds, class.time.compute);
-        self.classes.iter().reduce(|a, b| match key(b) > key(a) {
-            true => b,
-            false => a,
-        })
+        self.classes.iter().reduce(|a, b| if key(b) > key(a) { b } else { a })
     }
 }
 
@@ -92,7 +74,7 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule, record: Record) -> Optio
     run(cluster, schedule, record, (&alike, &seconds))
 }
 
-/// When each task runs on every rank: what the first of a class does, all of it do.
+/// When each task runs on every rank; the ranks of a class run alike.
 pub(super) fn of_every_rank(cluster: &Cluster, schedule: &Schedule) -> Option<Vec<Span>> {
     let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
     let spans = run(cluster, schedule, Record::Spans, (&alike, &seconds))?.spans;
@@ -120,40 +102,19 @@ fn run(
         let mut class = Class { rank, ranks, time: Simulation::default(), collectives: Vec::new() };
         (class.time.seconds, class.time.compute) = (ran.end, ran.compute);
         for (frame, times) in schedule.frames.values().zip(&ran.tasks) {
-            for (i, (task, time)) in
-                frame.tasks.iter().zip(times).enumerate().filter(|(_, (_, t))| t.count > 0)
-            {
+            for (i, (task, time)) in frame.tasks.iter().zip(times).enumerate() {
+                let Time { count: count @ 1.., total: seconds, exposed } = *time else { continue };
                 let row = class.time.communication.entry(key(&schedule.space, task)).or_default();
-                row.total += time.total;
-                row.exposed += time.exposed;
+                row.total += seconds;
+                row.exposed += exposed;
                 let (name, _) = timeline::title(frame, i);
-                let (frame, count) = (frame.name.clone(), time.count);
-                class.collectives.push(Collective {
-                    frame,
-                    name,
-                    count,
-                    total: time.total,
-                    exposed: time.exposed,
-                });
+                let frame = frame.name.clone();
+                class.collectives.push(Collective { frame, name, count, seconds, exposed });
             }
         }
-        for run in ran.runs {
-            let frame = &schedule.frames[ithaca_ir::schedule::FrameId::new(run.frame)];
-            let (name, kind) = timeline::title(frame, run.task);
-            let (stream, task, layer) = (frame.tasks[run.task].stream, run.task, run.layer);
-            let frame = frame.name.clone();
-            outcome.spans.push(Span {
-                rank,
-                stream,
-                frame,
-                layer,
-                task,
-                name,
-                kind,
-                start: run.start,
-                end: run.end,
-            });
-        }
+        outcome.spans.extend(ran.runs.into_iter().map(|Run { frame, task, layer, start, end }| {
+            span(&schedule.frames[FrameId::new(frame)], task, rank, layer, (start, end))
+        }));
         outcome.classes.push(class);
     }
     Some(outcome)

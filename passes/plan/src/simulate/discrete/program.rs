@@ -1,4 +1,4 @@
-//! A schedule as the classes of ranks run it: for each frame and class what each stream does, in order.
+//! A schedule by classes of ranks: for each frame and class the tasks of each stream, in order.
 
 use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
@@ -8,7 +8,7 @@ use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Work};
 use super::alike::{Alike, FrameSeconds, sharers};
 use crate::cluster::{Cluster, Way};
 
-/// What all classes run.
+/// The schedule of all classes.
 pub(super) struct Program {
     /// For each frame of the schedule.
     pub(super) frames: Vec<Tasks>,
@@ -21,7 +21,7 @@ pub(super) struct Program {
 
 /// A frame.
 pub(super) struct Tasks {
-    /// What each task is.
+    /// The kind of each task.
     pub(super) work: Vec<Does>,
     /// For each class and stream the tasks that it runs, in order; calls at which streams meet are in both lists.
     pub(super) lanes: Vec<[Vec<usize>; 2]>,
@@ -37,7 +37,7 @@ pub(super) struct Tasks {
     pub(super) runners: Vec<usize>,
     /// Tasks of one run, those of callees included.
     pub(super) size: u64,
-    /// Where each task stands among them.
+    /// The number of each task among them.
     pub(super) at: Vec<u64>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Meeting {
     pub(super) latency: f64,
     /// Seconds on links that it has to itself.
     pub(super) own: f64,
-    /// What it asks of links that it shares.
+    /// Its loads on shared links.
     pub(super) shared: Vec<Shared>,
     /// Whether it is done only when all for which it waits are.
     pub(super) together: bool,
@@ -124,17 +124,9 @@ impl Program {
     }
 }
 
-/// Seconds of a class, where one number may stand for all.
+/// Seconds of a class; one number applies to all.
 pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
     seconds[class.min(seconds.len() - 1)]
-}
-
-/// The number of a stream.
-pub(super) fn lane(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Comm => 1,
-    }
 }
 
 struct Compiler<'a> {
@@ -167,25 +159,19 @@ impl Compiler<'_> {
             let does = match &task.work {
                 Work::Call { callee, layers, scan, .. } => {
                     let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
-                    let layers = layers.clone();
-                    let call = Loop {
-                        callee: callee.index(),
-                        first: layers.start,
-                        layers: layers.end - layers.start,
-                        order,
-                    };
+                    let (callee, first) = (callee.index(), layers.start);
+                    let call = Loop { callee, first, layers: layers.end - first, order };
                     tasks.size += call.layers * self.done[call.callee].size;
-                    meets = schedule::communicates(&self.schedule.frames, *callee);
-                    match meets && call.layers > 0 {
-                        true => Does::Runs(call),
-                        false => {
-                            tasks.inside[i] = Some(call);
-                            Does::Takes(
-                                (0..n)
-                                    .map(|class| call.layers as f64 * self.inside(call.callee, class))
-                                    .collect(),
-                            )
-                        }
+                    meets = schedule::communicates(&self.schedule.frames, FrameId::new(callee));
+                    if meets && call.layers > 0 {
+                        Does::Runs(call)
+                    } else {
+                        tasks.inside[i] = Some(call);
+                        Does::Takes(
+                            (0..n)
+                                .map(|class| call.layers as f64 * self.inside(call.callee, class))
+                                .collect(),
+                        )
                     }
                 }
                 Work::Exchange(transfer) => Does::Exchanges(self.meetings(space, transfer)),
@@ -199,7 +185,7 @@ impl Compiler<'_> {
                     tasks.runners[i] += 1;
                     for stream in Stream::ALL {
                         if meets || stream == task.stream {
-                            tasks.lanes[class][lane(stream)].push(i);
+                            tasks.lanes[class][stream as usize].push(i);
                         }
                     }
                     if let Some(event) = task.records {
@@ -234,14 +220,15 @@ impl Compiler<'_> {
             meeting.with.sort_unstable();
             meeting.with.dedup();
             for load in part.loads {
-                match self.cluster.levels[load.level].contention.value > 1.0 {
-                    true => meeting.shared.push(Shared {
+                if self.cluster.levels[load.level].contention.value > 1.0 {
+                    meeting.shared.push(Shared {
                         level: load.level,
                         way: load.way,
                         seconds: load.seconds,
                         far: load.far.map(|far| alike.class(far)),
-                    }),
-                    false => meeting.own = meeting.own.max(load.seconds),
+                    })
+                } else {
+                    meeting.own = meeting.own.max(load.seconds)
                 }
             }
             meetings.push(meeting);

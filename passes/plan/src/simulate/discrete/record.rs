@@ -1,6 +1,6 @@
-//! What a simulation writes down.
+//! The records of a simulation.
 
-/// Whether what ran when is written down.
+/// Whether the runs of tasks are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// Times only.
