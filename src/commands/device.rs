@@ -4,7 +4,7 @@ use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::cpu::{self, Execution, LookForNan};
 use ithaca_kernels::cuda::collectives::Nccl;
-use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
+use ithaca_kernels::cuda::{self, Backend, Clock, Issue, Machine};
 use ithaca_kernels::launch::{Agreement, NextStep, Process, Step};
 use ithaca_kernels::store::TensorSource;
 
@@ -55,8 +55,8 @@ impl Device {
                     return Err(unavailable(&missing).into());
                 }
                 let collectives = match args.collectives.unwrap_or(CollectivesArg::InProcess) {
-                    CollectivesArg::InProcess => By::InProcess,
-                    CollectivesArg::Nccl => By::Nccl,
+                    CollectivesArg::InProcess => Backend::InProcess,
+                    CollectivesArg::Nccl => Backend::Nccl,
                 };
                 let clock = match (args.timings, &args.trace) {
                     (true, _) => Clock::EachTask,

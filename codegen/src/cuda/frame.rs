@@ -100,7 +100,7 @@ impl Printer<'_, '_, '_> {
         out
     }
 
-    /// The source of the program that a buffer is.
+    /// The source of a buffer.
     fn source(&self, id: BufferId) -> Option<ithaca_device::program::SourceId> {
         let buffer = &self.of_schedule.buffers[id];
         let (file, binding) = match &buffer.place {
@@ -117,11 +117,11 @@ impl Printer<'_, '_, '_> {
         self.cx.program.sources.iter().find(|(_, source)| is_this(source)).map(|(source, _)| source)
     }
 
-    /// The pointer from which an address in a task counts, and how far it is from the region's start.
+    /// The base pointer of an address in a task, and its offset from the region's start.
     fn pointer(&self, task: &Task, region: Region, offset: i64) -> (String, i64) {
         let buffers = || {
-            let own = task.reads.iter().chain(&task.writes);
-            own.flat_map(|&id| [id, self.of_schedule.holder(id)])
+            let accessed = task.reads.iter().chain(&task.writes);
+            accessed.flat_map(|&id| [id, self.of_schedule.holder(id)])
         };
         let named = |id: BufferId, start: i64| {
             self.used.borrow_mut().insert(id);
@@ -179,7 +179,7 @@ impl Printer<'_, '_, '_> {
         }
     }
 
-    /// Of the ranks that run a step some may not run the one that it waits for.
+    /// The condition under which a rank of a step waits: that it runs the step that records the event.
     fn guard(&self, wait: &Wait, step: &Step) -> String {
         match (&wait.places, &step.places) {
             (None, _) => String::new(),
@@ -222,7 +222,7 @@ impl Printer<'_, '_, '_> {
         Writer { numbers: self.numbers, pointers }.records(records)
     }
 
-    /// The address of an operand of a call, and the bytes of a slice; nothing where layers share it.
+    /// The address of an operand of a call, and the bytes of a slice; empty if layers share the operand.
     fn operand(&self, number: usize, operand: &Operand) -> (String, String) {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
@@ -235,7 +235,7 @@ impl Printer<'_, '_, '_> {
         (address, slice)
     }
 
-    /// A loop over layers. Each layer has its slices, and from the second one on the results that the layer before carries.
+    /// A loop over layers. Each layer has its slices, and from the second layer on the results that the layer before carries.
     fn call(&mut self, number: usize, call: &Call, indent: usize) {
         let (start, end) = (call.layers.start, call.layers.end);
         let is_loop = end - start != 1;
@@ -283,7 +283,7 @@ impl Printer<'_, '_, '_> {
     }
 }
 
-/// The name of a buffer; a value without one that is loaded has that of its tensor.
+/// The name of a buffer; a loaded value without a name has the name of its tensor.
 fn variable(buffer: &Buffer) -> &str {
     let (Place::Weight(binding) | Place::State(binding) | Place::Input(binding)) = &buffer.place else {
         return &buffer.name;

@@ -3,7 +3,7 @@
 /// The most columns of a line.
 const COLUMNS: usize = 120;
 
-/// Adds a statement. A long one is broken behind commas.
+/// Adds a statement. Long statements are broken after commas.
 pub(super) fn push(out: &mut String, indent: usize, text: &str) {
     let mut margin = "    ".repeat(indent);
     let mut line = margin.clone();

@@ -73,7 +73,7 @@ pub(super) fn double(value: f64) -> String {
     }
 }
 
-/// Text that may stand in a comment of one line.
+/// Text for a comment of one line.
 pub(super) fn comment(text: &str) -> String {
     // A backslash at the end of a line would continue the comment.
     text.chars().map(|c| if c.is_control() || c == '\\' { ' ' } else { c }).collect()
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_no_keywords() {
+    fn variables_avoid_keywords() {
         let mut names = Names::for_variables();
         assert_eq!(names.fresh("", "new"), "new_2");
         assert_eq!(names.fresh("", "12"), "v_12");

@@ -1,6 +1,6 @@
 //! Integers that depend on the rank, as C++ expressions.
 //!
-//! `c` has the coordinates of the rank, `in.layer` the layer that runs. A number that is not affine in the coordinates is an
+//! `c` has the coordinates of the rank, `in.layer` is the current layer. A number that is not affine in the coordinates is an
 //! entry of a static array.
 
 use std::cell::{Cell, RefCell};
@@ -140,7 +140,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// Whether the rank is at one of these places.
+    /// The condition that the rank is at one of these places.
     pub(super) fn is_at(&self, places: &[At]) -> String {
         let one = |at: &At| format!("{} == {}", self.coordinate(at.axis), at.coordinate);
         places.iter().map(one).collect::<Vec<_>>().join(" || ")
@@ -154,7 +154,7 @@ impl<'a> Numbers<'a> {
         if affine { self.index(&choice.axes) } else { self.entry(&choice.axes, &chosen) }
     }
 
-    /// The condition under which the second of two alternatives is chosen, where it is short.
+    /// The condition under which the second of two alternatives is chosen, if it is short.
     pub(super) fn second_is_chosen<T>(&self, choice: &Choice<T>) -> Option<String> {
         let [axis] = *choice.axes.as_slice() else { return None };
         if choice.alternatives.len() != 2 {

@@ -1,4 +1,4 @@
-//! The part of a stored tensor that a rank has, as a function of the rank; lists that kernels read.
+//! A rank's part of a stored tensor as a function of the rank; tables that kernels read.
 
 use ithaca_device::{Choice, Held, HeldDim, Int, Table};
 
@@ -6,7 +6,7 @@ use super::names;
 use super::number::Numbers;
 use super::record::int_distance;
 
-/// The body of the function that gives a part: a list of dimensions.
+/// The body of the function that returns a part: a list of dimensions.
 pub(super) fn part(numbers: &Numbers<'_>, held: &Held) -> String {
     let dims: Vec<String> = held.dims.iter().map(|dim| self::dim(numbers, dim)).collect();
     format!("{{{}}}", dims.join(", "))
@@ -26,7 +26,7 @@ fn dim(numbers: &Numbers<'_>, dim: &HeldDim) -> String {
     }
 }
 
-/// The statement that adds a list to a rank's tables.
+/// The statement that adds a table of a rank.
 pub(super) fn table(numbers: &Numbers<'_>, table: &Table) -> String {
     match table {
         Table::Integers(list) => {
@@ -61,7 +61,7 @@ fn chosen<T>(
     format!("choose<{ty}>({number}, {{{}}})", lists.join(", "))
 }
 
-/// Integers; triples at even distances are a progression.
+/// A list of integers; evenly spaced triples become a progression.
 fn integers(numbers: &Numbers<'_>, list: &[Int]) -> String {
     const SHORT: usize = 12;
     if list.len() > SHORT

@@ -18,10 +18,10 @@ use super::names::{self, Names};
 use super::number::Numbers;
 use super::{frame, lines, part};
 
-/// The namespace of a program, and of the schedule that it is of.
+/// The namespace of a schedule's program.
 ///
 /// # Errors
-/// `S40` for an output that has the name of a weight or state that is kept.
+/// `S40` for an output with the name of a weight or state that the program writes.
 pub(super) fn print(
     namespace: &str,
     schedule: &Schedule,
@@ -99,7 +99,7 @@ pub(super) fn print(
     Ok(out)
 }
 
-/// Refuses an output with the name of a tensor that is kept: the program writes both to one file.
+/// Rejects an output with the name of a tensor that steps update: the program writes both to one file.
 fn check_names(program: &DeviceProgram) -> Result<(), Diagnostic> {
     let keeps = |source: &Source, name: &str| {
         let layers = source.layers.iter().flat_map(|(layers, _)| layers.clone());
@@ -138,7 +138,7 @@ fn coordinates(out: &mut String, numbers: &Numbers<'_>) {
     );
 }
 
-/// Functions that give parts, each once.
+/// The distinct functions that return parts.
 #[derive(Default)]
 struct Parts {
     known: Vec<String>,
@@ -164,7 +164,7 @@ impl Parts {
     }
 }
 
-/// The initializer of a tensor of which ranks have parts.
+/// The initializer of a sharded tensor.
 fn tensor(
     cx: &Context<'_>,
     numbers: &Numbers<'_>,
@@ -230,7 +230,7 @@ fn output(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, output: &O
     format!("{{{}, {tensor}, {at}, {offset}}}", names::string(&output.name))
 }
 
-/// The function that lists the numbers that kernels of a rank read.
+/// The function that adds the tables of a rank.
 fn tables(cx: &Context<'_>, numbers: &Numbers<'_>) -> String {
     let statements: Vec<String> =
         cx.program.tables.values().map(|table| part::table(numbers, table)).collect();
@@ -260,8 +260,8 @@ fn ranges(ranges: &[Range<u64>]) -> String {
     ranges.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
 }
 
-/// The tolerances of the self-check for f64, f32, f16 and bf16: by the narrowest type of the program, whose rounding every result
-/// went through.
+/// The tolerances of the self-check for f64, f32, f16 and bf16. The narrowest type of the program bounds the rounding of every
+/// result.
 fn tolerances(schedule: &Schedule, ran: &[FrameId]) -> [f64; 4] {
     let buffers = || ran.iter().flat_map(|&id| schedule.frames[id].buffers.values());
     let has =
@@ -287,7 +287,7 @@ fn computed<'s>(schedule: &'s Schedule, ran: &[FrameId]) -> impl Iterator<Item =
     })
 }
 
-/// Token ids below it have a row in every table that is looked up.
+/// The bound below which token ids have a row in every embedding table.
 fn id_bound(schedule: &Schedule, ran: &[FrameId]) -> u64 {
     let tables = computed(schedule, ran).filter_map(|op| match op {
         Op::Embed { over, .. } => Some(schedule.space.dims[*over].valid),
@@ -296,7 +296,7 @@ fn id_bound(schedule: &Schedule, ran: &[FrameId]) -> u64 {
     tables.min().unwrap_or(1).max(1)
 }
 
-/// The largest distance by which a step of an optimizer moves an element of a weight; zero without one.
+/// The largest change of a weight's element by one optimizer step; zero without an optimizer.
 fn reach(schedule: &Schedule, ran: &[FrameId]) -> f64 {
     let farthest = computed(schedule, ran).filter_map(|op| match op {
         Op::Optimizer(Optimizer::AdamW(adamw)) => Some(adamw.reach()),

@@ -9,10 +9,10 @@ use ithaca_ir::entity::Entity;
 use super::names;
 use super::number::Numbers;
 
-/// Gives the pointer from which an address of a region counts, and how far it is from the region's start.
+/// Returns the base pointer of an address in a region, and its offset from the region's start.
 pub(super) type Pointers<'p> = dyn Fn(Region, i64) -> (String, i64) + 'p;
 
-/// What a record's expressions refer to.
+/// Prints records with the names that their expressions use.
 #[derive(Clone, Copy)]
 pub(super) struct Writer<'w, 'a> {
     pub(super) numbers: &'w Numbers<'a>,
@@ -49,7 +49,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Products that differ by even distances only are a loop. Gives how many records it is.
+    /// Prints evenly spaced products as a loop. Returns the number of records in it.
     fn products(&self, first: &Product, rest: &[Record], lines: &mut Vec<String>) -> usize {
         let others = rest.iter().skip(1).map_while(|record| match record {
             Record::Product(product) => distances(first, product),
@@ -137,7 +137,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Blocks for peers; those for peers in a row at even distances are one entry.
+    /// Blocks for peers; evenly spaced blocks for consecutive peers are one entry.
     fn blocks(&self, blocks: &[Block]) -> String {
         let mut entries = Vec::new();
         let mut rest = blocks;
@@ -233,7 +233,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// How far the matrices of a product are behind those of the first, bytes; none where they differ otherwise.
+/// The distances in bytes between the matrices of two products; `None` if the products differ otherwise.
 fn distances(first: &Product, other: &Product) -> Option<[i64; 3]> {
     let moved = Product {
         a: Matrix { at: first.a.at.clone(), ..other.a.clone() },
@@ -258,7 +258,7 @@ fn address_distance(first: &Address, other: &Address) -> Option<i64> {
     (first.region == other.region).then(|| int_distance(&first.offset, &other.offset))?
 }
 
-/// The difference of two integers, where it is the same on all ranks.
+/// The difference of two integers, if it is the same on all ranks.
 pub(super) fn int_distance(first: &Int, other: &Int) -> Option<i64> {
     match (first, other) {
         (Int::Const(a), Int::Const(b)) => b.checked_sub(*a),

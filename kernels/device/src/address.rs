@@ -9,16 +9,16 @@ entity!(
     SourceId, "source"
 );
 entity!(
-    /// A list of numbers of a [`DeviceProgram`].
+    /// A table of numbers of a [`DeviceProgram`].
     TableId, "table"
 );
 
-/// A place in a device's memory.
+/// A symbolic address in a device's memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// From where the offset counts.
+    /// The region.
     pub region: Region,
-    /// Bytes.
+    /// Bytes from the start of the region.
     pub offset: Int,
 }
 
@@ -27,10 +27,10 @@ impl Address {
     pub const NULL: Address = Address { region: Region::Null, offset: Int::ZERO };
 }
 
-/// From where the offset of an address counts.
+/// The base of an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Region {
-    /// Nowhere: the null pointer, or the pointer of a kernel that has nothing to read.
+    /// The null pointer.
     #[default]
     Null,
     /// The frame's part of the arena.
@@ -39,9 +39,9 @@ pub enum Region {
     Argument(usize),
     /// The frame's result of this number.
     Result(usize),
-    /// The part that this rank has of a stored tensor, of the layer that runs.
+    /// This rank's part of a stored tensor, for the current layer.
     Source(SourceId),
-    /// A list of numbers.
+    /// A table of numbers.
     Table(TableId),
     /// Eight bytes in which the kernel of a [check](crate::Check) leaves its finding.
     Finding,

@@ -1,12 +1,12 @@
 //! Arguments of kernels: their types in C++, and their values.
 //!
-//! A type says how large a value is and where its parts are, by the rules of C. So the bytes of a launch and the initializer in
-//! emitted C++ are made from the same [`Arg`].
+//! A type has the size and the layout of a value by the rules of C. The bytes of a launch and the initializer in emitted C++
+//! come from the same [`Arg`].
 
 use crate::address::{Address, Region};
 use crate::value::{Int, Varying};
 
-/// A part of an argument that has no parts.
+/// A scalar of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scalar {
     /// `int`.
@@ -37,7 +37,7 @@ impl Scalar {
 /// The type of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgType {
-    /// A number, a truth value or a pointer.
+    /// A number, a Boolean or a pointer.
     Scalar(Scalar),
     /// An array.
     Array(usize, &'static ArgType),
@@ -99,7 +99,7 @@ impl ArgType {
     }
 }
 
-/// Where a field is that follows `end` bytes.
+/// The offset of a field after `end` bytes.
 fn place(end: usize, field: &ArgType) -> usize {
     end.next_multiple_of(field.alignment())
 }
@@ -120,7 +120,7 @@ impl Arg {
         Self { ty: T::TYPE, words }
     }
 
-    /// The bytes in memory, where `number` gives integers and addresses their values.
+    /// The bytes in memory, where `number` returns the values of integers and addresses.
     pub fn bytes(&self, mut number: impl FnMut(&Word) -> u64) -> Vec<u8> {
         let mut bytes = vec![0; self.ty.bytes()];
         let mut words = self.words.iter();
@@ -133,15 +133,15 @@ impl Arg {
     }
 }
 
-/// The bytes of a number on machines that store the low ones first, as all with CUDA do.
+/// The bytes of a number in little-endian order, as on all machines with CUDA.
 fn low_bytes(number: u64) -> [u8; 8] {
     number.to_le_bytes()
 }
 
-/// A scalar of an argument.
+/// The value of a scalar of an argument.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Word {
-    /// An integer or a truth value; of an unsigned one the bits.
+    /// An integer or a Boolean; the bits of an unsigned integer.
     Int(Int),
     /// A real number.
     Real(f64),
@@ -160,7 +160,7 @@ impl Pointer {
     /// The null pointer.
     pub(crate) const NONE: Pointer = Pointer { region: Region::Null, bytes: 0 };
 
-    /// The pointer `bytes` further.
+    /// The pointer plus `bytes`.
     pub(crate) fn offset(self, bytes: u64) -> Self {
         Pointer { bytes: self.bytes.wrapping_add(bytes.cast_signed()), ..self }
     }
@@ -170,7 +170,7 @@ impl Pointer {
     }
 }
 
-/// A value that kernels take.
+/// An argument type of kernels.
 pub(crate) trait Argument: Copy {
     /// Its type in C++.
     const TYPE: ArgType;
@@ -221,7 +221,7 @@ impl Argument for Pointer {
     }
 }
 
-/// The number of the layer that runs, as `int64_t`.
+/// The number of the current layer, as `int64_t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Layer;
 

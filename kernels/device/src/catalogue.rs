@@ -24,7 +24,7 @@ pub fn c_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The C++ type that elements are computed in.
+/// The C++ type of computations on elements.
 pub fn accumulator(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
@@ -42,7 +42,7 @@ pub fn bits_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Of one element type.
+/// Kernels with one element type.
 const OF_FLOAT: [&str; 35] = [
     "unary",
     "binary",
@@ -81,7 +81,7 @@ const OF_FLOAT: [&str; 35] = [
     "attention_backward_bias",
 ];
 
-/// Of elements that are moved.
+/// Kernels that move elements.
 const OF_BITS: [&str; 6] = ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut"];
 
 /// Every kernel for tensors of these element types, sorted.
@@ -124,7 +124,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
     all
 }
 
-/// C++ that includes every kernel and asserts that structs are as large as here, and kernels as they are launched.
+/// C++ that includes every kernel, with assertions on the sizes of structs and on launch parameters.
 pub fn translation_unit() -> String {
     let mut text = String::new();
     for (name, _) in SOURCES {

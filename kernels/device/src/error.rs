@@ -1,12 +1,12 @@
-//! Why a schedule has no device program.
+//! Errors of lowering.
 
-/// Why a schedule has no device program.
+/// The reason why a schedule has no device program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
-    /// No kernel computes this.
+    /// No kernel computes an operation.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// The schedule contradicts itself; a verified schedule does not.
+    /// The schedule is inconsistent, as no verified schedule is.
     #[error("{0}")]
     Invalid(String),
     /// The error of one task.

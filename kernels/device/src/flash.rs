@@ -47,7 +47,7 @@ pub struct Flash {
     pub(crate) forward: Block,
     /// The block of queries, or of keys, of both backward kernels.
     pub(crate) backward: Block,
-    /// Blocks for each block of keys: two where one gives dk and another dv.
+    /// Blocks for each block of keys: two where one computes dk and another dv.
     pub(crate) parts: i64,
 }
 

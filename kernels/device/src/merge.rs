@@ -1,7 +1,7 @@
-//! One list of records for all ranks, from the records of each.
+//! Merges the records of all ranks into one list.
 //!
-//! Records that differ in integers alone become one, whose integers are functions of mesh coordinates: along each axis by which
-//! they grow evenly a multiple of the coordinate, along the others a table. Records that differ in more become alternatives.
+//! Records that differ in integers only become one record, whose integers are functions of mesh coordinates: affine along an
+//! axis where the values allow it, otherwise a table. Other records become alternatives.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::program::Table;
 use crate::record::{Block, Collective, Grid, Launch, Matrix, Product, Record, Transfer};
 use crate::value::{Choice, Int, Varying};
 
-/// The combinations of coordinates along some axes, the last fastest.
+/// The combinations of coordinates along some axes, the last axis fastest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Ascending.
@@ -65,7 +65,7 @@ pub(crate) fn rank_at(mesh: &Mesh, at: Option<At>) -> Rank {
     at.map_or(Rank(0), |at| mesh.with_coordinate(Rank(0), at.axis, at.coordinate))
 }
 
-/// Values by combination of coordinates; none where it does not matter.
+/// Values by combination of coordinates; `None` for combinations that do not matter.
 struct Values<T> {
     span: Span,
     values: Vec<Option<T>>,
@@ -100,7 +100,7 @@ impl<T: Clone + PartialEq> Values<T> {
     }
 }
 
-/// The integer that has these values.
+/// The integer with these values.
 fn fit(span: &Span, values: Vec<Option<i64>>) -> Int {
     let mut some = values.iter().flatten();
     let first = some.next().copied().unwrap_or(0);
@@ -145,7 +145,7 @@ fn choose<T>(span: &Span, chosen: Vec<Option<usize>>, alternatives: Vec<T>) -> C
     Choice { axes: grid.span.axes, chosen, alternatives }
 }
 
-/// The integer that has these values, one for each combination of the span.
+/// The integer with these values, one for each combination of the span.
 pub(crate) fn integer(span: &Span, values: impl IntoIterator<Item = i64>) -> Int {
     fit(span, values.into_iter().map(Some).collect())
 }
@@ -171,7 +171,7 @@ pub(crate) struct Traced {
     pub(crate) lists: Vec<List>,
 }
 
-/// The lists of a program, each once.
+/// The distinct tables of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) all: Arena<TableId, Table>,

@@ -72,15 +72,15 @@ impl DeviceProgram {
 pub struct Frame {
     /// The function's name, without its `@`.
     pub name: String,
-    /// Arguments.
+    /// The number of arguments.
     pub n_arguments: usize,
-    /// Results.
+    /// The number of results.
     pub n_results: usize,
     /// Bytes of the frame, those of callees included.
     pub bytes: u64,
-    /// The layers that it runs for and the ranks that run it. A frame that is never called has none, and no steps.
+    /// The layers that it runs for and the ranks that run it. Empty for a frame that is never called, which has no steps.
     pub runs: Vec<(Layers, Option<At>)>,
-    /// Whether both streams meet at its start and its end.
+    /// Whether the two streams wait for each other at its start and its end.
     pub meets: bool,
     /// The stored tensors that it uses, by the number of the buffer in the schedule's frame.
     pub sources: BTreeMap<SourceId, BufferId>,
@@ -91,7 +91,7 @@ pub struct Frame {
 /// A task of the schedule as records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// A name for people.
+    /// A title for people.
     pub title: String,
     /// The kind of work, as profiles group it.
     pub kind: &'static str,
@@ -134,7 +134,7 @@ pub struct Call {
     pub frame: FrameId,
     /// The layers, when the caller runs for layer 0.
     pub layers: Layers,
-    /// How much further the layers are for each layer of the caller.
+    /// The shift of the layers for each layer of the caller.
     pub stride: u64,
     /// The order of layers.
     pub order: ScanOrder,
@@ -155,7 +155,7 @@ pub struct Call {
 pub struct Operand {
     /// The operand of the first of the layers.
     pub address: Address,
-    /// Bytes that it is further for each layer.
+    /// The stride between layers in bytes.
     pub slice: Int,
     /// The ranks that have it; other ranks pass a null pointer.
     pub at: Option<At>,
@@ -191,7 +191,7 @@ pub enum SourceFile {
 pub struct Source {
     /// The file.
     pub file: SourceFile,
-    /// Where it is in the file.
+    /// The name and the shape in the file.
     pub binding: Binding,
     /// Its type, without a place.
     pub ty: TensorType,
@@ -202,9 +202,9 @@ pub struct Source {
     pub is_written: bool,
     /// The shape of the stored tensor.
     pub stored: Vec<u64>,
-    /// The integers that it may have, of an input with a meaning.
+    /// The range of integers of an input that has one.
     pub integers: Option<Integers>,
-    /// The part that a rank has.
+    /// The part of a rank.
     pub held: Held,
 }
 
@@ -215,13 +215,13 @@ pub struct Output {
     pub name: String,
     /// Its type.
     pub ty: TensorType,
-    /// Where the part of a rank is.
+    /// The address of a rank's part.
     pub address: Address,
-    /// The part that a rank has.
+    /// The part of a rank.
     pub held: Held,
 }
 
-/// The part that a rank has of a stored tensor: dense, row-major.
+/// A rank's part of a stored tensor: dense, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     /// Element type.
@@ -232,10 +232,10 @@ pub struct Held {
     pub dims: Vec<HeldDim>,
 }
 
-/// A dimension of the part that a rank has.
+/// A dimension of a rank's part.
 ///
-/// Index `i` of `start..end` is at index `i / copies` of the sequence whose positions `runs` has, and its position is the index
-/// in the stored tensor. Where that is not below `stored`, the element is padding.
+/// Index `i` of `start..end` has index `i / copies` in the sequence, and `runs` maps it to a position, the index in the stored
+/// tensor. A position of at least `stored` is padding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldDim {
     /// The dimension's name.
@@ -244,18 +244,18 @@ pub struct HeldDim {
     pub size: u64,
     /// Elements of the dimension in the stored tensor.
     pub stored: u64,
-    /// How often each stored element is repeated in a row.
+    /// The repetitions of each stored element.
     pub copies: u64,
-    /// The first index that this rank has.
+    /// The first index of this rank.
     pub start: Int,
-    /// The end of the indices that this rank has.
+    /// The end of the indices of this rank.
     pub end: Int,
     /// Three numbers for each run of the indices `start / copies` to `(end - 1) / copies`: index, position, length. Empty
     /// where index and position are the same.
     pub runs: Choice<Vec<Int>>,
 }
 
-/// Numbers that kernels read, eight bytes each, in a row.
+/// An array of eight-byte numbers that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Table {
     /// Signed integers.

@@ -1,6 +1,6 @@
-//! Records: what is issued to a stream.
+//! Records, the units of work that are issued to a stream.
 //!
-//! The parts that have addresses `A` and integers `N` have those of all ranks, and where a rank issues them its own.
+//! Addresses `A` and integers `N` are symbolic in a program for all ranks, and numbers where a rank issues the record.
 
 use ithaca_ir::{AxisId, DType};
 
@@ -8,14 +8,14 @@ use crate::address::Address;
 use crate::argument::Arg;
 use crate::value::Int;
 
-/// One thing that is issued to a stream.
+/// A unit of work that is issued to a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// A kernel.
     Launch(Launch),
     /// A matrix product.
     Product(Product),
-    /// A copy within the device's memory; the parts do not overlap.
+    /// A copy within the device's memory; the ranges do not overlap.
     Copy {
         /// The first byte read.
         from: Address,
@@ -39,15 +39,15 @@ pub struct Launch {
     pub args: Vec<Arg>,
 }
 
-/// The threads that a kernel is launched on. Nothing is launched where the number is zero.
+/// The threads of a launch. A grid of zero is not launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grid<N = Int> {
-    /// At least one thread for each of so many elements, in blocks as the device likes them; the kernel takes any grid.
+    /// At least one thread per element, in blocks of the device's choice; the kernel takes any grid.
     Threads(N),
-    /// Blocks of threads that work together. The kernel takes any number of blocks, but its threads and its shared memory
-    /// have to be these.
+    /// Blocks of cooperating threads. The kernel takes any number of blocks, but requires these threads and this shared
+    /// memory.
     Blocks {
-        /// Blocks to do.
+        /// Blocks of work.
         blocks: N,
         /// Threads of each, a multiple of 32.
         threads: u32,
@@ -129,20 +129,20 @@ pub enum Collective<A = Address, N = Int> {
         /// Blocks that this rank receives.
         receives: Vec<Block<A, N>>,
     },
-    /// A collective to which all members bring equally much.
+    /// A collective with the same count on all members.
     Even {
         /// The collective.
         kind: Even,
         /// This rank's elements.
         from: A,
-        /// The elements that it gets.
+        /// This rank's result.
         to: A,
-        /// The elements that [`Even`] states.
+        /// The count that [`Even`] defines.
         count: N,
     },
-    /// Sums of blocks of different sizes: each block is summed to its peer. In one group.
+    /// A reduce-scatter of blocks of different sizes, in one group: each block is summed to its peer.
     Reduce {
-        /// For each member the block that is summed to it; empty blocks are left out.
+        /// The block for each member; empty blocks are left out.
         blocks: Vec<Block<A, N>>,
         /// This rank's sum.
         to: A,
@@ -158,18 +158,18 @@ pub enum Even {
     AllGather,
     /// Sums, `count` elements for each member.
     ReduceScatter,
-    /// A sum of `count` elements that each member gets whole.
+    /// A sum of `count` elements on each member.
     AllReduce,
 }
 
 /// A block of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block<A = Address, N = Int> {
-    /// The member that it goes to or comes from, by number in the communicator.
+    /// The destination or source member, by number in the communicator.
     pub peer: N,
     /// The first element.
     pub at: A,
-    /// Elements; a block of none is not exchanged.
+    /// Elements; an empty block is not exchanged.
     pub count: N,
 }
 

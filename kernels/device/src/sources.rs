@@ -1,6 +1,6 @@
 //! The kernels' source text.
 
-/// The device code, by file name; each includes `numeric.cuh`, and none needs more than the CUDA runtime's headers.
+/// The device code, by file name; each includes `numeric.cuh` and otherwise only headers of the CUDA runtime.
 pub const SOURCES: &[(&str, &str)] = &[
     ("numeric.cuh", include_str!("../cuda/numeric.cuh")),
     ("elementwise.cuh", include_str!("../cuda/elementwise.cuh")),

@@ -1,6 +1,6 @@
 //! The structs that the kernels' headers declare, and that launches pass by value.
 //!
-//! [`layout_checks`] states the size of every struct as assertions in C++, and each compilation of the kernels makes them.
+//! [`layout_checks`] returns C++ assertions on the size of every struct, which each compilation of the kernels includes.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use ithaca_ir::ops::{Binary, Unary};
 
 use crate::argument::{ArgType, Argument, Pointer, Scalar, StructType, Word};
 
-/// Dimensions of a tensor that a kernel takes at most.
+/// The most dimensions of a tensor that a kernel takes.
 pub const MOST_DIMS: usize = 10;
 
-/// Ranks whose memory the kernel `sum_members` sums at most.
+/// The most ranks whose memory the kernel `sum_members` sums.
 pub const MOST_MEMBERS: usize = 64;
 
 /// Row-major indices of a shape, and the offset that each of `K` tensors has for each of them, in elements.
@@ -86,14 +86,14 @@ macro_rules! structs {
 }
 
 structs! {
-    /// Numbers whose storage a kernel is told.
+    /// Operands with a storage type.
     Reals "ithaca::Reals" {
         data: Pointer,
         /// 0 to 3: f64, f32, f16, bf16.
         storage: i32,
     }
 
-    /// Results whose storage a kernel is told, numbered as for [`Reals`].
+    /// Results with a storage type, numbered as for [`Reals`].
     Written "ithaca::kernel::Written" {
         data: Pointer,
         storage: i32,
@@ -120,14 +120,14 @@ structs! {
         table: Reals,
     }
 
-    /// Which weights are dropped.
+    /// The dropout of weights.
     Dropout "ithaca::kernel::Dropout" {
         rate: f64,
         seed: u64,
         key: Pointer,
     }
 
-    /// Where the rows of a tensor `[front, tokens, heads, width]` begin.
+    /// The offsets of the rows of a tensor `[front, tokens, heads, width]` begin.
     Rows "ithaca::kernel::Rows" {
         front: i64,
         token: i64,
@@ -199,7 +199,7 @@ structs! {
         inner: i64,
     }
 
-    /// How tokens choose experts.
+    /// The routing of tokens to experts.
     Route "ithaca::kernel::Route" {
         experts: i64,
         top: i64,
@@ -210,7 +210,7 @@ structs! {
         kept: i64,
     }
 
-    /// Where the tokens of a rank go.
+    /// The destinations of a rank's tokens.
     Slots "ithaca::kernel::Slots" {
         choices: Pointer,
         top: i64,
@@ -222,7 +222,7 @@ structs! {
         width: i64,
     }
 
-    /// Which rows are padding.
+    /// The rows that are padding.
     Padding "ithaca::kernel::Padding" {
         n: i32,
         positions: [Sequence; 2],
@@ -231,7 +231,7 @@ structs! {
         extent: [i64; 2],
     }
 
-    /// Labels, and which of them do not count.
+    /// Labels, and the label that is ignored.
     Labels "ithaca::kernel::Labels" {
         data: Pointer,
         ignore: i64,

@@ -31,7 +31,7 @@ impl Int {
     /// Zero.
     pub const ZERO: Int = Int::Const(0);
 
-    /// The value, where it is the same everywhere.
+    /// The value, if it is the same everywhere.
     pub fn constant(&self) -> Option<i64> {
         match self {
             Int::Const(value) => Some(*value),
@@ -53,7 +53,7 @@ impl Int {
         }
     }
 
-    /// The integer further by `by`.
+    /// The integer plus `by`.
     #[must_use]
     pub fn plus(self, by: i64) -> Self {
         match self {
@@ -117,7 +117,7 @@ impl Coordinates {
     }
 }
 
-/// Alternatives, of which each rank has one.
+/// Alternatives, one of which each rank uses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Choice<T> {
     /// The axes whose coordinates decide, ascending; none where all ranks have the same.

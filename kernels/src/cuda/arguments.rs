@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 
-/// An address in a device's memory; zero is none.
+/// An address in a device's memory; zero is the null address.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address(pub(crate) u64);
 
 impl Address {
-    /// No address.
+    /// The null address.
     pub const NONE: Address = Address(0);
 
     /// The address `bytes` further.
@@ -22,14 +22,14 @@ impl Address {
     }
 }
 
-/// Values that a kernel is launched with, in order of its parameters.
+/// The arguments of a launch, in order of the kernel's parameters.
 #[derive(Debug, Default)]
 pub struct Arguments {
     values: Vec<(Box<[u64]>, usize)>,
 }
 
 impl Arguments {
-    /// Adds one by its bytes.
+    /// Adds an argument by its bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         let word = |bytes: &[u8]| {
             let mut word = [0; 8];
@@ -39,12 +39,12 @@ impl Arguments {
         self.values.push((bytes.chunks(8).map(word).collect(), bytes.len()));
     }
 
-    /// Where each value is, aligned to eight bytes; valid while the arguments live.
+    /// A pointer to each value, aligned to eight bytes and valid while the arguments live.
     pub fn pointers(&mut self) -> Vec<*mut c_void> {
         self.values.iter_mut().map(|(memory, _)| memory.as_mut_ptr().cast()).collect()
     }
 
-    /// The size of each, bytes.
+    /// The size of each value in bytes.
     pub fn sizes(&self) -> Vec<usize> {
         self.values.iter().map(|(_, size)| *size).collect()
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_where_their_pointers_say() {
+    fn pointers_lead_to_the_arguments() {
         let mut arguments = Arguments::default();
         arguments.push(&3_i32.to_ne_bytes());
         arguments.push(&7_i64.to_ne_bytes());

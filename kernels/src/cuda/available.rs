@@ -1,4 +1,4 @@
-//! What of CUDA is on this machine. cudarc opens libraries on first use and panics without them; everything here asks
+//! Detects the CUDA libraries of this machine. cudarc panics where it opens a missing library; the functions here check
 //! first.
 
 use std::env;
@@ -13,15 +13,15 @@ use super::error::{CudaError, Part, Unavailable};
 /// loader.
 pub const HOME_VARIABLE: &str = "CUDA_HOME";
 
-/// How many GPUs the driver has.
+/// The number of GPUs that the driver finds.
 ///
 /// # Errors
-/// [`Unavailable`] without the driver's library, and where it finds none.
+/// [`Unavailable`] without the driver's library or without a GPU.
 pub fn gpus() -> Result<usize, CudaError> {
     // SAFETY: loading the driver's library runs its initialisers.
     let present = unsafe { driver::sys::is_culib_present() };
     if !present {
-        let why = vec!["the system's loader knows no libcuda.so.1".to_owned()];
+        let why = vec!["the system's loader does not find libcuda.so.1".to_owned()];
         return Err(Unavailable { part: Part::Driver, why }.into());
     }
     let missing = |call: &str, error: driver::DriverError| {
@@ -35,10 +35,10 @@ pub fn gpus() -> Result<usize, CudaError> {
     }
 }
 
-/// Opens the compiler of kernels.
+/// Opens NVRTC, the kernel compiler.
 ///
 /// # Errors
-/// [`Unavailable`] with what was tried.
+/// [`Unavailable`] with the paths that were tried.
 pub fn nvrtc() -> Result<(), CudaError> {
     // SAFETY: loading the library runs its initialisers.
     find(Part::Nvrtc, &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"], || unsafe {
@@ -46,10 +46,10 @@ pub fn nvrtc() -> Result<(), CudaError> {
     })
 }
 
-/// Opens the library of matrix products.
+/// Opens cuBLASLt, the library of matrix products.
 ///
 /// # Errors
-/// [`Unavailable`] with what was tried.
+/// [`Unavailable`] with the paths that were tried.
 pub fn cublas_lt() -> Result<(), CudaError> {
     // SAFETY: loading the library runs its initialisers.
     find(Part::CublasLt, &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], || unsafe {
@@ -57,17 +57,17 @@ pub fn cublas_lt() -> Result<(), CudaError> {
     })
 }
 
-/// Everything that is missing for a run, in order: nothing on a machine that has it all. NCCL is asked for separately.
+/// All missing parts that a run needs, apart from NCCL.
 pub fn missing() -> Vec<Unavailable> {
-    let asked = [gpus().map(|_| ()), nvrtc(), cublas_lt()];
-    let missing = asked.into_iter().filter_map(|found| match found {
+    let checks = [gpus().map(|_| ()), nvrtc(), cublas_lt()];
+    let missing = checks.into_iter().filter_map(|found| match found {
         Err(CudaError::Unavailable(missing)) => Some(missing),
         Ok(()) | Err(_) => None,
     });
     missing.collect()
 }
 
-/// Loads the library under [`HOME_VARIABLE`], so that the loader knows it by its name; else lets the loader look.
+/// Loads the library under [`HOME_VARIABLE`], after which the loader finds it by name; otherwise the loader searches.
 fn find(part: Part, names: &[&str], present: impl Fn() -> bool) -> Result<(), CudaError> {
     let mut why = Vec::new();
     match env::var_os(HOME_VARIABLE).filter(|home| !home.is_empty()) {
@@ -81,9 +81,9 @@ fn find(part: Part, names: &[&str], present: impl Fn() -> bool) -> Result<(), Cu
                 if part == Part::Nvrtc {
                     load_builtins(&path);
                 }
-                // SAFETY: loading runs the library's initialisers; it is the toolkit's, as the user says.
+                // SAFETY: loading runs the initialisers of a library that the user named.
                 match unsafe { libloading::Library::new(&path) } {
-                    // It stays loaded, for the loader to find it again.
+                    // The library stays loaded, so that the loader finds it by name.
                     Ok(library) => {
                         let _ = ManuallyDrop::new(library);
                         break;
@@ -96,18 +96,17 @@ fn find(part: Part, names: &[&str], present: impl Fn() -> bool) -> Result<(), Cu
     if present() {
         return Ok(());
     }
-    why.push(format!("the system's loader knows no {}", names[0]));
+    why.push(format!("the system's loader does not find {}", names[0]));
     Err(Unavailable { part, why }.into())
 }
 
-/// NVRTC opens the library of its built-in functions by its name alone, as the system's loader knows it; so the one beside
-/// it is loaded first.
+/// Loads the library of built-in functions next to NVRTC, because NVRTC opens that library by name alone.
 fn load_builtins(nvrtc: &Path) {
     let Some(Ok(entries)) = nvrtc.parent().map(Path::read_dir) else { return };
     for entry in entries.flatten() {
         if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so") {
-            // SAFETY: loading runs the library's initialisers; it is the toolkit's, as the user says. Where it fails, NVRTC
-            // says so when it compiles.
+            // SAFETY: loading runs the initialisers of a library that the user named. NVRTC reports a failure when it
+            // compiles.
             if let Ok(library) = unsafe { libloading::Library::new(entry.path()) } {
                 let _ = ManuallyDrop::new(library);
             }
@@ -116,8 +115,8 @@ fn load_builtins(nvrtc: &Path) {
 }
 
 fn candidates(home: &Path, names: &[&str]) -> Vec<PathBuf> {
-    let places = ["lib", "lib64"].map(|directory| home.join(directory));
-    let files = places.iter().flat_map(|place| names.iter().map(move |name| place.join(name)));
+    let directories = ["lib", "lib64"].map(|directory| home.join(directory));
+    let files = directories.iter().flat_map(|place| names.iter().map(move |name| place.join(name)));
     files.filter(|path| path.exists()).collect()
 }
 
@@ -126,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_with_what_was_tried() {
+    fn missing_parts_list_the_attempts() {
         for missing in missing() {
             assert!(!missing.why.is_empty());
             assert!(missing.to_string().contains("not available: "), "{missing}");
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_without_the_library_is_named() {
+    fn a_home_without_the_library_has_no_candidates() {
         let home = tempfile::tempdir().unwrap();
         assert!(candidates(home.path(), &["libnvrtc.so.13"]).is_empty());
     }

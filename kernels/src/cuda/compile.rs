@@ -13,13 +13,13 @@ use ithaca_device::catalogue::translation_unit;
 /// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
-    /// Before the point.
+    /// The number before the point.
     pub major: u32,
-    /// Behind the point.
+    /// The number after the point.
     pub minor: u32,
 }
 
-/// Kernels as a device runs them.
+/// Compiled kernels of one architecture.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// A module for the driver.
@@ -38,7 +38,7 @@ pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result
     let expressions: Vec<(&String, CString)> =
         kernels.iter().map(|name| (name, c_string(&format!("ithaca::kernel::{name}")))).collect();
     for (_, expression) in &expressions {
-        // SAFETY: the program is alive, the string too.
+        // SAFETY: the program and the string are alive.
         program.check("nvrtcAddNameExpression", unsafe {
             sys::nvrtcAddNameExpression(program.raw, expression.as_ptr())
         })?;
@@ -67,7 +67,7 @@ pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result
     // SAFETY: the program is compiled, the pointer is to a live integer.
     program.check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(program.raw, &mut size) })?;
     let mut cubin = vec![0_u8; size];
-    // SAFETY: there is room for as many bytes as it has.
+    // SAFETY: the buffer has the size that the program reports.
     program.check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(program.raw, cubin.as_mut_ptr().cast()) })?;
     Ok(Compiled { cubin, names })
 }
@@ -115,7 +115,7 @@ impl Program {
             return String::new();
         }
         let mut log = vec![0_u8; size];
-        // SAFETY: there is room for as many bytes as it has.
+        // SAFETY: the buffer has the size that the program reports.
         unsafe { sys::nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) };
         String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned()
     }
@@ -124,7 +124,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: the program is alive; there is no one to tell of a failure.
+            // SAFETY: the program is alive. A failure cannot be reported from here.
             unsafe { sys::nvrtcDestroyProgram(&mut self.raw) };
         }
     }
@@ -146,8 +146,8 @@ mod tests {
     use ithaca_device::catalogue::{c_type, catalogue};
     use ithaca_device::flash;
 
-    /// Compiles all kernels of some types. None tells architectures apart, and all for each of them takes minutes: those
-    /// on tensor cores are compiled in each width for one, and in one width for the others.
+    /// Compiles all kernels of some types. No kernel depends on the architecture, and compiling all of them takes minutes:
+    /// tensor-core kernels are compiled in every width for sm_90, and in one width for the others.
     fn compile_all(major: u32, dtypes: &[DType]) {
         if let Err(error) = available::nvrtc() {
             require::skip("nvrtc", &error);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_not_there_is_the_compilers_to_tell() {
+    fn the_compiler_reports_an_unknown_kernel() {
         if let Err(error) = available::nvrtc() {
             require::skip("nvrtc", &error);
             return;

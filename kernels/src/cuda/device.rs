@@ -1,4 +1,4 @@
-//! What the runtime asks of a device: memory, streams, events, launches and matrix products.
+//! The interface of a device: memory, streams, events, launches and matrix products.
 //!
 //! [`Gpu`](super::gpu::Gpu) is a GPU, [`Host`](super::host::Host) is this machine with the kernels compiled by a C++
 //! compiler.
@@ -10,15 +10,15 @@ pub use ithaca_device::Form;
 use super::arguments::{Address, Arguments};
 use super::error::CudaError;
 
-/// A queue of a device, as its number; of a GPU the handle of the stream.
+/// The handle of a stream, an in-order queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stream(pub u64);
 
-/// A point in a queue that others wait for, as its number; of a GPU the handle of the event.
+/// The handle of an event, a point in a stream that other streams wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Event(pub u64);
 
-/// A recorded step.
+/// The handle of a recorded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u64);
 
@@ -33,19 +33,19 @@ pub type Grid = ithaca_device::Grid<u64>;
 
 /// A device, used by one thread.
 ///
-/// Work goes to streams, in order of issue within each; [`upload`](Self::upload) and [`download`](Self::download) are
-/// done when they return, and wait for nothing else.
+/// Each stream runs its work in order of issue. [`upload`](Self::upload) and [`download`](Self::download) are synchronous,
+/// but do not wait for streams.
 pub trait Device {
-    /// New memory, filled with bits that are no number, aligned to 256 bytes.
+    /// Allocates memory filled with NaN, aligned to 256 bytes.
     ///
     /// # Errors
     /// The device's.
     fn allocate(&self, bytes: u64) -> Result<Address, CudaError>;
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// It was allocated here, nothing runs that uses it, and nobody uses it afterwards.
+    /// The memory was allocated here, and neither running nor later work uses it.
     unsafe fn release(&self, at: Address);
 
     /// Copies bytes to the device.
@@ -54,7 +54,7 @@ pub trait Device {
     /// The device's.
     ///
     /// # Safety
-    /// There are as many bytes of this device's memory at `to`, and nothing that runs uses them.
+    /// `to` has this many bytes of device memory, and no running work uses them.
     unsafe fn upload(&self, bytes: &[u8], to: Address) -> Result<(), CudaError>;
 
     /// Copies bytes from the device.
@@ -63,62 +63,61 @@ pub trait Device {
     /// The device's.
     ///
     /// # Safety
-    /// There are as many bytes of this device's memory at `from`, and nothing that runs writes them.
+    /// `from` has this many bytes of device memory, and no running work writes them.
     unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError>;
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// The device's.
     fn stream(&self) -> Result<Stream, CudaError>;
 
-    /// A new event.
+    /// Creates an event.
     ///
     /// # Errors
     /// The device's.
     fn event(&self) -> Result<Event, CudaError>;
 
-    /// A new event that keeps when it happens.
+    /// Creates an event with a timestamp.
     ///
     /// # Errors
     /// The device's.
     fn timed_event(&self) -> Result<Event, CudaError>;
 
-    /// The time from one such event to another; none where the second happened first. Both have happened.
+    /// The time between two complete events with timestamps; zero if the second completed first.
     ///
     /// # Errors
     /// The device's.
     fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CudaError>;
 
-    /// The event happens when everything issued to the stream is done.
+    /// Records an event, which completes when all work issued to the stream before is done.
     ///
     /// # Errors
     /// The device's.
     fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
 
-    /// What is issued to the stream from now on waits for the event as it was last recorded.
+    /// Makes later work of the stream wait for the last recording of the event.
     ///
     /// # Errors
     /// The device's.
     fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
 
-    /// Copies bytes within the device; the parts do not overlap.
+    /// Copies bytes within the device; the ranges do not overlap.
     ///
     /// # Errors
     /// The device's.
     ///
     /// # Safety
-    /// There are as many bytes of this device's memory at both, until the stream has come past the copy.
+    /// Both addresses have this many bytes of device memory until the copy is done.
     unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError>;
 
     /// Launches a kernel, by its [name](ithaca_device::catalogue).
     ///
     /// # Errors
-    /// The device's; a name that was not compiled.
+    /// The device's; [`CudaError::Kernel`] for a kernel that was not compiled.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, and their addresses have the memory that it uses, until the stream has
-    /// come past it.
+    /// The arguments match the kernel's parameters, and their addresses have the memory that it uses until it is done.
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -133,55 +132,55 @@ pub trait Device {
     /// The device's.
     ///
     /// # Safety
-    /// The matrices are memory of this device, until the stream has come past the product.
+    /// The matrices are memory of this device until the product is done.
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError>;
 
-    /// Makes this thread one that uses the device: what libraries do on "the current device" they do here.
+    /// Makes this device the current device of the thread, for libraries that use it.
     ///
     /// # Errors
     /// The device's.
-    fn enter(&self) -> Result<(), CudaError>;
+    fn make_current(&self) -> Result<(), CudaError>;
 
-    /// Whether an event has happened as it was last recorded. Nothing here waits: who waits looks again.
+    /// Whether the last recording of an event is complete. Does not block.
     ///
     /// # Errors
-    /// The device's, among them what failed since the last call.
-    fn has_happened(&self, event: Event) -> Result<bool, CudaError>;
+    /// The device's, asynchronous errors since the last call included.
+    fn is_complete(&self, event: Event) -> Result<bool, CudaError>;
 
-    /// Holds a stream: what is issued to it from now on does not begin before [`let_go`](Self::let_go). A fault on request.
+    /// Holds a stream: later work does not begin before [`resume`](Self::resume). Used to inject a hang.
     ///
     /// # Errors
     /// The device's.
     fn hold(&self, stream: Stream) -> Result<(), CudaError>;
 
-    /// Lets all streams go on that are held.
+    /// Resumes all held streams.
     ///
     /// # Errors
     /// The device's.
-    fn let_go(&self) -> Result<(), CudaError>;
+    fn resume(&self) -> Result<(), CudaError>;
 
-    /// Says that something that was issued may never end. Nothing that it may use is given back until the process ends, for
-    /// to give it back would be to wait.
+    /// Marks the device as stuck: issued work may never end. Its memory is kept until the process ends, because freeing
+    /// waits for that work.
     fn abandon(&self);
 
-    /// Begins to record what is issued to `stream`, and to streams that wait for it, instead of doing it.
+    /// Begins to record the work issued to `stream` and to streams that wait for it, instead of running it.
     ///
     /// # Errors
-    /// The device's; [`CudaError::Unsupported`] where a device records nothing.
+    /// The device's; [`CudaError::Unsupported`] where a device has no graphs.
     fn begin_graph(&self, stream: Stream) -> Result<(), CudaError>;
 
-    /// Ends recording; every stream that was drawn in has been waited for by `stream`.
+    /// Ends recording; `stream` has waited for every stream of the graph.
     ///
     /// # Errors
     /// As [`begin_graph`](Self::begin_graph).
     fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError>;
 
-    /// Does what was recorded.
+    /// Runs a graph.
     ///
     /// # Errors
     /// As [`begin_graph`](Self::begin_graph).
     ///
     /// # Safety
-    /// The memory that was recorded is still there.
+    /// The recorded addresses are still allocated.
     unsafe fn run_graph(&self, stream: Stream, graph: Graph) -> Result<(), CudaError>;
 }

@@ -1,17 +1,17 @@
-//! Why something on a device did not work.
+//! Errors of devices.
 
 use std::time::Duration;
 
-/// Ranks that an error names at most.
+/// The most ranks that an error names.
 const MOST_NAMED: usize = 8;
 
-/// A part of CUDA that is not on this machine.
+/// A part of CUDA that this machine lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} not available: {}", part.name(), why.join("; "))]
 pub struct Unavailable {
-    /// Which part.
+    /// The missing part.
     pub part: Part,
-    /// What was tried, each with the reason why it did not do.
+    /// The attempts, each with the reason of its failure.
     pub why: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ pub enum Part {
     Driver,
     /// A GPU.
     Gpu,
-    /// The compiler of kernels: `libnvrtc`.
+    /// The kernel compiler: `libnvrtc`.
     Nvrtc,
     /// Matrix products: `libcublasLt`.
     CublasLt,
@@ -31,7 +31,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// As messages call it, with its verb.
+    /// The part with its verb, for messages.
     pub fn name(self) -> &'static str {
         match self {
             Part::Driver => "the CUDA driver is",
@@ -42,7 +42,7 @@ impl Part {
         }
     }
 
-    /// What to do about it.
+    /// The repair.
     pub fn help(self) -> &'static str {
         match self {
             Part::Driver => "install NVIDIA's driver; its library is libcuda.so.1",
@@ -60,56 +60,56 @@ impl Part {
     }
 }
 
-/// What went wrong on a device.
+/// An error of the CUDA runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// Something is not on this machine.
+    /// A part of CUDA is missing.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// A call failed.
     #[error("{call}: {detail}")]
     Failed {
-        /// The function.
+        /// The function of the library.
         call: &'static str,
-        /// Its own words.
+        /// The message of the library.
         detail: String,
     },
     /// The kernels do not compile.
     #[error("the kernels do not compile: {log}")]
     Compile {
-        /// What the compiler says.
+        /// The log of the compiler.
         log: String,
     },
-    /// A kernel that was not compiled, or with other arguments than its own.
+    /// A kernel was not compiled, or was launched with mismatched arguments.
     #[error("kernel `{kernel}`: {why}")]
     Kernel {
         /// Its name.
         kernel: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
     /// A stream waits for an event that was not recorded.
     #[error("a stream waits for an event that nothing recorded")]
     Unrecorded,
-    /// Something that a device does not do.
+    /// The device does not support an operation.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// What was issued does not end.
-    #[error("it has not ended after {:.1} s{}", waited.as_secs_f64(), beside(.waiting))]
-    Late {
-        /// How long nothing has gone on.
+    /// Issued work made no progress within the timeout.
+    #[error("it has not ended after {:.1} s{}", waited.as_secs_f64(), waiting_ranks(.waiting))]
+    Timeout {
+        /// The time without progress.
         waited: Duration,
-        /// Other ranks that are at the same.
+        /// Other ranks that wait at the same task.
         waiting: Vec<u64>,
     },
-    /// A rank did not come into a communicator.
-    #[error("rank {rank} does not come into {what}: {cause}")]
-    Absent {
+    /// A rank did not join a communicator.
+    #[error("rank {rank} did not join {communicator}: {cause}")]
+    NotJoined {
         /// The rank.
         rank: u64,
-        /// Which communicator.
-        what: String,
-        /// Why.
+        /// The communicator, as messages name it.
+        communicator: String,
+        /// The cause.
         cause: Box<CudaError>,
     },
     /// A schedule has no device program.
@@ -120,7 +120,7 @@ pub enum CudaError {
     Nccl(#[from] nccl_rs::Error),
 }
 
-fn beside(waiting: &[u64]) -> String {
+fn waiting_ranks(waiting: &[u64]) -> String {
     let named: Vec<String> = waiting.iter().take(MOST_NAMED).map(u64::to_string).collect();
     let more = match waiting.len().saturating_sub(MOST_NAMED) {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! A schedule on devices: allocate, upload, issue, wait, download.
+//! Executes a schedule on devices: allocate, upload, issue, wait, download.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ use super::collectives::{Collectives, InProcess, Launched, Nccl};
 use super::device::Device;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::options::{By, Clock, Issue, Options};
+use super::options::{Backend, Clock, Issue, Options};
 use super::steps::Steps;
-use super::{available, inputs, rank::Seat};
+use super::{available, inputs, rank::LocalRank};
 use crate::cpu::{Execution, FaultKind, Job, LookForNan, RankResult, Timings, guarded};
 use crate::error::RunError;
 use crate::store::TensorSource;
@@ -25,34 +25,34 @@ use crate::tensor::index;
 pub struct Machine {
     gpus: Vec<Gpu>,
     program: DeviceProgram,
-    collectives: By,
+    collectives: Backend,
 }
 
 impl Machine {
     /// Opens the GPUs that a schedule's ranks run on, and compiles its kernels.
     ///
     /// # Errors
-    /// [`RunError::Cuda`] with what is missing where there is no GPU, NVRTC or cuBLASLt, and for operations without a
-    /// kernel.
-    pub fn open(schedule: &Schedule, collectives: By, options: &Options) -> Result<Self, RunError> {
+    /// [`RunError::Cuda`] with [`Unavailable`](super::Unavailable) for a missing GPU, NVRTC or cuBLASLt, and for operations
+    /// without a kernel.
+    pub fn open(schedule: &Schedule, collectives: Backend, options: &Options) -> Result<Self, RunError> {
         if let Some(missing) = available::missing().into_iter().next() {
             return Err(CudaError::from(missing).into());
         }
         let program = lowered(schedule, options)?;
         let kernels = kernels(&program);
         let n_gpus = match collectives {
-            By::InProcess => 1,
-            By::Nccl => available::gpus()?.min(index(schedule.space.mesh.ranks())),
+            Backend::InProcess => 1,
+            Backend::Nccl => available::gpus()?.min(index(schedule.space.mesh.ranks())),
         };
         let gpus: Vec<Gpu> = (0..n_gpus).map(Gpu::open).collect::<Result<_, _>>()?;
         gpus.iter().try_for_each(|gpu| gpu.load(&kernels))?;
         Ok(Self { gpus, program, collectives })
     }
 
-    /// Executes the schedule that it was opened for, all ranks in this process.
+    /// Executes the schedule of [`open`](Self::open) with all ranks in this process.
     ///
     /// # Errors
-    /// [`RunError::Cuda`] where NCCL is asked for and is missing, else as [`cpu::execute`](crate::cpu::execute).
+    /// [`RunError::Cuda`] if NCCL is requested and missing, else as [`cpu::execute`](crate::cpu::execute).
     pub fn execute(
         &self,
         schedule: &Schedule,
@@ -69,15 +69,15 @@ impl Machine {
             job.assemble(&results, weights, bytes)
         };
         match self.collectives {
-            By::InProcess => all(&InProcess::new(&self.gpus[0], schedule.space.mesh.ranks())?),
-            By::Nccl => {
+            Backend::InProcess => all(&InProcess::new(&self.gpus[0], schedule.space.mesh.ranks())?),
+            Backend::Nccl => {
                 let devices = ranks.iter().map(|(_, device)| *device).collect();
                 all(&Nccl::open(&schedule.space, devices, options.timeout)?)
             }
         }
     }
 
-    /// Opens one GPU for one rank, whose others are in processes of their own.
+    /// Opens one GPU for one rank; its peers are other processes.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -88,12 +88,11 @@ impl Machine {
         let program = lowered(schedule, options)?;
         let gpu = Gpu::open(index(gpu) % available::gpus()?.max(1))?;
         gpu.load(&kernels(&program))?;
-        Ok(Self { gpus: vec![gpu], program, collectives: By::Nccl })
+        Ok(Self { gpus: vec![gpu], program, collectives: Backend::Nccl })
     }
 
-    /// Executes one rank on the GPU that was opened for it; the other ranks' processes do so at the same time, with
-    /// communicators of the same `id`. Gives its results, and the bytes of its memory. It ends early when `has_failed` says
-    /// that another process did.
+    /// Executes one rank on its GPU. The processes of the other ranks do the same with communicators of the same `id`.
+    /// Returns the results and the bytes of memory. Ends early when `has_failed` reports that another process failed.
     ///
     /// # Errors
     /// As [`execute`](Self::execute).
@@ -105,21 +104,21 @@ impl Machine {
         options: &Options,
         has_failed: &dyn Fn() -> bool,
     ) -> Result<(RankResult, u64), RunError> {
-        let own = (rank, &self.gpus[0] as &dyn Device);
-        let nccl = Nccl::open_rank(&job.schedule().space, own, id, options.timeout)?;
+        let local = (rank, &self.gpus[0] as &dyn Device);
+        let nccl = Nccl::open_rank(&job.schedule().space, local, id, options.timeout)?;
         let collectives = Launched { rank, nccl, has_failed };
-        let (mut results, bytes) = run((job, &self.program), &[own], &collectives, sources, options)?;
+        let (mut results, bytes) = run((job, &self.program), &[local], &collectives, sources, options)?;
         let result = results.pop().ok_or_else(|| RunError::invalid("a rank without results"))?;
         Ok((result, bytes))
     }
 
-    /// The names of its GPUs.
+    /// The names of the GPUs.
     pub fn names(&self) -> Vec<&str> {
         self.gpus.iter().map(Gpu::name).collect()
     }
 }
 
-/// The names of the kernels that a schedule launches, on any rank, when it runs as `options` say.
+/// The names of the kernels that a schedule launches on any rank under `options`.
 ///
 /// # Errors
 /// [`RunError::Cuda`] for operations without a kernel, and for schedules that contradict themselves.
@@ -127,7 +126,7 @@ pub fn kernels_of(schedule: &Schedule, options: &Options) -> Result<BTreeSet<Str
     Ok(kernels(&lowered(schedule, options)?))
 }
 
-/// The device program of a schedule that runs as `options` say.
+/// The device program of a schedule under `options`.
 fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, CudaError> {
     let checks = match options.look_for_nan {
         LookForNan::Off => Checks::None,
@@ -136,7 +135,7 @@ fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, Cuda
     Ok(ithaca_device::lower(schedule, lower::Options { checks })?)
 }
 
-/// The kernels of a program, those for sums over ranks of one device included.
+/// The kernels of a program, with those that sum over ranks of one device.
 fn kernels(program: &DeviceProgram) -> BTreeSet<String> {
     let summed = |record: &Record| -> Option<DType> {
         let Record::Transfer(transfer) = record else { return None };
@@ -169,7 +168,7 @@ pub fn execute_on(
     job.assemble(&results, sources.0, bytes)
 }
 
-/// Runs the ranks of this process, each on its device; gives their results in order, and the bytes of their memory.
+/// Runs the ranks of this process, each on its device. Returns their results in order, and the bytes of their memory.
 fn run(
     (job, program): (&Job<'_>, &DeviceProgram),
     ranks: &[(Rank, &dyn Device)],
@@ -181,41 +180,41 @@ fn run(
     if let Some(fault) = &options.fault {
         fault.check(schedule)?;
         if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
-            return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
+            return Err(RunError::invalid("a fault that hangs a rank needs a timeout"));
         }
     }
-    let seats: Vec<Seat<'_>> = ranks
+    let locals: Vec<LocalRank<'_>> = ranks
         .iter()
-        .map(|&(rank, device)| Seat::new(device, program, plan, rank))
+        .map(|&(rank, device)| LocalRank::new(device, program, plan, rank))
         .collect::<Result<_, RunError>>()?;
-    inputs::load(schedule, plan, &seats, weights, inputs)?;
-    let mut steps = Steps::new(schedule, program, plan, collectives, seats, options);
-    let ended = guarded(|| steps_of(&mut steps, (weights, inputs), options));
-    let mut traffic = ended.map_err(|error| {
+    inputs::load(schedule, plan, &locals, weights, inputs)?;
+    let mut steps = Steps::new(schedule, program, plan, collectives, locals, options);
+    let result = guarded(|| execute_steps(&mut steps, (weights, inputs), options));
+    let mut traffic = result.map_err(|error| {
         steps.stop();
         steps.failed_here(error)
     })?;
 
     let mut results = Vec::with_capacity(ranks.len());
-    for (number, seat) in steps.seats.iter().enumerate() {
+    for (number, local) in steps.locals.iter().enumerate() {
         let outputs = program.outputs.iter().map(|output| steps.output(number, output));
         let written = plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written);
         results.push(RankResult {
-            rank: seat.rank,
+            rank: local.rank,
             outputs: outputs.collect::<Result<_, _>>()?,
             written: written.map(|(tensor, _)| steps.held(number, tensor)).collect::<Result<_, _>>()?,
-            arena_used: seat.arena,
-            // Of all ranks of the process together.
+            arena_used: local.arena,
+            // The timings are those of all ranks of the process together.
             timings: if number == 0 { steps.timings.clone() } else { Timings::default() },
             traffic: std::mem::take(&mut traffic[number]),
-            spans: steps.moments.spans(schedule, &steps.seats, number)?,
+            spans: steps.timestamps.spans(schedule, &steps.locals, number)?,
         });
     }
-    Ok((results, steps.seats.iter().map(|seat| seat.bytes).sum()))
+    Ok((results, steps.locals.iter().map(|local| local.bytes).sum()))
 }
 
-/// Issues what was asked for and waits until it is done; gives what each rank sent in the first step.
-fn steps_of(
+/// Runs the steps that `options` request. Returns the traffic of each rank in the first step.
+fn execute_steps(
     steps: &mut Steps<'_>,
     (weights, sources): (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
@@ -224,18 +223,18 @@ fn steps_of(
     steps.issue()?;
     steps.wait()?;
     let traffic = steps.ledgers.iter().map(Ledger::rows).collect();
-    // What the first step kept is put back, so that the second is the same again.
+    // The state is reloaded before a second step, so that both steps compute the same.
     match (options.issue, options.clock) {
         (Issue::Tasks, Clock::Off) => {}
         (Issue::Tasks, Clock::EachTask | Clock::Streams) => {
-            // Times are those of a step that finds everything ready.
-            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            // The second step is timed, after the first has warmed up the devices.
+            inputs::load(schedule, plan, &steps.locals, weights, sources)?;
             steps.timings = Timings::default();
             steps.issue()?;
             steps.wait()?;
         }
         (Issue::Graph, _) => {
-            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            inputs::load(schedule, plan, &steps.locals, weights, sources)?;
             steps.graph()?;
         }
     }

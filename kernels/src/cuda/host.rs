@@ -1,9 +1,9 @@
-//! This machine as a device: the very same kernels, compiled by a C++ compiler, each launch run at once as a grid of one
-//! thread, or block after block where threads work together.
+//! The host as a device: the same kernels, compiled by a C++ compiler. Each launch runs synchronously as a grid of one
+//! thread, or block by block where threads cooperate.
 //!
-//! It shows, without a GPU, that the runtime launches what it should: every launch is compared with the kernel's
-//! parameters by number and size, a wait for an event that nothing recorded is an error, and memory that was never
-//! written is no number. A stream that is held does nothing more, nor does one that waits for what it would have done.
+//! It tests the runtime without a GPU: every launch is compared with the kernel's parameters by number and size, a wait
+//! for an event that was never recorded is an error, and fresh memory is NaN. A held stream drops its work, and so does a
+//! stream that waits for an event of it.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};
@@ -25,39 +25,40 @@ use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
 
-/// Bytes at whose multiples memory starts, as on a GPU.
+/// The alignment of allocations in bytes, as on a GPU.
 const ALIGNMENT: usize = 256;
 
-/// Takes the addresses of the arguments, their sizes and their number, then the blocks, the threads of each and their
-/// bytes of shared memory, zero for a grid of one thread; gives 0, or what is wrong with the arguments.
+/// The entry of a kernel. Parameters: addresses of the arguments, their sizes, their number, blocks, threads per block,
+/// bytes of shared memory (zero for a grid of one thread). Returns 0, `-n - 1` if the kernel takes `n` arguments, or
+/// `i + 1` if the size of argument `i` differs.
 type Entry = unsafe extern "C" fn(*const *mut c_void, *const usize, usize, c_uint, c_uint, c_uint) -> c_int;
 
-/// Blocks of a grid at most: fewer than there are to do, as on a GPU there may be.
+/// The most blocks of a grid: fewer than the work has, as may happen on a GPU.
 const MOST_BLOCKS: u64 = 4;
 
-/// Kernels compiled for this machine, for any number of devices.
+/// Kernels compiled for the host, shared by any number of devices.
 pub struct HostKernels {
     _library: libloading::Library,
     entries: BTreeMap<String, Entry>,
 }
 
-/// This machine as a device.
+/// The host as a device.
 pub struct Host {
     kernels: Arc<HostKernels>,
     memory: RefCell<BTreeMap<Address, Layout>>,
     next: Cell<u64>,
     recorded: RefCell<BTreeMap<Event, Instant>>,
-    /// Streams that do nothing until they are let go.
+    /// Streams that drop their work until they are resumed.
     held: RefCell<BTreeSet<Stream>>,
-    /// Events that these were to record.
-    owed: RefCell<BTreeSet<Event>>,
+    /// Events that held streams would have recorded.
+    pending: RefCell<BTreeSet<Event>>,
 }
 
 impl HostKernels {
-    /// Compiles `kernels` with a C++ compiler, `compiler`, against headers in `headers` that stand in for CUDA's.
+    /// Compiles `kernels` with the C++ compiler `compiler` and the directory `headers` of substitutes for CUDA's headers.
     ///
     /// # Errors
-    /// [`CudaError::Compile`] with the compiler's words, [`CudaError::Failed`] where files or the library fail.
+    /// [`CudaError::Compile`] with the compiler's log, [`CudaError::Failed`] where files or the library fail.
     pub fn compile(compiler: &str, headers: &Path, kernels: &BTreeSet<String>) -> Result<Self, CudaError> {
         let io = |call: &'static str| {
             move |error: std::io::Error| CudaError::Failed { call, detail: error.to_string() }
@@ -80,7 +81,7 @@ impl HostKernels {
             return Err(CudaError::Compile { log: String::from_utf8_lossy(&run.stderr).into_owned() });
         }
         let failed = |e: libloading::Error| CudaError::Failed { call: "dlopen", detail: e.to_string() };
-        // SAFETY: the library is the kernels', which have no initialisers.
+        // SAFETY: the library of kernels has no initialisers.
         let library = unsafe { libloading::Library::new(&library) }.map_err(failed)?;
         let mut entries = BTreeMap::new();
         for (i, kernel) in kernels.iter().enumerate() {
@@ -91,14 +92,14 @@ impl HostKernels {
         Ok(Self { _library: library, entries })
     }
 
-    /// Whether all of these were compiled.
+    /// Whether all `kernels` were compiled.
     pub fn has(&self, kernels: &BTreeSet<String>) -> bool {
         kernels.iter().all(|kernel| self.entries.contains_key(kernel))
     }
 }
 
 impl Host {
-    /// A device with nothing in its memory.
+    /// A device without allocations.
     pub fn new(kernels: Arc<HostKernels>) -> Self {
         Self {
             kernels,
@@ -106,7 +107,7 @@ impl Host {
             next: Cell::new(0),
             recorded: RefCell::default(),
             held: RefCell::default(),
-            owed: RefCell::default(),
+            pending: RefCell::default(),
         }
     }
 
@@ -114,7 +115,7 @@ impl Host {
         self.held.borrow().contains(&stream)
     }
 
-    fn fresh(&self) -> u64 {
+    fn next_handle(&self) -> u64 {
         self.next.set(self.next.get() + 1);
         self.next.get()
     }
@@ -132,8 +133,8 @@ fn text_of(kernels: &BTreeSet<String>) -> String {
          static int call(void (*kernel)(P...), void* const* a, const size_t* sizes, size_t n, unsigned blocks, \
          unsigned threads, unsigned shared) {\n    \
          if (n != sizeof...(P)) return -static_cast<int>(sizeof...(P)) - 1;\n    \
-         const size_t own[] = {sizeof(P)...};\n    \
-         for (size_t i = 0; i < n; ++i)\n        if (own[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
+         const size_t expected[] = {sizeof(P)...};\n    \
+         for (size_t i = 0; i < n; ++i)\n        if (expected[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
          const auto all = [&] { run(kernel, a, std::index_sequence_for<P...>{}); };\n    \
          if (shared == 0) all();\n    else on_host::launch(blocks, threads, shared, all);\n    return 0;\n}\n",
     );
@@ -163,7 +164,7 @@ impl Device for Host {
                 detail: format!("no memory of {bytes} bytes"),
             });
         }
-        // SAFETY: the memory is as large; all ones is no number in any float type.
+        // SAFETY: the memory has `size` bytes. All ones is NaN in every float type.
         unsafe { memory.write_bytes(0xFF, size) };
         let at = Address(memory.expose_provenance() as u64);
         self.memory.borrow_mut().insert(at, layout);
@@ -172,29 +173,29 @@ impl Device for Host {
 
     unsafe fn release(&self, at: Address) {
         if let Some(layout) = self.memory.borrow_mut().remove(&at) {
-            // SAFETY: it was allocated here with this layout, and was not released before.
+            // SAFETY: the memory was allocated here with this layout and is freed once.
             unsafe { dealloc(pointer(at), layout) };
         }
     }
 
     unsafe fn upload(&self, bytes: &[u8], to: Address) -> Result<(), CudaError> {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { pointer(to).copy_from(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { pointer(from).copy_to(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn stream(&self) -> Result<Stream, CudaError> {
-        Ok(Stream(self.fresh()))
+        Ok(Stream(self.next_handle()))
     }
 
     fn event(&self) -> Result<Event, CudaError> {
-        Ok(Event(self.fresh()))
+        Ok(Event(self.next_handle()))
     }
 
     fn timed_event(&self) -> Result<Event, CudaError> {
@@ -210,25 +211,18 @@ impl Device for Host {
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
-        match self.is_held(stream) {
-            true => {
-                self.recorded.borrow_mut().remove(&event);
-                self.owed.borrow_mut().insert(event);
-            }
-            false => {
-                self.owed.borrow_mut().remove(&event);
-                self.recorded.borrow_mut().insert(event, Instant::now());
-            }
+        if self.is_held(stream) {
+            self.recorded.borrow_mut().remove(&event);
+            self.pending.borrow_mut().insert(event);
+        } else {
+            self.pending.borrow_mut().remove(&event);
+            self.recorded.borrow_mut().insert(event, Instant::now());
         }
         Ok(())
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
-        match (self.recorded.borrow().contains_key(&event), self.owed.borrow().contains(&event)) {
-            (true, _) => Ok(()),
-            (false, true) => self.hold(stream),
-            (false, false) => Err(CudaError::Unrecorded),
-        }
+        if self.is_complete(event)? { Ok(()) } else { self.hold(stream) }
     }
 
     unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
@@ -236,7 +230,7 @@ impl Device for Host {
             return Ok(());
         }
         let n = usize::try_from(bytes).unwrap_or(usize::MAX);
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { pointer(to).copy_from(pointer(from), n) };
         Ok(())
     }
@@ -263,11 +257,11 @@ impl Device for Host {
         if self.is_held(stream) {
             return Ok(());
         }
-        // SAFETY: the entry compares number and sizes with the kernel's own; the caller vouches for what they say.
+        // SAFETY: the entry checks number and sizes; the caller guarantees the values.
         match unsafe { entry(values, sizes.as_ptr(), n, blocks, threads, shared_bytes) } {
             0 => Ok(()),
-            n if n < 0 => wrong(format!("it takes {} arguments and was given {}", -n - 1, sizes.len())),
-            i => wrong(format!("argument {} has another size than it was given", i - 1)),
+            n if n < 0 => wrong(format!("it takes {} arguments, the launch has {}", -n - 1, sizes.len())),
+            i => wrong(format!("argument {} has a different size in the launch", i - 1)),
         }
     }
 
@@ -282,7 +276,7 @@ impl Device for Host {
                     let mut wide = 0.0_f64;
                     let mut narrow = 0.0_f32;
                     for k in 0..inner {
-                        // SAFETY: the caller vouches for the matrices.
+                        // SAFETY: the caller guarantees the matrices.
                         let (x, y) = unsafe { (read(dtype, a, i, row, k), read(dtype, b, i, k, column)) };
                         match dtype {
                             DType::F64 => wide += x * y,
@@ -298,12 +292,12 @@ impl Device for Host {
         Ok(())
     }
 
-    fn enter(&self) -> Result<(), CudaError> {
+    fn make_current(&self) -> Result<(), CudaError> {
         Ok(())
     }
 
-    fn has_happened(&self, event: Event) -> Result<bool, CudaError> {
-        match (self.recorded.borrow().contains_key(&event), self.owed.borrow().contains(&event)) {
+    fn is_complete(&self, event: Event) -> Result<bool, CudaError> {
+        match (self.recorded.borrow().contains_key(&event), self.pending.borrow().contains(&event)) {
             (true, _) => Ok(true),
             (false, true) => Ok(false),
             (false, false) => Err(CudaError::Unrecorded),
@@ -315,19 +309,19 @@ impl Device for Host {
         Ok(())
     }
 
-    /// What streams were to do meanwhile is forgotten: who lets them go does so to end a run.
-    fn let_go(&self) -> Result<(), CudaError> {
+    /// Dropped work stays dropped: the runtime resumes streams only to end a failed run.
+    fn resume(&self) -> Result<(), CudaError> {
         self.held.borrow_mut().clear();
-        let owed = std::mem::take(&mut *self.owed.borrow_mut());
-        self.recorded.borrow_mut().extend(owed.into_iter().map(|event| (event, Instant::now())));
+        let pending = std::mem::take(&mut *self.pending.borrow_mut());
+        self.recorded.borrow_mut().extend(pending.into_iter().map(|event| (event, Instant::now())));
         Ok(())
     }
 
-    /// Everything was done when it was issued.
+    /// Work is synchronous, so none is left.
     fn abandon(&self) {}
 
     fn begin_graph(&self, _: Stream) -> Result<(), CudaError> {
-        Err(CudaError::Unsupported("a graph of a host's work".to_owned()))
+        Err(CudaError::Unsupported("a graph on the host".to_owned()))
     }
 
     fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError> {
@@ -342,7 +336,7 @@ impl Device for Host {
 impl Drop for Host {
     fn drop(&mut self) {
         for (&at, &layout) in self.memory.borrow().iter() {
-            // SAFETY: it was allocated here with this layout, and was not released before.
+            // SAFETY: the memory was allocated here with this layout and is freed once.
             unsafe { dealloc(pointer(at), layout) };
         }
     }
@@ -366,7 +360,7 @@ fn element(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> *mut u8 {
 /// The element is memory of this device.
 unsafe fn read(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> f64 {
     let at = element(dtype, m, i, row, column);
-    // SAFETY: the caller vouches for the memory.
+    // SAFETY: the caller guarantees the memory.
     unsafe {
         match dtype {
             DType::F64 => at.cast::<f64>().read(),
@@ -381,7 +375,7 @@ unsafe fn read(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> f64 {
 /// # Safety
 /// The element is memory of this device.
 unsafe fn write(dtype: DType, at: *mut u8, x: f64) {
-    // SAFETY: the caller vouches for the memory.
+    // SAFETY: the caller guarantees the memory.
     unsafe {
         match dtype {
             DType::F64 => at.cast::<f64>().write(x),

@@ -1,10 +1,10 @@
-//! Weights and inputs, as ranks hold them on their devices.
+//! Uploads weights and inputs to the devices of ranks.
 
 use ithaca_ir::DType;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::schedule::integers::{self, Integers, Meaning};
 
-use super::rank::Seat;
+use super::rank::LocalRank;
 use super::storage;
 use crate::cpu::memory::{SourcePlan, SourceTensor};
 use crate::error::RunError;
@@ -12,21 +12,21 @@ use crate::source;
 use crate::store::TensorSource;
 use crate::tensor::index;
 
-/// Uploads every rank's parts.
+/// Uploads the shards of every rank.
 ///
 /// # Errors
-/// What the sources refuse; an input that is looked up or is a label, and lies outside.
+/// The sources'; a token or label that is out of range.
 pub(super) fn load(
     schedule: &Schedule,
     plan: &SourcePlan<'_>,
-    seats: &[Seat<'_>],
+    locals: &[LocalRank<'_>],
     weights: &dyn TensorSource,
     inputs: &dyn TensorSource,
 ) -> Result<(), RunError> {
     let space = &schedule.space;
     let allowed = integers::of_inputs(schedule);
     for (number, tensor) in plan.tensors().iter().enumerate() {
-        let parts = || seats.iter().filter_map(|seat| tensor.part_of[index(seat.rank.0)]);
+        let parts = || locals.iter().filter_map(|local| tensor.part_of[index(local.rank.0)]);
         if parts().next().is_none() {
             continue;
         }
@@ -39,17 +39,17 @@ pub(super) fn load(
                 check(schedule, tensor, integers, &cut.data)?;
             }
             let bytes = storage::write(tensor.ty.dtype, cut.data.into_iter());
-            for seat in seats.iter().filter(|seat| tensor.part_of[index(seat.rank.0)] == Some(part)) {
-                let Some(at) = seat.sources[number] else { continue };
-                // SAFETY: the seat has room for the part there, and nothing runs yet.
-                unsafe { seat.device.upload(&bytes, at) }?;
+            for local in locals.iter().filter(|local| tensor.part_of[index(local.rank.0)] == Some(part)) {
+                let Some(at) = local.sources[number] else { continue };
+                // SAFETY: the rank allocated memory for this part, and no work runs yet.
+                unsafe { local.device.upload(&bytes, at) }?;
             }
         }
     }
     Ok(())
 }
 
-/// `data` is what is stored of an input, whose integers are to be these.
+/// Checks that the stored `data` of an input is in the range of `integers`.
 fn check(
     schedule: &Schedule,
     tensor: &SourceTensor<'_>,

@@ -3,7 +3,7 @@
 //! - [`ithaca_device`]: the kernels, and the device program of a schedule, which the runtime executes.
 //! - [`compile`]: NVRTC. [`device`]: the interface of a device; [`gpu`] and [`host`] are devices.
 //! - [`Machine`]: executes a schedule on GPUs, [`execute_on`] on any device; [`collectives`] are in process or NCCL's.
-//! - [`available`]: what of CUDA this machine has. Without it every entry is a typed [`Unavailable`].
+//! - [`available`]: detects the CUDA libraries. Without them every entry point returns a typed [`Unavailable`].
 
 pub mod arguments;
 
@@ -25,11 +25,11 @@ pub mod host;
 
 mod inputs;
 
-mod moments;
+mod timestamps;
 
 mod options;
 
-mod patience;
+mod deadline;
 
 mod rank;
 
@@ -47,4 +47,4 @@ pub use error::{CudaError, Part, Unavailable};
 pub use execute::{Machine, execute_on, kernels_of};
 pub use host::{Host, HostKernels};
 pub use ithaca_device::{SOURCES, catalogue};
-pub use options::{By, Clock, Issue, Options};
+pub use options::{Backend, Clock, Issue, Options};

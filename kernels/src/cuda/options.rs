@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use crate::cpu::{Fault, LookForNan};
 
-/// Who does collectives.
+/// The implementation of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum By {
-    /// Copies and sums on one GPU that has all ranks.
+pub enum Backend {
+    /// Copies and sums on one GPU that runs all ranks.
     #[default]
     InProcess,
-    /// NCCL, ranks dealt to the GPUs in turn.
+    /// NCCL; ranks are dealt to the GPUs in turn.
     Nccl,
 }
 
@@ -20,19 +20,19 @@ pub enum Issue {
     /// One by one.
     #[default]
     Tasks,
-    /// One by one, then once more into a graph, which is run from the same weights and inputs.
+    /// One by one, then again into a graph, which runs from the same weights and inputs.
     Graph,
 }
 
 /// Whether tasks are timed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// They are not: nothing waits but where the schedule says so.
+    /// Tasks are not timed and only wait where the schedule does.
     #[default]
     Off,
-    /// Each is waited for before the next is issued, so that nothing runs beside it.
+    /// Each task ends before the next is issued, so that tasks do not overlap.
     EachTask,
-    /// As they run, by events of their streams.
+    /// Tasks are timed by events of their streams, without extra waits.
     Streams,
 }
 
@@ -41,12 +41,13 @@ pub enum Clock {
 pub struct Options {
     /// Whether tasks are timed.
     pub clock: Clock,
-    /// Whether a graph is made of the step.
+    /// How tasks are issued.
     pub issue: Issue,
-    /// How long ranks wait without anything going on, when communicators are made and when a step runs; `None` is for ever.
+    /// The longest wait without progress while communicators are made and while a step runs; `None` waits for ever.
     pub timeout: Option<Duration>,
-    /// What is to go wrong.
+    /// A fault to inject.
     pub fault: Option<Fault>,
-    /// Whether a task that writes NaN is a failure; if so, each is waited for. The step of a graph was looked at before.
+    /// Whether a task that writes NaN fails; each task then ends before the next is issued. Graphs are not checked: the
+    /// same step was checked before.
     pub look_for_nan: LookForNan,
 }

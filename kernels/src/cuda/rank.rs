@@ -1,4 +1,4 @@
-//! What a rank has on its device: memory, streams, events, lists that kernels read. All of it is there before a step.
+//! The state of a local rank on its device: memory, streams, events and tables, all allocated before a step.
 
 use std::cell::OnceCell;
 
@@ -14,35 +14,35 @@ use crate::cpu::memory::SourcePlan;
 use crate::error::RunError;
 use crate::tensor::index;
 
-/// Bytes at whose multiples parts of a rank's memory start.
+/// The alignment of a rank's buffers in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// A rank on its device.
-pub(super) struct Seat<'a> {
+/// A rank of this process, on its device.
+pub(super) struct LocalRank<'a> {
     pub(super) rank: Rank,
-    /// Its place in the mesh.
+    /// Its mesh coordinates.
     pub(super) at: Coordinates,
     pub(super) device: &'a dyn Device,
     pub(super) tables: Tables<'a>,
-    /// The arena; what is loaded lies behind it.
+    /// The arena, followed by the stored tensors.
     pub(super) memory: Address,
     /// Bytes of the arena.
     pub(super) arena: u64,
-    /// Bytes of all.
+    /// Bytes of all memory.
     pub(super) bytes: u64,
-    /// For each stored tensor, where this rank has its part; none where it has none.
+    /// The address of this rank's part of each stored tensor, if it has one.
     pub(super) sources: Vec<Option<Address>>,
     streams: [Stream; 2],
     /// The events of all frames.
     pub(super) events: Vec<Event>,
-    /// For the streams to meet.
-    meeting: [Event; 2],
-    /// Where kernels leave what they found; made when it is first asked for.
+    /// The events by which the two streams wait for each other.
+    barrier_events: [Event; 2],
+    /// The word in which a kernel leaves its finding, allocated on first use.
     word: OnceCell<Address>,
 }
 
-impl<'a> Seat<'a> {
-    /// Allocates what `rank` needs.
+impl<'a> LocalRank<'a> {
+    /// Allocates the memory, streams and events of `rank`.
     pub(super) fn new(
         device: &'a dyn Device,
         program: &DeviceProgram,
@@ -63,7 +63,7 @@ impl<'a> Seat<'a> {
         }
         let streams = [device.stream()?, device.stream()?];
         let events: Vec<Event> = (0..program.n_events).map(|_| device.event()).collect::<Result<_, _>>()?;
-        let meeting = [device.event()?, device.event()?];
+        let barrier_events = [device.event()?, device.event()?];
         let memory = device.allocate(bytes)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let tables = Tables::new(device, program, &at)?;
@@ -78,7 +78,7 @@ impl<'a> Seat<'a> {
             sources,
             streams,
             events,
-            meeting,
+            barrier_events,
             word: OnceCell::new(),
         })
     }
@@ -90,7 +90,7 @@ impl<'a> Seat<'a> {
         }
     }
 
-    /// Eight bytes for a kernel to leave what it found.
+    /// The eight bytes in which a kernel leaves its finding.
     pub(super) fn word(&self) -> Result<Address, CudaError> {
         if let Some(&word) = self.word.get() {
             return Ok(word);
@@ -99,26 +99,26 @@ impl<'a> Seat<'a> {
         Ok(*self.word.get_or_init(|| word))
     }
 
-    /// Both streams have done what was issued before either goes on.
-    pub(super) fn meet(&self) -> Result<(), CudaError> {
-        let pairs = self.streams.iter().zip(&self.meeting);
+    /// Makes each stream wait for the earlier work of the other.
+    pub(super) fn synchronize_streams(&self) -> Result<(), CudaError> {
+        let pairs = self.streams.iter().zip(&self.barrier_events);
         pairs.clone().try_for_each(|(&stream, &event)| self.device.record(stream, event))?;
-        self.device.wait(self.streams[0], self.meeting[1])?;
-        self.device.wait(self.streams[1], self.meeting[0])
+        self.device.wait(self.streams[0], self.barrier_events[1])?;
+        self.device.wait(self.streams[1], self.barrier_events[0])
     }
 
-    /// The numbers that the device has of a dense tensor.
+    /// Downloads a dense tensor of `n` elements.
     pub(super) fn download(&self, at: Address, n: u64, dtype: DType) -> Result<Vec<f32>, CudaError> {
         let mut bytes = vec![0_u8; index(n * dtype.bytes())];
-        // SAFETY: whoever asks names a buffer of this rank with as many elements, and has waited for the device.
+        // SAFETY: the caller names a buffer of this rank with `n` elements and has waited for the device.
         unsafe { self.device.download(at, &mut bytes) }?;
         Ok(super::storage::read(dtype, &bytes))
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for LocalRank<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was allocated here. Who issues work waits for its end, or has the device keep what it may use.
+        // SAFETY: the memory was allocated here. Issued work has ended, or the device was abandoned and keeps the memory.
         unsafe { self.device.release(self.memory) };
         if let Some(&word) = self.word.get() {
             // SAFETY: as above.
@@ -127,7 +127,7 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// Bytes of the arena of a rank: of the places that it is at, the most.
+/// Bytes of a rank's arena: the largest of the places of the rank.
 fn arena_bytes(program: &DeviceProgram, rank: Rank) -> u64 {
     let here = program.arenas.iter().filter(|(at, _)| at.is_none_or(|at| at.has(&program.mesh, rank)));
     here.map(|&(_, bytes)| bytes).max().unwrap_or(0)

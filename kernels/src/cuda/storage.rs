@@ -1,9 +1,9 @@
-//! Numbers as a device stores them.
+//! Conversion between numbers and their bytes on a device.
 
 use half::{bf16, f16};
 use ithaca_ir::DType;
 
-/// The bytes of `numbers`; integers have been checked to be some.
+/// The bytes of `numbers`; the caller has checked that integers are integers.
 pub(super) fn write(dtype: DType, numbers: impl Iterator<Item = f64>) -> Vec<u8> {
     match dtype {
         DType::F64 => numbers.flat_map(f64::to_ne_bytes).collect(),
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_as_their_type_keeps_them() {
+    fn numbers_survive_a_round_trip() {
         for dtype in DType::ALL {
             let bytes = write(dtype, [1.0, 0.0].into_iter());
             assert_eq!(bytes.len() as u64, 2 * dtype.bytes());

@@ -1,6 +1,6 @@
-//! Lists of numbers that kernels read: uploaded before a run, once for each content.
+//! Tables that kernels read, uploaded before a run; equal tables are uploaded once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_device::program::TableId;
 use ithaca_device::{Coordinates, DeviceProgram, Table};
@@ -10,15 +10,15 @@ use super::arguments::Address;
 use super::device::Device;
 use super::error::CudaError;
 
-/// The lists of a rank on its device, given back when dropped.
+/// The tables of a rank on its device, freed on drop.
 pub(super) struct Tables<'d> {
     device: &'d dyn Device,
-    /// For each table of the program; none for a list without numbers.
+    /// The address of each table of the program; null for an empty table.
     addresses: Vec<Address>,
 }
 
 impl<'d> Tables<'d> {
-    /// Uploads the lists of a rank.
+    /// Uploads the tables of a rank.
     pub(super) fn new(
         device: &'d dyn Device,
         program: &DeviceProgram,
@@ -48,7 +48,7 @@ impl<'d> Tables<'d> {
         Ok(tables)
     }
 
-    /// Where the device has a list.
+    /// The address of a table.
     pub(super) fn at(&self, id: TableId) -> Address {
         self.addresses[id.index()]
     }
@@ -56,12 +56,9 @@ impl<'d> Tables<'d> {
 
 impl Drop for Tables<'_> {
     fn drop(&mut self) {
-        let mut own: Vec<Address> =
-            self.addresses.iter().copied().filter(|&at| at != Address::NONE).collect();
-        own.sort_unstable();
-        own.dedup();
-        for at in own {
-            // SAFETY: it was allocated here; whoever launches kernels that use it waits for them before.
+        let unique: BTreeSet<Address> = self.addresses.drain(..).filter(|&at| at != Address::NONE).collect();
+        for at in unique {
+            // SAFETY: the table was allocated here, and the kernels that use it have ended.
             unsafe { self.device.release(at) };
         }
     }

@@ -1,26 +1,25 @@
-//! Waiting for the streams of all ranks, by looking: whether they come past their tasks, whether a communicator failed in
-//! the background, and how long nothing has gone on. Whatever goes wrong is put down to a rank and a task.
+//! Waits for the streams of all ranks by polling: completed tasks, communicators that failed in the background, and the time
+//! without progress. Every failure is attributed to a rank and a task.
 //!
-//! Behind each task its stream has an event, so what a rank is at is known from what it has come past. Tasks wait only for
-//! tasks that were issued before them; so of all that have not ended the one that was issued first is what the others wait
-//! for. Before a collective there is another event, which tells ranks that have come to it from those that have not.
+//! An event after each task shows the progress of its stream. Tasks wait only for tasks that were issued earlier, so the
+//! unfinished task that was issued first blocks the others. An event before each collective tells the ranks that arrived
+//! from those that did not.
 //!
-//! A stream is never given more than some tasks before the first of them ends: a queue that is full is waited for by the
-//! driver, and there nobody looks.
+//! A stream has a bounded number of tasks in flight: issuing to a full queue blocks inside the driver, without polling.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use ithaca_ir::schedule::{FrameId, Stream as Queue};
 
-use super::collectives::{Broken, Collectives};
+use super::collectives::{CollectiveFailure, Collectives};
+use super::deadline::Deadline;
 use super::device::Event;
 use super::error::CudaError;
-use super::patience::Patience;
-use super::rank::Seat;
+use super::rank::LocalRank;
 
-/// Tasks of a stream that may be under way. A queue of the driver has room for about a thousand launches, and few tasks
-/// are more than some kernels.
+/// The most tasks in flight on a stream. A queue of the driver takes about a thousand launches, and few tasks have more
+/// than some kernels.
 const AHEAD: usize = 128;
 
 /// A run of a task.
@@ -31,64 +30,69 @@ pub(super) struct Run {
     pub(super) task: usize,
 }
 
-/// What went wrong, on which seat, at which task.
+/// An error with its local rank and its task.
 #[derive(Debug)]
-pub(super) struct Trouble {
-    pub(super) seat: usize,
-    /// None where a whole graph runs.
+pub(super) struct TaskFailure {
+    pub(super) local: usize,
+    /// The task; `None` while a graph runs.
     pub(super) run: Option<Run>,
     pub(super) error: CudaError,
 }
 
-/// A task that was issued and is not known to have ended.
+/// A task in flight.
 struct Mark {
-    /// How many tasks were issued before; ranks have one number for a task that all of them run.
+    /// The issue number, which a task has on all its ranks.
     number: u64,
     run: Option<Run>,
-    /// Before it, where others wait for the rank to come to it.
-    come: Option<Event>,
-    /// Behind it.
+    /// The event before a collective.
+    arrived: Option<Event>,
+    /// The event after the task.
     done: Event,
 }
 
-/// How far waiting goes.
+/// The condition that ends a wait.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Every stream has done all.
+    /// No stream has tasks in flight.
     AllIsDone,
     /// A stream has room.
     HasRoom(usize, Queue),
 }
 
-/// The tasks that are under way.
+/// The tasks in flight.
 pub(super) struct Watch {
-    longest: Option<Duration>,
-    /// For each seat, of its compute and its communication stream, in order of issue.
+    timeout: Option<Duration>,
+    /// For each local rank the tasks of its compute and its communication stream, in order of issue.
     streams: Vec<[VecDeque<Mark>; 2]>,
-    /// For each seat, events that are used no more.
+    /// For each local rank events to reuse.
     spare: Vec<Vec<Event>>,
     n_issued: u64,
 }
 
 impl Watch {
-    /// Of so many seats; something has to go on at least every `longest`.
-    pub(super) fn new(n_seats: usize, longest: Option<Duration>) -> Self {
-        let streams = (0..n_seats).map(|_| Default::default()).collect();
-        Self { longest, streams, spare: vec![Vec::new(); n_seats], n_issued: 0 }
+    /// For `n_locals` local ranks. A wait fails after `timeout` without progress.
+    pub(super) fn new(n_locals: usize, timeout: Option<Duration>) -> Self {
+        let streams = (0..n_locals).map(|_| Default::default()).collect();
+        Self { timeout, streams, spare: vec![Vec::new(); n_locals], n_issued: 0 }
     }
 
-    /// The next task is issued now; its number.
+    /// Returns the issue number of the next task.
     pub(super) fn next(&mut self) -> u64 {
         self.n_issued += 1;
         self.n_issued
     }
 
-    /// An event on a stream before a task that others wait for the rank to come to.
+    /// Records an event on a stream of a local rank.
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn comes(&mut self, of: &Seat<'_>, seat: usize, queue: Queue) -> Result<Event, CudaError> {
-        let event = match self.spare[seat].pop() {
+    pub(super) fn record_event(
+        &mut self,
+        of: &LocalRank<'_>,
+        local: usize,
+        queue: Queue,
+    ) -> Result<Event, CudaError> {
+        let event = match self.spare[local].pop() {
             Some(event) => event,
             None => of.device.event()?,
         };
@@ -96,117 +100,130 @@ impl Watch {
         Ok(event)
     }
 
-    /// Notes a task that was just issued to a stream, and waits where the stream has too many.
+    /// Adds a task that was just issued, and waits while the stream has too many in flight.
     ///
     /// # Errors
-    /// [`Trouble`] of any rank.
+    /// The [`TaskFailure`] of any rank.
     pub(super) fn issued(
         &mut self,
-        (seats, collectives): (&[Seat<'_>], &dyn Collectives),
-        (seat, queue): (usize, Queue),
+        (locals, collectives): (&[LocalRank<'_>], &dyn Collectives),
+        (local, queue): (usize, Queue),
         (number, run): (u64, Option<Run>),
-        come: Option<Event>,
-    ) -> Result<(), Trouble> {
-        let done = self.comes(&seats[seat], seat, queue).map_err(|error| Trouble { seat, run, error })?;
-        self.streams[seat][queue as usize].push_back(Mark { number, run, come, done });
-        match self.has_room(seat, queue) {
-            true => Ok(()),
-            false => self.wait_until(seats, collectives, Until::HasRoom(seat, queue)),
+        arrived: Option<Event>,
+    ) -> Result<(), TaskFailure> {
+        let done = self.record_event(&locals[local], local, queue).map_err(|error| TaskFailure {
+            local,
+            run,
+            error,
+        })?;
+        self.streams[local][queue as usize].push_back(Mark { number, run, arrived, done });
+        if self.has_room(local, queue) {
+            return Ok(());
         }
+        self.wait_until(locals, collectives, Until::HasRoom(local, queue))
     }
 
-    /// Waits until everything issued is done.
+    /// Waits until all issued work is done.
     ///
     /// # Errors
-    /// [`Trouble`] of any rank.
-    pub(super) fn wait(&mut self, seats: &[Seat<'_>], collectives: &dyn Collectives) -> Result<(), Trouble> {
-        self.wait_until(seats, collectives, Until::AllIsDone)
+    /// The [`TaskFailure`] of any rank.
+    pub(super) fn wait(
+        &mut self,
+        locals: &[LocalRank<'_>],
+        collectives: &dyn Collectives,
+    ) -> Result<(), TaskFailure> {
+        self.wait_until(locals, collectives, Until::AllIsDone)
     }
 
-    fn has_room(&self, seat: usize, queue: Queue) -> bool {
-        self.streams[seat][queue as usize].len() < AHEAD
+    fn has_room(&self, local: usize, queue: Queue) -> bool {
+        self.streams[local][queue as usize].len() < AHEAD
     }
 
     fn wait_until(
         &mut self,
-        seats: &[Seat<'_>],
+        locals: &[LocalRank<'_>],
         collectives: &dyn Collectives,
         until: Until,
-    ) -> Result<(), Trouble> {
-        let mut patience = Patience::new(self.longest);
+    ) -> Result<(), TaskFailure> {
+        let mut deadline = Deadline::new(self.timeout);
         loop {
-            let went_on = self.look(seats)?;
-            collectives.check().map_err(|broken| self.trouble_of(seats, broken))?;
-            let is_there = match until {
+            let has_progressed = self.poll(locals)?;
+            collectives.check().map_err(|failure| self.of_collective(locals, failure))?;
+            let is_reached = match until {
                 Until::AllIsDone => self.streams.iter().flatten().all(VecDeque::is_empty),
-                Until::HasRoom(seat, queue) => self.has_room(seat, queue),
+                Until::HasRoom(local, queue) => self.has_room(local, queue),
             };
-            if is_there {
+            if is_reached {
                 return Ok(());
             }
-            match went_on {
-                true => patience.renew(),
-                false => patience.pause().map_err(|waited| self.late(seats, waited))?,
+            if has_progressed {
+                deadline.extend();
+            } else {
+                deadline.pause().map_err(|waited| self.timed_out(locals, waited))?;
             }
         }
     }
 
-    /// Forgets what streams have come past; whether that is anything.
-    fn look(&mut self, seats: &[Seat<'_>]) -> Result<bool, Trouble> {
-        let mut went_on = false;
-        for (seat, streams) in self.streams.iter_mut().enumerate() {
+    /// Removes completed tasks; returns whether there were any.
+    fn poll(&mut self, locals: &[LocalRank<'_>]) -> Result<bool, TaskFailure> {
+        let mut has_progressed = false;
+        for (local, streams) in self.streams.iter_mut().enumerate() {
             for stream in streams {
                 while let Some(mark) = stream.front() {
-                    match seats[seat].device.has_happened(mark.done) {
+                    match locals[local].device.is_complete(mark.done) {
                         Ok(true) => {}
                         Ok(false) => break,
-                        Err(error) => return Err(self.failed(seats, seat, error)),
+                        Err(error) => return Err(self.failed(locals, local, error)),
                     }
-                    if let Some(Mark { come, done, .. }) = stream.pop_front() {
-                        self.spare[seat].extend(come.into_iter().chain([done]));
-                        went_on = true;
+                    if let Some(Mark { arrived, done, .. }) = stream.pop_front() {
+                        self.spare[local].extend(arrived.into_iter().chain([done]));
+                        has_progressed = true;
                     }
                 }
             }
         }
-        Ok(went_on)
+        Ok(has_progressed)
     }
 
-    /// What the streams are at, with their seats.
+    /// The first task in flight of each stream, with its local rank.
     fn fronts(&self) -> impl Iterator<Item = (usize, &Mark)> {
-        self.streams.iter().enumerate().flat_map(move |(seat, streams)| {
-            streams.iter().filter_map(VecDeque::front).map(move |mark| (seat, mark))
+        self.streams.iter().enumerate().flat_map(move |(local, streams)| {
+            streams.iter().filter_map(VecDeque::front).map(move |mark| (local, mark))
         })
     }
 
-    /// A device failed: of its ranks that which has what was issued first and has not ended.
-    fn failed(&self, seats: &[Seat<'_>], seat: usize, error: CudaError) -> Trouble {
-        let shares = |other: usize| std::ptr::addr_eq(seats[other].device, seats[seat].device);
+    /// Attributes an error of a device to the earliest task in flight on that device.
+    fn failed(&self, locals: &[LocalRank<'_>], local: usize, error: CudaError) -> TaskFailure {
+        let shares = |other: usize| std::ptr::addr_eq(locals[other].device, locals[local].device);
         let first = self.fronts().filter(|(other, _)| shares(*other)).min_by_key(|(_, mark)| mark.number);
         match first {
-            Some((seat, mark)) => Trouble { seat, run: mark.run, error },
-            None => Trouble { seat, run: None, error },
+            Some((local, mark)) => TaskFailure { local, run: mark.run, error },
+            None => TaskFailure { local, run: None, error },
         }
     }
 
-    /// A communicator failed: at what its rank has not ended, what it communicates before what it computes.
-    fn trouble_of(&self, seats: &[Seat<'_>], Broken { rank, error }: Broken) -> Trouble {
-        let seat = seats.iter().position(|seat| seat.rank == rank).unwrap_or(0);
-        let [compute, comm] = self.streams[seat].each_ref().map(VecDeque::front);
-        Trouble { seat, run: comm.or(compute).and_then(|mark| mark.run), error }
+    /// Attributes the failure of a communicator to its rank's first task in flight, on the communication stream if it has one.
+    fn of_collective(
+        &self,
+        locals: &[LocalRank<'_>],
+        CollectiveFailure { rank, error }: CollectiveFailure,
+    ) -> TaskFailure {
+        let local = locals.iter().position(|local| local.rank == rank).unwrap_or(0);
+        let [compute, comm] = self.streams[local].each_ref().map(VecDeque::front);
+        TaskFailure { local, run: comm.or(compute).and_then(|mark| mark.run), error }
     }
 
-    /// Nothing goes on: what was issued first holds the others up, and of its ranks one that has not come to it.
-    fn late(&self, seats: &[Seat<'_>], waited: Duration) -> Trouble {
+    /// Attributes a timeout to the earliest task in flight, on a rank that has not arrived if there is one.
+    fn timed_out(&self, locals: &[LocalRank<'_>], waited: Duration) -> TaskFailure {
         let first = self.fronts().map(|(_, mark)| mark.number).min();
         let at: Vec<(usize, &Mark)> = self.fronts().filter(|(_, mark)| Some(mark.number) == first).collect();
-        let has_come = |(seat, mark): &(usize, &Mark)| {
-            mark.come.is_none_or(|come| seats[*seat].device.has_happened(come).unwrap_or(false))
+        let has_arrived = |(local, mark): &(usize, &Mark)| {
+            mark.arrived.is_none_or(|arrived| locals[*local].device.is_complete(arrived).unwrap_or(false))
         };
-        let absent = at.iter().find(|one| !has_come(one));
-        let (seat, run) = absent.or(at.first()).map_or((0, None), |(seat, mark)| (*seat, mark.run));
-        let others = at.iter().map(|(other, _)| *other).filter(|other| *other != seat);
-        let waiting = others.map(|other| seats[other].rank.0).collect();
-        Trouble { seat, run, error: CudaError::Late { waited, waiting } }
+        let absent = at.iter().find(|one| !has_arrived(one));
+        let (local, run) = absent.or(at.first()).map_or((0, None), |(local, mark)| (*local, mark.run));
+        let others = at.iter().map(|(other, _)| *other).filter(|other| *other != local);
+        let waiting = others.map(|other| locals[other].rank.0).collect();
+        TaskFailure { local, run, error: CudaError::Timeout { waited, waiting } }
     }
 }

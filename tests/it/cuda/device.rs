@@ -1,5 +1,5 @@
 //! The runtime on devices without one: its launches run on the host, on the kernels that a C++ compiler made of the very
-//! same sources. Whatever an emitted program is shown to compute, the runtime is shown to compute too.
+//! same sources. The runtime passes every test that emitted programs pass.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -52,7 +52,7 @@ pub(super) fn kernels_for<'a>(schedules: impl IntoIterator<Item = &'a Schedule>)
     if single.has(&kernels) { single } else { compile(&kernels) }
 }
 
-/// What so many steps of a schedule give: outputs of the last, and what is kept.
+/// The outputs of the last of several steps of a schedule, and the final state.
 pub(super) fn steps_on_device(
     name: &str,
     schedule: &Schedule,
@@ -91,7 +91,7 @@ pub(super) fn assert_same(name: &str, schedule: &Schedule, found: &Outputs<f32>,
     }
 }
 
-/// The distance relative to the norm; what is no number, or infinite, has to be that on both sides.
+/// The distance relative to the norm; NaN and infinities have to agree on both sides.
 pub(super) fn distance(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
     let (mut difference, mut norm) = (0.0, 0.0);
     for (&a, &b) in found.data.iter().zip(&expected.data) {

@@ -22,7 +22,7 @@ use crate::tier;
 /// Tokens of a sequence; some of the last ones may be padding.
 const TOKENS: usize = 16;
 
-/// What an attention is like.
+/// The options of an attention.
 #[derive(Clone, Copy)]
 struct Kind {
     mask: &'static str,
@@ -115,7 +115,7 @@ pub(super) fn module(text: &str) -> Module {
 pub(super) fn noise(shape: &[usize], seed: usize) -> Tensor<f64> {
     let n: usize = shape.iter().product();
     let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
-    // What is stored is single precision; the whole program must start from the same numbers.
+    // Files store single precision; the whole program must start from the same numbers.
     Tensor::new(shape.to_vec(), (0..n).map(|i| f64::from(number(i) as f32)).collect())
 }
 
@@ -144,7 +144,7 @@ fn outputs_on_host(
     (out, outputs.remove(0))
 }
 
-/// Compares every output with what the oracle found.
+/// Compares every output with the oracle's.
 pub(super) fn assert_close(
     name: &str,
     outputs: &SafeTensorsFile,
@@ -165,10 +165,10 @@ pub(super) fn assert_close(
     }
 }
 
-/// A program, what it reads, and how it is laid out.
+/// A program, its weights and inputs, and its layout.
 pub(super) type Layout<'a> = (&'a Module, &'a Tensors, ShardOptions);
 
-/// Compiles programs under layouts and checks them; gives their schedules.
+/// Compiles programs under layouts and checks them; returns their schedules.
 pub(super) fn check(layouts: &[Layout<'_>]) -> Vec<Schedule> {
     let cases: Vec<Case> = layouts
         .iter()
@@ -225,7 +225,7 @@ fn fetches_of_what_masks_leave() {
         (&sinks, &tensors, options("streaming", &[("ring", "4")])),
         (&whole, &tensors, options("sparse-fetch", &[("ring", "4"), ("order", "zigzag")])),
     ]);
-    // The adjoint of a fetch sums what came from many ranks.
+    // The adjoint of a fetch sums gradients of many ranks.
     let sums = |t: &Task| match &t.work {
         Work::Unpack(transfer) => matches!(transfer.first().op, Op::FetchSum { .. }),
         _ => false,
@@ -346,7 +346,7 @@ fn storage_of_other_widths() {
         (&whole, &tensors, options("ring", &[("ring", "4"), ("order", "zigzag")])),
         (&whole, &tensors, options("sparse-fetch", &[("ring", "4")])),
     ]);
-    // By itself: programs that are compiled as one check themselves to what the narrowest of them keeps.
+    // Compiled alone: programs that are compiled as one use the tolerance of the narrowest of them.
     check(&[(&wide, &tensors, options("ring", &[("ring", "2"), ("order", "zigzag")]))]);
 }
 

@@ -1,4 +1,4 @@
-//! What emitted programs do with what they are given: ranks that do not come, outputs that are no files, integers that
+//! Emitted programs under bad conditions: ranks that do not join, outputs that are no files, integers that
 //! mean nothing, frames that nobody calls.
 
 use std::fs::{self, Permissions};
@@ -22,7 +22,7 @@ use super::distributed::module;
 use super::{can_run, can_run_in_full, found, options, root, write_program};
 use crate::training::sharded::{deep_llama, step};
 
-/// What shows that nobody waited for ever.
+/// The limit that shows that no rank waited for ever.
 const NOT_FOR_EVER: Duration = Duration::from_secs(200);
 
 /// A model on four ranks, written as a program.
@@ -52,7 +52,7 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
     let at = |name: &str| out.path().join(name);
     let output = |path: &str| run(&["--output", path], &[]);
 
-    // A link stays one, and what it leads to is replaced.
+    // A link stays a link, and its target is replaced.
     fs::create_dir(at("there")).unwrap();
     fs::write(at("there/target"), "before").unwrap();
     fs::set_permissions(at("there/target"), Permissions::from_mode(0o640)).unwrap();

@@ -1,4 +1,4 @@
-//! Training steps of models with experts as emitted programs on the host: outputs and what is kept after several steps,
+//! Training steps of models with experts as emitted programs on the host: outputs and state after several steps,
 //! against the whole program in double precision.
 
 use ithaca_ir::Module;
@@ -11,7 +11,7 @@ use super::pipeline::{Step, check, expected, options};
 use super::{can_run_in_full, root};
 use crate::golden::workload;
 
-/// A golden with experts, with room for all tokens or for some, and what it reads.
+/// A golden with experts, with capacity for all tokens or for some, and its inputs.
 fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
     let folder = root().join("tests/goldens").join(name);
     let open = |file| SafeTensorsFile::open(folder.join(file)).unwrap();

@@ -12,7 +12,7 @@ use ithaca_ir::schedule::{Schedule, Stream, Work};
 use ithaca_ir::verify::verify;
 use ithaca_kernels::RunError;
 use ithaca_kernels::cpu::{self, Fault, FaultKind, LookForNan};
-use ithaca_kernels::cuda::collectives::{Broken, Collectives, Exchange, InProcess, Library, Nccl};
+use ithaca_kernels::cuda::collectives::{CollectiveFailure, Collectives, Exchange, InProcess, Library, Nccl};
 use ithaca_kernels::cuda::{self, CudaError, Device, Host, Options};
 use ithaca_kernels::store::{RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
@@ -30,7 +30,7 @@ use super::{can_run, compiler, root};
 /// Far longer than any of these runs takes, and far shorter than for ever.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What shows that nobody hung.
+/// The limit that shows that no rank hung.
 const NOT_FOR_EVER: Duration = Duration::from_secs(200);
 
 /// A model on four ranks along two axes.
@@ -110,7 +110,7 @@ fn a_rank_that_hangs_is_waited_for_as_long_as_allowed() {
             Err(RunError::Rank { rank: 1, frame, layer: 1, task: at, cause, .. }) => {
                 assert_eq!((frame.as_str(), at), ("block", task));
                 match *cause {
-                    RunError::Cuda(CudaError::Late { waited, waiting }) => {
+                    RunError::Cuda(CudaError::Timeout { waited, waiting }) => {
                         assert!(waited >= soon);
                         // Whoever shares an axis with it has come to the collective.
                         assert_eq!(waiting.is_empty(), task != exchange, "{waiting:?}");
@@ -134,14 +134,14 @@ struct Failing<'d> {
 }
 
 impl Collectives for Failing<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
         // SAFETY: the caller vouches for the memory.
         unsafe { self.inner.exchange(exchange) }
     }
 
-    fn check(&self) -> Result<(), Broken> {
+    fn check(&self) -> Result<(), CollectiveFailure> {
         match self.looks.get() {
-            0 => Err(Broken {
+            0 => Err(CollectiveFailure {
                 rank: Rank(3),
                 error: CudaError::Failed { call: "NCCL", detail: "the link is down".to_owned() },
             }),
@@ -212,7 +212,7 @@ fn the_first_task_that_writes_nan_is_named_when_asked() {
         }
         other => panic!("expected NaN of rank 1, not {other:?}"),
     }
-    // What nobody wrote is no number either, and is not looked at: wires, padding, tensors that lie in wires.
+    // Memory that no task wrote is NaN too, and is not searched: wires, padding, tensors in wires.
     let (schedule, sources) = model();
     in_process(&schedule, &sources, &look).unwrap();
     for (golden, axis, messages) in [
@@ -230,7 +230,7 @@ fn the_first_task_that_writes_nan_is_named_when_asked() {
     }
 }
 
-/// A NCCL of this process, compiled so that what these say goes wrong.
+/// A substitute of NCCL, compiled with these faults.
 fn nccl(directory: &tempfile::TempDir, wrong: &[&str]) -> Library {
     let path: PathBuf = directory.path().join(format!("libnccl{}.so", wrong.join("")));
     let run = Command::new(compiler())
@@ -294,7 +294,7 @@ fn a_rank_that_does_not_come_into_a_communicator_is_not_waited_for_for_ever() {
         };
         assert!(begun.elapsed() < NOT_FOR_EVER);
         assert!(
-            matches!(&error, CudaError::Absent { cause, .. } if matches!(**cause, CudaError::Late { .. }))
+            matches!(&error, CudaError::NotJoined { cause, .. } if matches!(**cause, CudaError::Timeout { .. }))
         );
         assert!(error.to_string().contains(says), "{wrong}: {error}");
     }

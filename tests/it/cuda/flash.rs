@@ -23,11 +23,11 @@ use super::distributed::{check, module};
 use super::{can_run, can_run_in_full, compiler, options, root};
 use crate::tier;
 
-/// What a program's attention is like.
+/// The options of a program's attention.
 struct Case {
     /// Elements of a query and of a value.
     widths: [usize; 2],
-    /// Tokens, and how many of them are none.
+    /// Tokens, and how many of them are padding.
     tokens: usize,
     padding: usize,
     /// Behind the sequence's size.
@@ -42,7 +42,7 @@ struct Case {
 const CAUSAL: Case =
     Case { widths: [64, 64], tokens: 150, padding: 0, order: "", heads: [2, 2], mask: "causal", extra: "" };
 
-/// A program of one attention and its gradients, and what it reads: numbers that have few digits, so that storing them
+/// A program of one attention and its gradients, and its inputs: numbers that have few digits, so that storing them
 /// rounds nothing.
 fn program(dtype: DType, case: &Case) -> (Module, Tensors) {
     let Case { widths: [d, e], tokens, padding, order, heads: [h, k], mask, extra } = *case;
@@ -174,7 +174,7 @@ fn tensor_cores_on_several_ranks() {
     assert!(buffers.filter(|buffer| matches!(buffer.place, Place::Wire { .. })).count() > 3);
 }
 
-/// What is said of tiles of a mask, against every pair of a query and a key.
+/// Compares the classes of a mask's tiles with every pair of a query and a key.
 #[test]
 fn tiles_of_masks_are_what_their_pairs_are() {
     if !can_run() {

@@ -1,4 +1,4 @@
-//! Tensors that lie in wires, on devices: the emitted program and the runtime give what they do when all is packed.
+//! Tensors in wires, on devices: the emitted program and the runtime compute the same as with packed messages.
 
 use ithaca_ir::schedule::{Place, Schedule, Work};
 use ithaca_ir::{Module, Op};

@@ -1,4 +1,4 @@
-//! Training steps in stages as emitted programs on the host: outputs and what is kept after several
+//! Training steps in stages as emitted programs on the host: outputs and state after several
 //! steps, against the whole program in double precision, and against themselves on one device.
 
 use ithaca_ir::verify::verify;
@@ -18,7 +18,7 @@ use super::{can_run, can_run_in_full};
 
 const STEPS: usize = 2;
 
-/// Largest accepted distance of a tensor, relative to its norm; AdamW divides what has rounded by its own size.
+/// Largest accepted distance of a tensor, relative to its norm; AdamW divides a rounded number by its own size.
 const TOLERANCE: f64 = 1e-4;
 
 fn llama(layers: u64, tied: bool) -> Value {
@@ -42,7 +42,7 @@ pub(super) fn options(strategy: &str, mesh: &str) -> ShardOptions {
     ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
 }
 
-/// What several steps of `whole` give.
+/// The results of several steps of `whole`.
 pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f64> {
     let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
     for _ in 0..STEPS {
@@ -55,7 +55,7 @@ pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f6
     outputs
 }
 
-/// A step, how it is laid out, what it reads and what several such steps give.
+/// A step, its layout, its inputs and the results of several such steps.
 pub(super) struct Step<'a> {
     pub(super) module: Module,
     pub(super) options: ShardOptions,

@@ -1,4 +1,4 @@
-//! What an emitted program measures of itself: tasks by name, collectives with the bytes that the plan promises.
+//! Profiles of emitted programs: tasks by name, collectives with the bytes that the plan promises.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! How emitted programs judge themselves: a step in half precision agrees with one device's, though an optimizer makes whole
-//! steps of rounding; what is wrong is found; and the rules are those of the CPU.
+//! steps of rounding; errors are found; and the rules are those of the CPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ fn case(whole: &Module, options: &ShardOptions, steps: usize) -> Case {
     }
 }
 
-/// What the first of these programs says of itself, and how it ends.
+/// The output of the first program's self-check, and its exit status.
 fn check_itself(case: &Case, out: &Path) -> (Option<i32>, String) {
     let [weights, inputs] = case.sources.files(&case.schedule, out.join("in.safetensors"));
     let run = Command::new("bash")
@@ -185,7 +185,7 @@ fn judge(out: &Path) -> PathBuf {
     program
 }
 
-/// What a step leaves of one weight with gradients of every size, and of another whose gradient is rounding alone.
+/// The result of a step on one weight with gradients of every size, and on another whose gradient is rounding alone.
 fn left_by_a_step() -> Outputs<f64> {
     const N: usize = 64;
     let sizes = |i: usize| 10f64.powi(-(i as i32 % 10));
@@ -254,7 +254,7 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
             by_reach_of_all += by_reach;
             assert_eq!(by_reach, row.undetermined, "{name} by {by} within {reach}");
             assert!(same(largest, max_abs), "{name} by {by} within {reach}: {largest} and {max_abs}");
-            // Of what should be zero the CPU measures the distance, and an emitted program says that it is wrong.
+            // Where the reference is zero, the CPU measures the distance, and an emitted program reports an error.
             let is_zero = expected[&name].data.iter().all(|x| *x == 0.0);
             match is_zero && max_abs > 0.0 {
                 true => assert_eq!(relative, f64::INFINITY, "{name}"),
@@ -264,14 +264,14 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
     }
     assert!(by_reach_of_all > 100);
 
-    // One element of a weight whose gradient is above the noise is wrong by what a step can do.
+    // One element of a weight whose gradient is above the noise differs by as much as a step can move it.
     let mut wrong = expected.clone();
     let gradient = &expected[&format!("{}w", state::GRADIENT)];
     let largest = (0..64).max_by(|&a, &b| gradient.data[a].abs().total_cmp(&gradient.data[b].abs())).unwrap();
     wrong["w"].data[largest] += 1e-3;
     let row = verdicts(&wrong, 1e-3).into_iter().find(|row| row.0 == "w").unwrap();
     assert!(row.3 == 0 && row.1 > 9e-4, "{row:?}");
-    // What is no number is judged by nothing.
+    // NaN passes no tolerance.
     wrong["bias"].data[0] = f64::NAN;
     let row = verdicts(&wrong, 1e-3).into_iter().find(|row| row.0 == "bias").unwrap();
     assert!(row.1.is_nan() && row.2.is_nan(), "{row:?}");

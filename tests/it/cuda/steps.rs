@@ -1,4 +1,4 @@
-//! Several steps of emitted programs on the host: outputs of the last one, and what is kept, against the oracle.
+//! Several steps of emitted programs on the host: outputs of the last one, and state, against the oracle.
 
 use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
@@ -71,7 +71,7 @@ fn check(modules: &[(String, Module, Module)]) {
     });
     let (_out, found) = together::run(&cases.collect::<Vec<_>>());
     for ((name, whole, _), found) in modules.iter().zip(&found) {
-        // What adds up over steps grows, and rounds by its size.
+        // Sums over steps grow, and their rounding errors with them.
         for (output, expected) in &expected(whole) {
             let found = found.read(output).unwrap();
             assert_eq!(found.shape, expected.shape, "{name}: {output}");
@@ -82,7 +82,7 @@ fn check(modules: &[(String, Module, Module)]) {
     }
 }
 
-/// What several steps of `whole` give.
+/// The results of several steps of `whole`.
 fn expected(whole: &Module) -> Outputs<f64> {
     let sources = RandomTensors::of_module(whole, SEED);
     let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());

@@ -1,4 +1,4 @@
-//! What `tests/gpu.sh` runs where there is a GPU: its programs and lines are valid, and run on the CPU.
+//! The programs and command lines of `tests/gpu.sh`, which needs a GPU, are valid and run on the CPU.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -19,7 +19,7 @@ use super::{device, emitted, root};
 
 /// A program to be run on the host, a process for each rank.
 pub(super) struct Case {
-    /// What messages call it.
+    /// The name in messages.
     pub(super) name: String,
     pub(super) schedule: Schedule,
     /// The whole program; the emitted one compares itself with it.
@@ -43,7 +43,7 @@ impl Sources {
         Sources::Tensors(all.collect())
     }
 
-    /// Files of weights and of inputs; what is not in a file yet is written to `to`.
+    /// Files of weights and of inputs; missing files are written to `to`.
     pub(super) fn files(&self, schedule: &Schedule, to: PathBuf) -> [PathBuf; 2] {
         match self {
             Sources::Golden(golden) => ["model.safetensors", "io.safetensors"].map(|file| golden.join(file)),
@@ -69,7 +69,7 @@ fn stored_as(schedule: &Schedule, name: &str) -> Stored {
     }
 }
 
-/// Runs all programs on the host, and on devices that this machine plays: gives what each wrote, and the folder it lies in.
+/// Runs all programs on the host, and on host devices: returns the output of each, and its folder.
 ///
 /// The runtime runs the same schedules: it must give the same numbers and send the same bytes as the plan says.
 pub(super) fn run(cases: &[Case]) -> (tempfile::TempDir, Vec<SafeTensorsFile>) {

@@ -14,7 +14,7 @@ use super::distributed::{assert_close, module, noise};
 use super::together::{self, Case, Sources};
 use crate::tier;
 
-/// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
+/// The inputs of a program by split dimension: `s`, `v` and `b`, with their axes.
 struct Splits {
     level: &'static str,
     mesh: &'static str,

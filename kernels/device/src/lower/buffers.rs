@@ -90,7 +90,7 @@ impl Sources {
         id
     }
 
-    /// As the program has them.
+    /// The sources of the program.
     pub(super) fn into_program(self, schedule: &Schedule) -> Arena<SourceId, Source> {
         let space = &schedule.space;
         let meanings = integers::of_inputs(schedule);
@@ -160,16 +160,16 @@ pub(super) fn slices(schedule: &Schedule, caller: &Frame, task: &Task) -> Slices
     slices
 }
 
-/// Bytes that a rank has of a tensor.
+/// The bytes of a rank's part of a tensor.
 fn local_bytes(space: &Space, ty: &TensorType) -> Int {
     let span = Span::of(&space.mesh, uneven_axes(space, ty));
     let bytes = |rank| signed(boxes::elements(&space.local_box(ty, rank)) * ty.dtype.bytes());
     merge::integer(&span, span.ranks(&space.mesh, merge::rank_at(&space.mesh, ty.layout.at)).map(bytes))
 }
 
-/// Whether arguments and results of frames start at multiples of [`ALIGNMENT`], whoever calls them.
+/// Whether arguments and results of frames start at multiples of [`ALIGNMENT`] in every call.
 pub(super) struct Alignments {
-    /// Of each frame, of its arguments and of its results.
+    /// For each frame: of its arguments and of its results.
     of_frames: Vec<[Vec<bool>; 2]>,
 }
 
@@ -177,7 +177,7 @@ impl Alignments {
     pub(super) fn of(schedule: &Schedule) -> Result<Self, LowerError> {
         let operands = |frame: &Frame| [vec![true; frame.n_arguments], vec![true; frame.outputs.len()]];
         let mut found = Alignments { of_frames: schedule.frames.values().map(operands).collect() };
-        // Callers are after the frames that they call.
+        // Callers follow the frames that they call.
         for (id, frame) in schedule.frames.iter().rev() {
             for task in &frame.tasks {
                 let Work::Call { callee, scan, .. } = &task.work else { continue };

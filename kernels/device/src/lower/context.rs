@@ -1,4 +1,4 @@
-//! The state of a lowering, and what all tasks need: where their buffers are, and the records of all ranks from work on one.
+//! The state of a lowering, the addresses of buffers, and the records of all ranks from the work of one.
 
 use ithaca_ir::layout::At;
 use ithaca_ir::schedule::{self, BufferId, Content, FrameId, Place, Schedule};
@@ -44,7 +44,7 @@ impl<'a> Lowering<'a> {
         &self.schedule.space
     }
 
-    /// Where a buffer is.
+    /// The pointer to a buffer.
     pub(super) fn locate(&self, of: In<'a>, id: BufferId) -> Result<Pointer, LowerError> {
         let Some(buffer) = of.frame.buffers.get(id) else {
             return LowerError::invalid(format!("there is no buffer {id:?}"));
@@ -79,7 +79,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Buffers with their types; `strided` has for those in wires where their elements are.
+    /// Buffers with their types; `strided` has the layout of those in wires.
     pub(super) fn views<'v>(
         &self,
         of: In<'a>,
@@ -96,7 +96,7 @@ impl<'a> Lowering<'a> {
         buffers.iter().zip(strided).map(view).collect()
     }
 
-    /// The records of work on tensors of these types, which all ranks of a place do.
+    /// The records of work on tensors of these types on all ranks of a place.
     pub(super) fn by_size_or_place(
         &mut self,
         of: In<'a>,
@@ -130,7 +130,7 @@ impl<'a> Lowering<'a> {
         Ok(self.merged(span, traces))
     }
 
-    /// The trace of each rank of a span; none for ranks of other places.
+    /// The trace of each rank of a span; `None` for ranks of other places.
     pub(super) fn traces(
         &self,
         of: In<'a>,

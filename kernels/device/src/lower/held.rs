@@ -1,4 +1,4 @@
-//! The part of a stored tensor that a rank has.
+//! A rank's part of a stored tensor.
 
 use std::ops::Range;
 
@@ -13,16 +13,16 @@ use crate::ops::view::signed;
 use crate::program::{Held, HeldDim};
 use crate::value::Choice;
 
-/// A dimension as a file has it.
+/// A dimension of a stored tensor.
 struct Stored {
     /// Elements in the file.
     size: u64,
     copies: u64,
-    /// The dimension whose positions decide.
+    /// The dimension that has the positions.
     of: DimId,
 }
 
-/// The part that a rank has of a stored tensor that is read, and perhaps written.
+/// A rank's part of a stored tensor.
 pub(super) fn of_source(space: &Space, ty: &TensorType) -> Held {
     held(space, ty, None, |dim| {
         let size = source::stored_size(space, dim);
@@ -34,7 +34,7 @@ pub(super) fn of_source(space: &Space, ty: &TensorType) -> Held {
     })
 }
 
-/// The part that a rank has of an output.
+/// A rank's part of an output.
 pub(super) fn of_output(space: &Space, ty: &TensorType) -> Held {
     held(space, ty, ty.layout.at, |dim| {
         let size = space.dims[dim].valid.min(space.size(dim));
@@ -69,7 +69,7 @@ fn held(space: &Space, ty: &TensorType, at: Option<At>, stored: impl Fn(DimId) -
     Held { dtype: ty.dtype, at, dims: ty.dims.iter().enumerate().map(dim).collect() }
 }
 
-/// Index, position and length of each run of the indices that a range of copies is of.
+/// Index, position and length of each run of the indices that a range repeats.
 fn runs(space: &Space, of: DimId, copies: u64, range: &Range<u64>) -> Vec<i64> {
     if range.is_empty() {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! From a schedule to its device program.
+//! Lowers a schedule to its device program.
 //!
-//! A task is lowered for one rank at a time, for the ranks along the axes that matter to it alone: those by which its tensors
-//! are split unevenly, and where a record depends on the place of a rank's part, as positions of tokens do, those by which they
-//! are split at all. So the time does not grow with the ranks of a mesh, but with the kinds of ranks.
+//! A task is lowered rank by rank, but only along the axes that affect it: axes that split its tensors unevenly, and all axes
+//! that split them if a record depends on the place of a rank's part, as positions of tokens do. So the time grows with the
+//! kinds of ranks and not with their number.
 
 mod axes;
 mod buffers;
@@ -30,8 +30,8 @@ pub use options::{Checks, Options};
 /// The device program of a verified schedule.
 ///
 /// # Errors
-/// [`LowerError::Unsupported`] for an operation that no kernel computes, [`LowerError::Invalid`] for a schedule that contradicts
-/// itself; both with their task.
+/// [`LowerError::Unsupported`] for an operation that no kernel computes, [`LowerError::Invalid`] for an inconsistent schedule;
+/// both with their task.
 pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, LowerError> {
     let mut runs = schedule.layers_by_place();
     match schedule.main() {
@@ -153,7 +153,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// The ranks that run a task, as places; none where all do.
+/// The places whose ranks run a task; `None` for all ranks.
 fn places(frame: &schedule::Frame, task: &Task) -> Option<Vec<At>> {
     let mut places = frame.places(task).into_iter().collect::<Option<Vec<At>>>()?;
     places.sort_unstable();

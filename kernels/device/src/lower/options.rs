@@ -1,6 +1,6 @@
-//! How a schedule is lowered.
+//! Options of lowering.
 
-/// How a schedule is lowered.
+/// Options of lowering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Whether steps have searches for NaN.
@@ -10,9 +10,9 @@ pub struct Options {
 /// Whether steps have searches for NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
-    /// They have none.
+    /// No searches.
     #[default]
     None,
-    /// One for each buffer of real numbers that a step writes.
+    /// A search in each buffer of real numbers that a step writes.
     OfWrittenBuffers,
 }

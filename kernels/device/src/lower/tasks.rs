@@ -92,7 +92,7 @@ impl<'a> Lowering<'a> {
         if buffers.len() != parcels.len() {
             return LowerError::invalid(format!("it has {} tensors", buffers.len()));
         }
-        // Tensors in the wire stay there.
+        // Tensors in the wire are not copied.
         let tensor = |&b: &BufferId| match b != wire && of.frame.holder(b) == wire {
             true => Ok(Pointer::NONE),
             false => self.locate(of, b),
@@ -154,16 +154,16 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// The side of the wire that a task writes, of the transfer that it is of.
+/// The side of the transfer's wire that a task writes.
 fn written_side(work: &TaskWork) -> Option<(&Transfer, Side)> {
     match work {
         TaskWork::Pack(transfer) => Some((transfer, Side::Sent)),
         TaskWork::Exchange(transfer) => Some(match transfer.first().op {
-            // It is summed where it is.
+            // The sum is in place.
             Op::AllReduce { .. } => (transfer, Side::Sent),
             _ => (transfer, Side::Received),
         }),
-        // A copy's content was looked at before.
+        // The source of a copy was checked before.
         TaskWork::Copy | TaskWork::Compute(_) | TaskWork::Unpack(_) | TaskWork::Call { .. } => None,
     }
 }

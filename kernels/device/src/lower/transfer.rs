@@ -1,4 +1,4 @@
-//! Collectives as transfers: which elements go from which rank to which.
+//! Lowers collectives to transfers: the blocks between ranks.
 
 use std::collections::BTreeMap;
 
@@ -19,18 +19,18 @@ use crate::ops::view::{Cx, signed};
 use crate::record::{Block, Collective, Communicator, Even, Record, Transfer};
 use crate::value::{Choice, Int, Varying};
 
-/// How a collective treats the elements of its members.
+/// The distribution of a collective's elements among its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Each member gets a block of its own from each.
+    /// Each member receives a different block from each.
     Blocks,
-    /// Each member gets all elements of others, where they have some for it.
+    /// Each member receives all elements of others that have elements for it.
     Whole,
     /// As [`Whole`](Self::Whole), the same number from every member.
     Gather,
-    /// Blocks for each member, which it gets summed.
+    /// Each member receives the sum of its blocks.
     ReduceScatter,
-    /// All get the sum.
+    /// All members receive the sum.
     AllReduce,
 }
 
@@ -52,10 +52,10 @@ struct End {
     rank: Rank,
     /// The ranks of its group, itself among them, in order.
     group: Vec<Rank>,
-    /// Elements that it has for each member, and that it gets from each.
+    /// Elements that it sends to and receives from each member.
     send: Vec<u64>,
     recv: Vec<u64>,
-    /// Elements that it has before, and after.
+    /// Elements before and after the collective.
     mine: u64,
     wanted: u64,
 }
@@ -77,7 +77,7 @@ impl End {
     }
 }
 
-/// The call of the library that does a collective.
+/// The library call of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     SendReceive,
@@ -94,7 +94,7 @@ struct Message {
 }
 
 impl Message {
-    /// All ranks of a group use the same method, whether or not they could tell from their own blocks.
+    /// All ranks of a group use the same method, even where their own blocks would allow another.
     fn of(space: &Space, parcels: &[Parcel], ends: &[Option<End>]) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
         let kind = Kind::of(&first.op)?;
@@ -192,8 +192,7 @@ impl Message {
 }
 
 impl<'a> Lowering<'a> {
-    /// The axes that matter to the blocks of a transfer; none where all ranks have blocks of the same size at the same
-    /// places.
+    /// The axes that affect the blocks of a transfer; none if all ranks have the same sizes and offsets.
     pub(super) fn span_of(&self, places: [Option<At>; 2], transfer: &TaskTransfer) -> Span {
         let (space, parcels) = (self.space(), transfer.parcels());
         let even = |side| (0..parcels.len()).all(|part| Strided::of(space, parcels, side, part).is_some());

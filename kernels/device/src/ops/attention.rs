@@ -1,4 +1,4 @@
-//! Attention, forward and backward, and what joins its parts.
+//! Attention, forward and backward, and the merge of its parts.
 
 use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
 use ithaca_ir::{DType, Dim, DimId, TensorType};
@@ -40,7 +40,7 @@ fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], Lowe
     }
 }
 
-/// Blocks that are for so many rows.
+/// The number of blocks for these rows.
 fn blocks(rows: i64, block: Block) -> i64 {
     (rows + block.rows - 1) / block.rows
 }
@@ -162,7 +162,7 @@ impl Cx<'_> {
         })
     }
 
-    /// Where the rows of a tensor `[... tokens heads width]` begin.
+    /// The offsets of the rows of a tensor `[... tokens heads width]`.
     fn rows_of(&self, view: View<'_>) -> Result<Rows, LowerError> {
         let strides = self.local_of(view).strides;
         let n = strides.len();
@@ -257,8 +257,8 @@ impl Cx<'_> {
         self.launch(&kernel, n, arguments![q.at, k.at, z.at, s, columns, n])
     }
 
-    /// The values of the keys held, weighed by explicit rows. The rows stand for q in the shape, their columns for its
-    /// width.
+    /// The values of the keys held, weighed by explicit rows. In the shape, the rows take the place of q and their columns
+    /// that of its width.
     pub(crate) fn weigh(
         &self,
         a: &Attention,
@@ -272,7 +272,7 @@ impl Cx<'_> {
         self.launch(&kernel, n, arguments![reals(rows), reals(lse), v.at, z.at, s, s.width, n])
     }
 
-    /// A rank that holds nothing of the second part keeps the first.
+    /// A rank without elements of the second part keeps the first.
     pub(crate) fn merge(&self, x: &[View<'_>; 4], z: &[View<'_>; 2]) -> Result<(), LowerError> {
         let [o, lse, more_o, more_lse] = *x;
         let (n, rows) = (self.local(o.ty).size, self.local(lse.ty).size);
@@ -327,7 +327,7 @@ impl Cx<'_> {
         self.scale(-1.0, z[2], z[2])
     }
 
-    /// A rank that holds nothing of y keeps x.
+    /// A rank without elements of y keeps x.
     pub(crate) fn accumulate(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         if self.local(y.ty).size > 0 {
             return self.binary(Binary::Add, x, y, z);

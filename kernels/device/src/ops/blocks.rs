@@ -10,7 +10,7 @@ use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;
 use crate::structs::{Pieces, PiecesShape, Walk};
 
-/// Which way elements go.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToWire,
@@ -76,14 +76,14 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Keeps this rank's part; nothing is sent.
+    /// Copies this rank's part without communication.
     pub(crate) fn slice(&self, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (whole, part) = (self.local(x.ty), self.local(z.ty));
         let blocks = if part.size > 0 { vec![(self.region(&part).clone(), 0)] } else { Vec::new() };
         self.move_placed(x.ty.dtype, &whole, &blocks, Direction::ToWire, [x.at, z.at])
     }
 
-    /// Copies the blocks that the tensors of a message send to its wire.
+    /// Packs the blocks of a message into its wire.
     pub(crate) fn pack(
         &self,
         parcels: &[Parcel],
@@ -99,7 +99,7 @@ impl Cx<'_> {
         self.move_message(parcels, Side::Sent, tensors, wire)
     }
 
-    /// Copies the blocks that a message's wire has received to their places in the tensors.
+    /// Unpacks the received blocks of a message from its wire.
     pub(crate) fn unpack(
         &self,
         parcels: &[Parcel],
@@ -133,7 +133,7 @@ impl Cx<'_> {
             placed[parcel].push((region, end));
             end += n;
         }
-        // Tensors in the wire stay there.
+        // Tensors in the wire are not copied.
         let moved = parcels.iter().zip(&placed).zip(tensors).filter(|(_, at)| **at != Pointer::NONE);
         for ((parcel, blocks), &tensor) in moved {
             let (ty, direction) = match side {
@@ -145,7 +145,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Moves the pieces of a fetch, or of its adjoint, in one kernel however many they are. `dim` is the fetched dimension.
+    /// Moves the pieces of a fetch, or of its adjoint, in one kernel. `dim` is the fetched dimension.
     fn move_pieces(
         &self,
         parcels: &[Parcel],

@@ -9,7 +9,7 @@ use crate::record::{Form, Matrix, Product, Record};
 use crate::structs::Walk;
 use crate::value::Int;
 
-/// Products of one einsum at most, beside those that are one batch.
+/// The most batched products of one einsum.
 const MOST_PRODUCTS: i64 = 4096;
 
 /// A loop of an einsum: its extent, and its strides in x, y and z, zero where the tensor lacks it.
@@ -21,11 +21,11 @@ struct Loop {
     z: i64,
 }
 
-/// One step in one place.
+/// A loop of one step.
 const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0 };
 
 impl Loop {
-    /// The same with x and y in each other's place.
+    /// The loop with x and y exchanged.
     fn swapped(self) -> Self {
         Loop { x: self.y, y: self.x, ..self }
     }
@@ -72,7 +72,7 @@ struct Matmul {
     k: Loop,
 }
 
-/// A matrix product: forms, leading dimensions, and whether x and y change places.
+/// A matrix product: forms, leading dimensions, and whether x and y are exchanged.
 struct Found {
     loops: Matmul,
     order: Order,
@@ -86,12 +86,12 @@ struct Found {
 enum Order {
     /// y, as columns are written.
     SecondFirst,
-    /// x: the operands changed places.
+    /// x: the operands are exchanged.
     FirstFirst,
 }
 
 impl Matmul {
-    /// As the device's product, if it is one.
+    /// The einsum as a product of the device, if it is one.
     fn find(mut self) -> Option<Found> {
         let mut order = Order::SecondFirst;
         // The product writes columns: the loop with stride one in z takes their place.
@@ -250,7 +250,7 @@ mod tests {
         let found = Matmul { batch: Vec::new(), m, n, k }.find().unwrap();
         assert!(found.order == Order::SecondFirst);
         assert_eq!((found.a, found.b, found.c), ((Form::Plain, 4), (Form::Plain, 3), 4));
-        // z[n, m]: the operands change places.
+        // z[n, m]: the operands are exchanged.
         let (m, n) = (Loop { z: 1, ..m }, Loop { z: 2, ..n });
         let found = Matmul { batch: Vec::new(), m, n, k }.find().unwrap();
         assert!(found.order == Order::FirstFirst);

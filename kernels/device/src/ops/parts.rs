@@ -7,18 +7,18 @@ use crate::argument::arguments;
 use crate::error::LowerError;
 use crate::structs::Walk;
 
-/// Which way a part is copied.
+/// The direction of a copy of a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
-    /// Out of the tensor that has it.
+    /// From the whole tensor.
     Out,
-    /// Into it.
+    /// Into the whole tensor.
     Into,
 }
 
-/// The walk along a dimension of a part and of the tensor that has it, outer legs first: steps, and how far apart they are
-/// in the two. `block` is how many indices of the part a block has and how far blocks are apart, `runs` how many indices of
-/// the part are neighbours in the other and how many that one has before the next of them.
+/// The walk along a dimension of a part and of the whole tensor, outer legs first: steps, and their strides in the two.
+/// `block` is the length of a block of the part and the distance between blocks; `runs` is the length of a run of the part
+/// and the distance between runs in the whole tensor.
 fn legs(
     extent: i64,
     (part, whole): (i64, i64),
@@ -54,7 +54,7 @@ impl Cx<'_> {
         part: View<'_>,
     ) -> Result<(), LowerError> {
         let Some(cut) = self.space.dims[dim].part else {
-            return Err(LowerError::Unsupported("a part of a dimension that is none".to_owned()));
+            return Err(LowerError::Unsupported("a part of a dimension without parts".to_owned()));
         };
         let (lw, lp) = (self.local(whole.ty), self.local(part.ty));
         if lp.size == 0 {

@@ -187,7 +187,7 @@ impl Cx<'_> {
         )
     }
 
-    /// `padding` is a row that learns nothing.
+    /// The row `padding` has no gradient.
     pub(crate) fn embed_backward(
         &self,
         padding: Option<u64>,

@@ -1,4 +1,4 @@
-//! What training adds: gradients of norms, the loss and the optimizer.
+//! Operations of training: gradients of norms, the loss and the optimizer.
 
 use ithaca_ir::ops::AdamW;
 use ithaca_ir::{DType, DimId, TensorType};
@@ -9,7 +9,7 @@ use crate::catalogue::{accumulator, c_type};
 use crate::error::LowerError;
 use crate::structs::{self, Labels, Padding, Vocabulary};
 
-/// Dimensions of labels with padding at most.
+/// The most dimensions of labels that have padding.
 const MOST_PADDED: usize = 2;
 
 /// The number that a norm subtracts: the kernels' `enum class Centre`.
@@ -32,8 +32,8 @@ pub(crate) struct Norm {
 }
 
 impl Cx<'_> {
-    /// Gradients of a norm over one dimension: dx, d_weight and maybe d_bias. Until dx is written its memory has what
-    /// rows need more than once, if it has the room.
+    /// Gradients of a norm over one dimension: dx, d_weight and maybe d_bias. The memory of dx holds the moments of the
+    /// rows until dx is written, if they fit.
     pub(crate) fn norm_backward(
         &self,
         norm: Norm,

@@ -22,7 +22,7 @@ pub(crate) struct View<'a> {
     pub(crate) ty: &'a TensorType,
     /// Its first element.
     pub(crate) at: Pointer,
-    /// Where its elements are in a wire, where a dimension is cut into blocks; it is dense where absent.
+    /// The layout in a wire where a dimension is cut into blocks; `None` if dense.
     pub(crate) strided: Option<&'a Strided>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Cx<'a> {
     pub(crate) shared: &'a Shared,
     /// Whether each argument of the frame starts at a multiple of [`ALIGNMENT`].
     pub(crate) arguments_aligned: &'a [bool],
-    /// The same of each result.
+    /// Whether each result starts at a multiple of [`ALIGNMENT`].
     pub(crate) results_aligned: &'a [bool],
 }
 
@@ -116,7 +116,7 @@ impl Local {
     }
 }
 
-/// A part of a walk along a dimension: how many steps, and how far apart they are in each of `K` tensors.
+/// A leg of a walk along a dimension: the number of steps, and their stride in each of `K` tensors.
 pub(crate) type Leg<const K: usize> = (i64, [i64; K]);
 
 /// Distances between neighbours along each dimension of a dense tensor.
@@ -138,7 +138,7 @@ pub(crate) fn stride_of(ty: &TensorType, local: &Local, dim: DimId) -> i64 {
     ty.position(dim).map_or(0, |d| local.strides[d])
 }
 
-/// A dimension that an operation is told of and its tensor lacks.
+/// The error for a dimension that the tensor of an operation lacks.
 pub(crate) fn place(ty: &TensorType, dim: DimId) -> Result<usize, LowerError> {
     ty.position(dim).ok_or_else(|| unsupported("an operation over a dimension that its tensor lacks"))
 }
@@ -160,12 +160,12 @@ pub(crate) fn bits(ty: &TensorType) -> &'static str {
     bits_type(ty.dtype)
 }
 
-/// Numbers whose storage a kernel is told.
+/// Operands with a storage type.
 pub(crate) fn reals(x: View<'_>) -> Reals {
     Reals { data: x.at, storage: storage(x.ty.dtype) }
 }
 
-/// Results whose storage a kernel is told.
+/// Results with a storage type.
 pub(crate) fn written(z: View<'_>) -> Written {
     Written { data: z.at, storage: storage(z.ty.dtype) }
 }
@@ -271,7 +271,7 @@ impl Cx<'_> {
         self.trace.list(List::Reals(Rc::clone(self.shared.mask_strips.get_or_init(bits))))
     }
 
-    /// Launches a kernel; nothing where there is nothing to do.
+    /// Launches a kernel, unless `n` is zero.
     pub(crate) fn launch(&self, kernel: &str, threads: i64, args: Vec<Arg>) -> Result<(), LowerError> {
         if threads > 0 {
             let grid = Grid::Threads(Int::Const(threads));
@@ -280,7 +280,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Launches a kernel whose threads work together; nothing where there are no blocks.
+    /// Launches a kernel of cooperating threads, unless there are no blocks.
     pub(crate) fn launch_blocks(
         &self,
         kernel: &str,
@@ -296,7 +296,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Copies bytes; nothing where they are there.
+    /// Copies bytes, unless source and destination are the same.
     pub(crate) fn copy(&self, bytes: u64, from: Pointer, to: Pointer) -> Result<(), LowerError> {
         if bytes > 0 && from != to {
             let (from, to) = (from.address(), to.address());
@@ -315,7 +315,7 @@ impl Cx<'_> {
             .flat_map(|run| [signed(run.index - held.start), signed(run.position), signed(run.len)]);
         let numbers: Vec<i64> = numbers.collect();
         let n = signed(runs.len() as u64);
-        // A rank that holds nothing asks for no position.
+        // A rank without elements has no positions.
         let runs = if numbers.is_empty() { Pointer::NONE } else { self.integers(numbers) };
         Ok(Sequence { runs, n })
     }
@@ -350,8 +350,8 @@ impl Cx<'_> {
         stride_of(ty, &self.local(ty), dim)
     }
 
-    /// Two walks: over the dimensions of `z`, and over those of `x` that it lacks. Both say where each of K tensors has
-    /// an element, by its stride along a dimension of x.
+    /// Two walks: over the dimensions of `z`, and over those of `x` that it lacks. Both have the strides of K tensors along
+    /// the dimensions of x.
     pub(crate) fn kept_and_summed<const K: usize>(
         &self,
         x: &TensorType,

@@ -1,4 +1,4 @@
-//! A collective of the ranks of a process, and who does it.
+//! A collective of the ranks of a process, and the interface of its implementations.
 
 pub use ithaca_device::Even;
 use ithaca_device::{Communicator, Transfer};
@@ -14,16 +14,16 @@ pub type Collective = ithaca_device::Collective<Address, u64>;
 /// A block of a collective of one rank.
 pub type Block = ithaca_device::Block<Address, u64>;
 
-/// One rank's end of a collective.
+/// One rank's part in a collective.
 #[derive(Clone, Debug)]
 pub struct End {
     /// The rank.
     pub rank: Rank,
-    /// Where it is issued.
+    /// The stream it is issued to.
     pub stream: Stream,
     /// The ranks of its communicator, by their numbers in it.
     pub members: Vec<Rank>,
-    /// What it issues.
+    /// The collective, with this rank's addresses.
     pub collective: Collective,
 }
 
@@ -41,9 +41,9 @@ impl End {
         self.members.iter().position(|&member| member == self.rank).unwrap_or(0) as u64
     }
 
-    /// What went wrong here.
-    pub(super) fn broken(&self, error: CudaError) -> Broken {
-        Broken { rank: self.rank, error }
+    /// The failure of this end.
+    pub(super) fn failure(&self, error: CudaError) -> CollectiveFailure {
+        CollectiveFailure { rank: self.rank, error }
     }
 }
 
@@ -54,7 +54,7 @@ pub struct Exchange {
     pub dtype: DType,
     /// The ranks that communicate.
     pub communicator: Communicator,
-    /// The ends, in order of ranks.
+    /// The ends, by rank.
     pub ends: Vec<End>,
 }
 
@@ -65,7 +65,7 @@ impl Exchange {
     }
 }
 
-/// Who does collectives.
+/// An implementation of collectives.
 pub trait Collectives {
     /// Issues a collective to the streams of its ends.
     ///
@@ -73,25 +73,24 @@ pub trait Collectives {
     /// The device's, NCCL's.
     ///
     /// # Safety
-    /// The memory of all ends is as large as their counts say, and is kept until their streams have come past it.
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken>;
+    /// The memory of all ends has the size of their counts and lives until their streams have run the collective.
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure>;
 
-    /// Looks whether something failed in the background.
+    /// Polls for failures in the background.
     ///
     /// # Errors
-    /// What did.
-    fn check(&self) -> Result<(), Broken>;
+    /// The failure.
+    fn check(&self) -> Result<(), CollectiveFailure>;
 
-    /// Ends what is under way on all ranks: streams that wait in it for others go on, with whatever their memory has then.
-    /// Nothing is exchanged any more.
+    /// Aborts the collectives of all ranks: waiting streams resume with undefined contents, and no later collective runs.
     fn abort(&self);
 }
 
-/// What went wrong with a collective, and on which rank.
+/// The failure of a collective, with its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct CollectiveFailure {
     /// The rank.
     pub rank: Rank,
-    /// What went wrong.
+    /// The error.
     pub error: CudaError,
 }

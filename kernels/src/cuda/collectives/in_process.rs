@@ -1,16 +1,15 @@
-//! Collectives between ranks of one device: copies and sums on the ranks' own streams, which wait for each other by
+//! Collectives between ranks of one device: copies and sums on the streams of the ranks, which wait for each other by
 //! events.
 //!
-//! A rank reads the memory of others when all of its group have come to the collective, and goes on when all of them have
-//! read: nobody overwrites what another still needs. A sum over all is taken in chunks, each by one member, and then
-//! gathered; so every rank has the same bits.
+//! A barrier before and after each collective keeps a rank from overwriting memory that another still reads. An all-reduce
+//! is a reduce-scatter in chunks followed by an all-gather, so every rank has the same bits.
 
 use ithaca_device::catalogue::c_type;
 use ithaca_device::structs::{MEMBERS, MOST_MEMBERS};
 use ithaca_ir::boxes::chunk;
 use ithaca_ir::{DType, Rank};
 
-use super::exchange::{Block, Broken, Collective, Collectives, End, Even, Exchange};
+use super::exchange::{Block, Collective, CollectiveFailure, Collectives, End, Even, Exchange};
 use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;
@@ -18,12 +17,12 @@ use crate::cuda::error::CudaError;
 /// Collectives between ranks of one device.
 pub struct InProcess<'d> {
     device: &'d dyn Device,
-    /// For each rank: it has come, it has read.
+    /// For each rank: it has arrived, it has read.
     events: Vec<[Event; 2]>,
 }
 
 impl<'d> InProcess<'d> {
-    /// Between `ranks` ranks of a device.
+    /// Collectives between `ranks` ranks of a device.
     ///
     /// # Errors
     /// The device's.
@@ -32,8 +31,8 @@ impl<'d> InProcess<'d> {
         Ok(Self { device, events: (0..ranks).map(pair).collect::<Result<_, CudaError>>()? })
     }
 
-    /// Every end waits until the ranks that it exchanges with have come here.
-    fn meet(&self, exchange: &Exchange, which: usize) -> Result<(), Broken> {
+    /// Makes every end wait until the ranks that it exchanges with have arrived.
+    fn barrier(&self, exchange: &Exchange, which: usize) -> Result<(), CollectiveFailure> {
         each(exchange, |end| self.device.record(end.stream, self.event(end.rank, which)?))?;
         each(exchange, |end| {
             let others = partners(end).into_iter().filter(|&member| member != end.rank);
@@ -45,7 +44,7 @@ impl<'d> InProcess<'d> {
     fn event(&self, rank: Rank, which: usize) -> Result<Event, CudaError> {
         let events = usize::try_from(rank.0).ok().and_then(|rank| self.events.get(rank));
         events.map(|events| events[which]).ok_or_else(|| {
-            CudaError::Unsupported(format!("a collective of rank {}, which is not here", rank.0))
+            CudaError::Unsupported(format!("a collective of rank {}, which is not in this process", rank.0))
         })
     }
 
@@ -55,7 +54,7 @@ impl<'d> InProcess<'d> {
         if bytes == 0 || from == to {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { self.device.copy(end.stream, from, to, bytes) }
     }
 
@@ -83,30 +82,30 @@ impl<'d> InProcess<'d> {
         let mut arguments = Arguments::default();
         [&members[..], &to.number().to_ne_bytes(), &n.to_ne_bytes()].iter().for_each(|of| arguments.push(of));
         let kernel = format!("sum_members<{}>", c_type(dtype));
-        // SAFETY: the caller vouches for the memory, and these are the kernel's arguments.
+        // SAFETY: the caller guarantees the memory, and these are the kernel's arguments.
         unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(n), arguments) }
     }
 
-    /// Brings a rank the blocks of others.
+    /// Copies the blocks of others to a rank.
     ///
     /// # Safety
     /// As [`Collectives::exchange`].
     unsafe fn gather(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
         let bytes = exchange.dtype.bytes();
-        let (own, number) = (&end.collective, end.number());
+        let number = end.number();
         let copy = |from: Address, to: Address, n: u64| {
-            // SAFETY: the caller vouches for the memory.
+            // SAFETY: the caller guarantees the memory.
             unsafe { self.copy(end, from, to, n * bytes) }
         };
-        match own {
+        match &end.collective {
             Collective::SendReceive { receives, .. } => receives.iter().try_for_each(|to| {
                 let from = sent(exchange, member(end, to.peer)?, number)?;
                 copy(from.at, to.at, to.count)
             }),
             &Collective::Even { kind: kind @ (Even::AllToAll | Even::AllGather), to, count, .. } => {
-                let own = if kind == Even::AllToAll { number * count * bytes } else { 0 };
+                let start = if kind == Even::AllToAll { number * count * bytes } else { 0 };
                 (0..).zip(&end.members).try_for_each(|(i, &member)| {
-                    let from = operand(exchange, member, kind)?.offset(own);
+                    let from = operand(exchange, member, kind)?.offset(start);
                     copy(from, to.offset(i * count * bytes), count)
                 })
             }
@@ -114,7 +113,7 @@ impl<'d> InProcess<'d> {
         }
     }
 
-    /// Sums to a rank the blocks that all have for it.
+    /// Sums the blocks of all members for a rank.
     ///
     /// # Safety
     /// As [`Collectives::exchange`].
@@ -137,34 +136,34 @@ impl<'d> InProcess<'d> {
             _ => sent(exchange, member, number).map(|block| block.at),
         };
         let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { self.sum(end, exchange.dtype, &blocks, to, n) }
     }
 
     /// # Safety
     /// As [`Collectives::exchange`].
-    unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), Broken> {
+    unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
         let bytes = exchange.dtype.bytes();
-        let own = |end: &End, i: u64, n: u64| chunk(n, end.members.len() as u64, i);
+        let chunk_of = |end: &End, i: u64, n: u64| chunk(n, end.members.len() as u64, i);
         each(exchange, |end| {
             let Collective::Even { kind: kind @ Even::AllReduce, to, count, .. } = end.collective else {
                 return Ok(());
             };
-            let part = own(end, end.number(), count);
+            let part = chunk_of(end, end.number(), count);
             let block =
                 |&member: &Rank| operand(exchange, member, kind).map(|from| from.offset(part.start * bytes));
             let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
             let to = to.offset(part.start * bytes);
-            // SAFETY: the caller vouches for the memory.
+            // SAFETY: the caller guarantees the memory.
             unsafe { self.sum(end, exchange.dtype, &blocks, to, part.end - part.start) }
         })?;
-        self.meet(exchange, 1)?;
+        self.barrier(exchange, 1)?;
         each(exchange, |end| {
             let Collective::Even { kind: Even::AllReduce, to, count, .. } = end.collective else {
                 return Ok(());
             };
             for (i, &member) in (0..).zip(&end.members).filter(|(_, member)| **member != end.rank) {
-                let part = own(end, i, count);
+                let part = chunk_of(end, i, count);
                 let Some(Collective::Even { to: there, .. }) =
                     exchange.end(member).map(|other| &other.collective)
                 else {
@@ -176,7 +175,7 @@ impl<'d> InProcess<'d> {
             }
             Ok(())
         })?;
-        self.meet(exchange, 0)
+        self.barrier(exchange, 0)
     }
 }
 
@@ -196,40 +195,43 @@ fn member(end: &End, number: u64) -> Result<Rank, CudaError> {
     found.copied().ok_or_else(|| CudaError::Unsupported(format!("a collective with a member {number}")))
 }
 
-/// The block that a rank has for the member with a number.
+/// The block that rank `from` sends to member `number`.
 fn sent(exchange: &Exchange, from: Rank, number: u64) -> Result<Block, CudaError> {
     let blocks = match exchange.end(from).map(|other| &other.collective) {
         Some(Collective::SendReceive { sends, .. }) => sends,
         Some(Collective::Reduce { blocks, .. }) => blocks,
-        _ => return Err(lacking(from)),
+        _ => return Err(missing_rank(from)),
     };
-    blocks.iter().find(|block| block.peer == number).copied().ok_or_else(|| lacking(from))
+    blocks.iter().find(|block| block.peer == number).copied().ok_or_else(|| missing_rank(from))
 }
 
-/// The elements that a rank brings to an even collective.
+/// The operand of a rank in an even collective.
 fn operand(exchange: &Exchange, rank: Rank, of: Even) -> Result<Address, CudaError> {
     match exchange.end(rank).map(|other| &other.collective) {
         Some(Collective::Even { kind, from, .. }) if *kind == of => Ok(*from),
-        _ => Err(lacking(rank)),
+        _ => Err(missing_rank(rank)),
     }
 }
 
-fn lacking(rank: Rank) -> CudaError {
+fn missing_rank(rank: Rank) -> CudaError {
     CudaError::Unsupported(format!("a collective without rank {}", rank.0))
 }
 
-/// Does something for every end.
-fn each(exchange: &Exchange, mut of: impl FnMut(&End) -> Result<(), CudaError>) -> Result<(), Broken> {
-    exchange.ends.iter().try_for_each(|end| of(end).map_err(|error| end.broken(error)))
+/// Calls `of` for every end.
+fn each(
+    exchange: &Exchange,
+    mut of: impl FnMut(&End) -> Result<(), CudaError>,
+) -> Result<(), CollectiveFailure> {
+    exchange.ends.iter().try_for_each(|end| of(end).map_err(|error| end.failure(error)))
 }
 
 impl Collectives for InProcess<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
-        self.meet(exchange, 0)?;
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
+        self.barrier(exchange, 0)?;
         let all_reduces =
             |end: &End| matches!(end.collective, Collective::Even { kind: Even::AllReduce, .. });
         if exchange.ends.iter().any(all_reduces) {
-            // SAFETY: the caller vouches for the memory.
+            // SAFETY: the caller guarantees the memory.
             return unsafe { self.all_reduce(exchange) };
         }
         // SAFETY: as above.
@@ -237,14 +239,14 @@ impl Collectives for InProcess<'_> {
             self.gather(exchange, end)?;
             self.reduce(exchange, end)
         })?;
-        self.meet(exchange, 1)
+        self.barrier(exchange, 1)
     }
 
-    /// All that goes on is on the streams of the ranks, whose device says what fails.
-    fn check(&self) -> Result<(), Broken> {
+    /// Runs on the streams of the ranks alone, whose device reports failures.
+    fn check(&self) -> Result<(), CollectiveFailure> {
         Ok(())
     }
 
-    /// Ranks wait for each other by events, and so for nothing but what others were given to do.
+    /// Ranks wait for each other by events, which complete once held streams resume.
     fn abort(&self) {}
 }

@@ -1,12 +1,12 @@
-//! Collectives of one of several processes, which end when another process fails.
+//! Collectives of one process of several, which fail when another process fails.
 
 use ithaca_ir::Rank;
 
-use super::exchange::{Broken, Collectives, Exchange};
+use super::exchange::{CollectiveFailure, Collectives, Exchange};
 use super::nccl::Nccl;
 use crate::cuda::error::CudaError;
 
-/// The collectives of one rank, whose others are in processes of their own.
+/// The collectives of one rank whose peers are other processes.
 pub(in crate::cuda) struct Launched<'p, 'd> {
     pub(in crate::cuda) rank: Rank,
     pub(in crate::cuda) nccl: Nccl<'d>,
@@ -15,15 +15,18 @@ pub(in crate::cuda) struct Launched<'p, 'd> {
 }
 
 impl Collectives for Launched<'_, '_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
-        // SAFETY: the caller vouches for the memory.
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
+        // SAFETY: the caller guarantees the memory.
         unsafe { self.nccl.exchange(exchange) }
     }
 
-    fn check(&self) -> Result<(), Broken> {
+    fn check(&self) -> Result<(), CollectiveFailure> {
         if (self.has_failed)() {
             let detail = "another process failed".to_owned();
-            return Err(Broken { rank: self.rank, error: CudaError::Failed { call: "launch", detail } });
+            return Err(CollectiveFailure {
+                rank: self.rank,
+                error: CudaError::Failed { call: "launch", detail },
+            });
         }
         self.nccl.check()
     }

@@ -1,11 +1,10 @@
-//! Collectives by NCCL: a communicator for each rank over the whole mesh, and one along each axis, as emitted programs
-//! have them.
+//! Collectives by NCCL. Each rank has a communicator over the whole mesh and one along each axis, as in emitted programs.
 //!
-//! All ranks are in this process, on one GPU or on several. Ranks that share a GPU need NCCL 2.30.3 and the environment
-//! variable `NCCL_MULTI_RANK_GPU_ENABLE`. What one thread issues for several communicators is a group.
+//! Ranks that share a GPU need NCCL 2.30.3 and the environment variable `NCCL_MULTI_RANK_GPU_ENABLE`. Calls for several
+//! communicators are issued as one group.
 //!
-//! No call blocks: communicators are made, split, used and ended in the background, and looked at until they are there,
-//! for as long as is allowed. So a rank that does not come is named, and the others are not lost with it.
+//! No call blocks: communicators are initialized, split, used and finalized in the background, and polled with a timeout.
+//! So the error names a rank that does not join, and the other ranks end.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -18,17 +17,17 @@ use nccl_rs::{
     Stream,
 };
 
-use super::exchange::{Block, Broken, Collective, Collectives, End, Even, Exchange};
+use super::exchange::{Block, Collective, CollectiveFailure, Collectives, End, Even, Exchange};
 use crate::cuda::arguments::Address;
+use crate::cuda::deadline::Deadline;
 use crate::cuda::device::Device;
 use crate::cuda::error::{CudaError, Part, Unavailable};
-use crate::cuda::patience::Patience;
 use crate::tensor::index;
 
-/// The environment variable by which NCCL allows several ranks on one GPU.
+/// The environment variable that lets several ranks share a GPU.
 const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
-/// The first version that does.
+/// The first version of NCCL that lets ranks share a GPU.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
 /// The time limit for finalizing communicators.
@@ -51,22 +50,22 @@ pub struct Nccl<'d> {
     library: Library,
     /// The ranks of this process.
     ranks: Vec<Rank>,
-    /// Of each of them; none once they were aborted.
+    /// The communicators of each rank; empty after an abort.
     members: RefCell<Vec<Member>>,
     devices: Vec<&'d dyn Device>,
-    longest: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 impl<'d> Nccl<'d> {
-    /// Opens NCCL and makes communicators for the ranks of a mesh; `devices` has that of each rank. Ranks wait for each
-    /// other at most `longest`.
+    /// Opens NCCL and creates communicators for the ranks of a mesh; `devices` has the device of each rank. Waits between
+    /// ranks end after `timeout`.
     ///
     /// # Errors
-    /// [`Unavailable`] without NCCL, and where ranks share a GPU and it does not allow that; as [`join`](Self::join).
+    /// [`Unavailable`] without NCCL, or with ranks that may not share a GPU; as [`join`](Self::join).
     pub fn open(
         space: &Space,
         devices: Vec<&'d dyn Device>,
-        longest: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let library = Library::open()?;
         let same = |a: &dyn Device, b: &dyn Device| std::ptr::addr_eq(a, b);
@@ -77,24 +76,24 @@ impl<'d> Nccl<'d> {
         {
             allow_sharing(&library)?;
         }
-        Self::join(library, space, devices, longest)
+        Self::join(library, space, devices, timeout)
     }
 
-    /// Communicators of an opened library.
+    /// Creates communicators with an opened library.
     ///
     /// # Errors
-    /// [`CudaError::Absent`] for a rank that does not come into a communicator; NCCL's.
+    /// [`CudaError::NotJoined`] for a rank that does not join a communicator; NCCL's.
     pub fn join(
         library: Library,
         space: &Space,
         devices: Vec<&'d dyn Device>,
-        longest: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let id = library.unique_id()?;
-        Self::join_as(library, (space, &id), space.mesh.iter_ranks().collect(), devices, longest)
+        Self::join_as(library, (space, &id), space.mesh.iter_ranks().collect(), devices, timeout)
     }
 
-    /// The id by which ranks of different processes find each other, which one of them makes.
+    /// Creates the id by which ranks of different processes join; one process creates it.
     ///
     /// # Errors
     /// [`Unavailable`] without NCCL; NCCL's.
@@ -102,7 +101,7 @@ impl<'d> Nccl<'d> {
         Ok(Library::open()?.unique_id()?.bytes().to_vec())
     }
 
-    /// Makes communicators for one rank, whose others are in processes that have the same id.
+    /// Creates communicators for one rank; its peers are processes with the same id.
     ///
     /// # Errors
     /// [`Unavailable`] without NCCL; as [`join`](Self::join).
@@ -110,52 +109,52 @@ impl<'d> Nccl<'d> {
         space: &Space,
         (rank, device): (Rank, &'d dyn Device),
         id: &[u8],
-        longest: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let malformed = |_| CudaError::Unsupported(format!("an id of {} bytes", id.len()));
         let id = UniqueId::from_bytes(id.try_into().map_err(malformed)?);
-        Self::join_as(Library::open()?, (space, &id), vec![rank], vec![device], longest)
+        Self::join_as(Library::open()?, (space, &id), vec![rank], vec![device], timeout)
     }
 
-    /// Communicators of the ranks of this process.
+    /// Creates the communicators of the ranks of this process.
     fn join_as(
         library: Library,
         (space, id): (&Space, &UniqueId),
         ranks: Vec<Rank>,
         devices: Vec<&'d dyn Device>,
-        longest: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let n_ranks = index(space.mesh.ranks());
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
-            device.enter()?;
+            device.make_current()?;
             let world = library.init_rank(n_ranks, id, index(rank.0));
-            worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
+            worlds.push(world.map_err(not_joined(rank, ALL_RANKS))?);
         }
-        ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
+        ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, timeout)?;
         let mut axes: Vec<Vec<Option<Communicator>>> = ranks.iter().map(|_| Vec::new()).collect();
         for axis in space.mesh.axes.ids() {
-            let what = format!("the communicators along `{}`", space.mesh.axes[axis].name);
+            let name = format!("the communicators along `{}`", space.mesh.axes[axis].name);
             let mut splits: Vec<Split<'_>> = Vec::with_capacity(ranks.len());
             for ((&rank, device), world) in ranks.iter().zip(&devices).zip(&worlds) {
-                device.enter()?;
+                device.make_current()?;
                 let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
                 let key = index(space.mesh.coordinate(rank, axis));
-                splits.push(world.begin_split(Some(color), key).map_err(absent(rank, &what))?);
+                splits.push(world.begin_split(Some(color), key).map_err(not_joined(rank, &name))?);
             }
-            ready(ranks.iter().copied().zip(&worlds), &what, longest)?;
+            ready(ranks.iter().copied().zip(&worlds), &name, timeout)?;
             let mut parts = Vec::with_capacity(ranks.len());
             for (&rank, split) in ranks.iter().zip(splits) {
-                parts.push((rank, split.part().map_err(absent(rank, &what))?));
+                parts.push((rank, split.part().map_err(not_joined(rank, &name))?));
             }
-            ready(parts.iter().filter_map(|(rank, part)| Some((*rank, part.as_ref()?))), &what, longest)?;
+            ready(parts.iter().filter_map(|(rank, part)| Some((*rank, part.as_ref()?))), &name, timeout)?;
             for ((rank, mut part), axes) in parts.into_iter().zip(&mut axes) {
-                part.as_mut().map_or(Ok(()), Communicator::learn).map_err(absent(rank, &what))?;
+                part.as_mut().map_or(Ok(()), Communicator::learn).map_err(not_joined(rank, &name))?;
                 axes.push(part);
             }
         }
         let members = worlds.into_iter().zip(axes).map(|(world, axes)| Member { world, axes }).collect();
-        Ok(Self { library, ranks, members: RefCell::new(members), devices, longest })
+        Ok(Self { library, ranks, members: RefCell::new(members), devices, timeout })
     }
 
     /// Issues one rank's end, within a group.
@@ -165,14 +164,14 @@ impl<'d> Nccl<'d> {
     unsafe fn issue(&self, members: &[Member], exchange: &Exchange, end: &End) -> Result<(), CudaError> {
         let (dtype, comm) = (data_type(exchange.dtype), self.used(members, exchange, end)?);
         let device = self.ranks.iter().zip(&self.devices).find(|(rank, _)| **rank == end.rank);
-        device.map_or(Ok(()), |(_, device)| device.enter())?;
+        device.map_or(Ok(()), |(_, device)| device.make_current())?;
         let stream = Stream(end.stream.0);
         let at = |address: Address| DevicePointer(address.number());
         let call = |which: Call, from: Address, to: Address, n: u64| {
-            // SAFETY: the caller vouches for the memory and the streams.
+            // SAFETY: the caller guarantees the memory and the streams.
             unsafe { comm.collective(which, at(from), at(to), count(n), dtype, stream) }
         };
-        // SAFETY: the caller vouches for the memory and the streams.
+        // SAFETY: the caller guarantees the memory and the streams.
         unsafe {
             match &end.collective {
                 &Collective::Even { kind, from, to, count } => {
@@ -203,35 +202,39 @@ impl<'d> Nccl<'d> {
         Ok(())
     }
 
-    /// The communicator that an end uses.
+    /// The communicator of an end.
     fn used<'m>(
         &self,
         members: &'m [Member],
         exchange: &Exchange,
         end: &End,
     ) -> Result<&'m Communicator, CudaError> {
-        let lacking =
-            || CudaError::Unsupported(format!("a collective of rank {}, which is not here", end.rank.0));
+        let missing = || {
+            CudaError::Unsupported(format!(
+                "a collective of rank {}, which is not in this process",
+                end.rank.0
+            ))
+        };
         let place = self.ranks.iter().position(|&rank| rank == end.rank);
-        let member = place.and_then(|place| members.get(place)).ok_or_else(lacking)?;
+        let member = place.and_then(|place| members.get(place)).ok_or_else(missing)?;
         match exchange.communicator {
             ithaca_device::Communicator::World => Ok(&member.world),
             ithaca_device::Communicator::Axis(axis) => {
-                member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(lacking)
+                member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(missing)
             }
         }
     }
 }
 
 impl Collectives for Nccl<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
         let members = self.members.borrow();
         let mut failure = None;
         let grouped = self.library.group(|| {
             for end in &exchange.ends {
-                // SAFETY: the caller vouches for the memory.
+                // SAFETY: the caller guarantees the memory.
                 if let Err(error) = unsafe { self.issue(&members, exchange, end) } {
-                    failure = Some(end.broken(error));
+                    failure = Some(end.failure(error));
                     break;
                 }
             }
@@ -241,16 +244,16 @@ impl Collectives for Nccl<'_> {
             return Err(failure);
         }
         let Some(first) = exchange.ends.first() else { return Ok(()) };
-        grouped.map_err(|error| first.broken(error.into()))?;
-        // What is issued in the background is behind the event that others wait for only once it is issued.
+        grouped.map_err(|error| first.failure(error.into()))?;
+        // The event after the collective may be recorded only after NCCL has issued its work in the background.
         let of_end = |end: &End| Some((end.rank, self.used(&members, exchange, end).ok()?));
-        settled(exchange.ends.iter().filter_map(of_end).collect(), self.longest)
+        settled(exchange.ends.iter().filter_map(of_end).collect(), self.timeout)
     }
 
-    fn check(&self) -> Result<(), Broken> {
+    fn check(&self) -> Result<(), CollectiveFailure> {
         let members = self.members.borrow();
         let all = self.ranks.iter().copied().zip(members.iter());
-        // Of communicators that failed most say that another did.
+        // After a failure most communicators report a remote error; the original error is preferred.
         let mut found = None;
         for (rank, communicator) in all.flat_map(|(rank, m)| m.communicators().map(move |c| (rank, c))) {
             let error = match communicator.state() {
@@ -261,7 +264,7 @@ impl Collectives for Nccl<'_> {
             };
             let is_remote =
                 matches!(&error, CudaError::Nccl(nccl_rs::Error::Failed { status: Status::RemoteError, .. }));
-            found = Some(Broken { rank, error });
+            found = Some(CollectiveFailure { rank, error });
             if !is_remote {
                 break;
             }
@@ -271,18 +274,18 @@ impl Collectives for Nccl<'_> {
 
     fn abort(&self) {
         for Member { world, axes } in self.members.take() {
-            // The run has failed already; there is no one to tell of a second failure.
+            // The run has failed already; a second failure is not reported.
             axes.into_iter().flatten().chain([world]).for_each(|communicator| drop(communicator.abort()));
         }
     }
 }
 
 impl Drop for Nccl<'_> {
-    /// Ranks finalize together, as each waits for the others; a communicator that does not end is aborted.
+    /// Finalizes all ranks together, because each waits for the others. A communicator that does not end is aborted.
     fn drop(&mut self) {
         let mut members = self.members.take();
         for (i, member) in members.iter_mut().enumerate() {
-            if self.devices[i].enter().is_err() {
+            if self.devices[i].make_current().is_err() {
                 return;
             }
             // Without `ncclCommFinalize` a communicator ends when it is dropped.
@@ -298,11 +301,18 @@ impl Drop for Nccl<'_> {
     }
 }
 
-/// What the communicator of the whole mesh is called.
+/// The name of the communicator of the whole mesh in messages.
 const ALL_RANKS: &str = "the communicator of all ranks";
 
-fn absent<'w, E: Into<CudaError>>(rank: Rank, what: &'w str) -> impl Fn(E) -> CudaError + use<'w, E> {
-    move |error| CudaError::Absent { rank: rank.0, what: what.to_owned(), cause: Box::new(error.into()) }
+fn not_joined<'w, E: Into<CudaError>>(
+    rank: Rank,
+    communicator: &'w str,
+) -> impl Fn(E) -> CudaError + use<'w, E> {
+    move |error| CudaError::NotJoined {
+        rank: rank.0,
+        communicator: communicator.to_owned(),
+        cause: Box::new(error.into()),
+    }
 }
 
 fn background(status: Status) -> CudaError {
@@ -310,58 +320,59 @@ fn background(status: Status) -> CudaError {
     nccl_rs::Error::Failed { call: "ncclCommGetAsyncError", status, detail }.into()
 }
 
-/// Waits until communicators that are being made are ready.
+/// Waits until new communicators are ready.
 fn ready<'c>(
     communicators: impl Iterator<Item = (Rank, &'c Communicator)>,
-    what: &str,
-    longest: Option<Duration>,
+    communicator: &str,
+    timeout: Option<Duration>,
 ) -> Result<(), CudaError> {
-    settled(communicators.collect(), longest).map_err(|Broken { rank, error }| absent(rank, what)(error))
+    settled(communicators.collect(), timeout)
+        .map_err(|CollectiveFailure { rank, error }| not_joined(rank, communicator)(error))
 }
 
-/// Waits until nothing that was asked of communicators goes on in the background.
+/// Waits until the communicators have no operation in progress.
 ///
 /// # Errors
-/// [`CudaError::Late`] where something does for longer than allowed; what failed.
-fn settled(mut waiting: Vec<(Rank, &Communicator)>, longest: Option<Duration>) -> Result<(), Broken> {
-    let mut patience = Patience::new(longest);
+/// [`CudaError::Timeout`] after `timeout` without progress; the failure of a communicator.
+fn settled(
+    mut waiting: Vec<(Rank, &Communicator)>,
+    timeout: Option<Duration>,
+) -> Result<(), CollectiveFailure> {
+    let mut deadline = Deadline::new(timeout);
     loop {
         let before = waiting.len();
         let mut left = Vec::with_capacity(before);
         for (rank, communicator) in waiting {
-            match communicator.state().map_err(|error| Broken { rank, error: error.into() })? {
+            match communicator.state().map_err(|error| CollectiveFailure { rank, error: error.into() })? {
                 State::Ready => {}
                 State::InProgress => left.push((rank, communicator)),
-                State::Failed(status) => return Err(Broken { rank, error: background(status) }),
+                State::Failed(status) => return Err(CollectiveFailure { rank, error: background(status) }),
             }
         }
         let [(rank, _), others @ ..] = left.as_slice() else { return Ok(()) };
         if left.len() < before {
-            patience.renew();
-        } else if let Err(waited) = patience.pause() {
+            deadline.extend();
+        } else if let Err(waited) = deadline.pause() {
             let waiting = others.iter().map(|(other, _)| other.0).collect();
-            return Err(Broken { rank: *rank, error: CudaError::Late { waited, waiting } });
+            return Err(CollectiveFailure { rank: *rank, error: CudaError::Timeout { waited, waiting } });
         }
         waiting = left;
     }
 }
 
-/// Whether the library lets ranks share a GPU.
+/// Checks that the library lets ranks share a GPU.
 fn allow_sharing(library: &Library) -> Result<(), CudaError> {
     let version = library.version()?;
     let mut why = Vec::new();
-    let words = |(major, minor, patch): (u32, u32, u32)| format!("{major}.{minor}.{patch}");
+    let spelled = |(major, minor, patch): (u32, u32, u32)| format!("{major}.{minor}.{patch}");
     if version < SHARED_GPU_VERSION {
-        let needed = words(SHARED_GPU_VERSION);
-        why.push(format!("ranks that share a GPU need NCCL {needed}, this is {}", words(version)));
+        let needed = spelled(SHARED_GPU_VERSION);
+        why.push(format!("ranks that share a GPU need NCCL {needed}, this is {}", spelled(version)));
     }
     if std::env::var_os(SHARED_GPU_VARIABLE).is_none_or(|value| value != "1") {
         why.push(format!("ranks that share a GPU need {SHARED_GPU_VARIABLE}=1"));
     }
-    match why.is_empty() {
-        true => Ok(()),
-        false => Err(Unavailable { part: Part::Nccl, why }.into()),
-    }
+    if why.is_empty() { Ok(()) } else { Err(Unavailable { part: Part::Nccl, why }.into()) }
 }
 
 fn count(n: u64) -> usize {

@@ -1,8 +1,7 @@
-//! A GPU, through the driver. Kernels come from NVRTC, products go to cuBLASLt.
+//! A GPU, through the driver API. NVRTC compiles the kernels, cuBLASLt multiplies matrices.
 //!
-//! It has not been run on a GPU yet: what it shares with the other devices (which kernels are launched, on what, in which
-//! order) is shown by [`Host`](super::host::Host), that the kernels compile by NVRTC itself; the calls here are not shown
-//! by anything.
+//! [`Host`](super::host::Host) tests the parts that all devices share, such as the order of launches; the calls of this
+//! module run on GPUs only.
 
 mod product;
 
@@ -21,15 +20,15 @@ use super::compile::{Architecture, compile};
 use super::device::{Device, Event, Graph, Grid, Product, Stream};
 use super::error::{CudaError, Part, Unavailable};
 
-use product::{Products, untold};
+use product::{Products, ignore};
 
-/// Threads of a block where the kernel does not say.
+/// Threads of a block for kernels that take any block.
 const BLOCK: c_uint = 256;
 
-/// Bytes of shared memory that a kernel may have without asking for more (CUDA C++ Programming Guide, 21.7.3).
+/// Bytes of shared memory that a kernel may use without an attribute (CUDA C++ Programming Guide, 21.7.3).
 const SHARED_UNASKED: u32 = 48 * 1024;
 
-/// Blocks of a grid at most; kernels take any grid.
+/// The most blocks of a grid; kernels take any grid.
 const MOST_BLOCKS: u64 = 1 << 20;
 
 /// A GPU, with its context.
@@ -48,7 +47,7 @@ pub struct Gpu {
     is_abandoned: Cell<bool>,
 }
 
-/// A word that streams wait for, in memory of this machine that the GPU reads: it opens at once, whatever the GPU does.
+/// A word in pinned host memory that held streams wait for. The host can set it whatever the GPU does.
 struct Gate(std::ptr::NonNull<AtomicU32>);
 
 impl Gate {
@@ -58,9 +57,9 @@ impl Gate {
             .map_err(failed("cuMemHostAlloc"))?;
         let word = std::ptr::NonNull::new(word.cast::<AtomicU32>()).ok_or_else(|| CudaError::Failed {
             call: "cuMemHostAlloc",
-            detail: "it gave no memory".to_owned(),
+            detail: "it returned no memory".to_owned(),
         })?;
-        // SAFETY: the memory was just made, and has room for a word.
+        // SAFETY: the memory was just allocated with the size of a word.
         unsafe { word.write(AtomicU32::new(0)) };
         Ok(Self(word))
     }
@@ -72,14 +71,14 @@ impl Gate {
 }
 
 impl Gpu {
-    /// Opens the GPU with this number.
+    /// Opens the GPU with the number `ordinal`.
     ///
     /// # Errors
-    /// [`Unavailable`] for what is not on this machine, cuBLASLt and that GPU among it; the driver's.
+    /// [`Unavailable`] without the driver, cuBLASLt or the GPU; the driver's.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let n = available::gpus()?;
         if ordinal >= n {
-            let why = vec![format!("GPU {ordinal} was asked for, the driver has {n}")];
+            let why = vec![format!("GPU {ordinal} was requested, the driver has {n}")];
             return Err(Unavailable { part: Part::Gpu, why }.into());
         }
         available::cublas_lt()?;
@@ -95,13 +94,13 @@ impl Gpu {
             minor: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         };
         let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
-        // SAFETY: the device is one of the driver's; its context is given back when this is dropped.
+        // SAFETY: the device is one of the driver's; its context is released on drop.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         // SAFETY: the context was just made.
         unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
         let products = Products::new().inspect_err(|_| {
-            // SAFETY: it was retained above, and nobody uses it.
+            // SAFETY: the context was retained above and is not used.
             let _ = unsafe { result::primary_ctx::release(device) };
         })?;
         Ok(Self {
@@ -120,17 +119,17 @@ impl Gpu {
         })
     }
 
-    /// The name that the driver gives it.
+    /// The name that the driver reports.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its generation.
+    /// Its architecture.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// Compiles kernels for it and loads them.
+    /// Compiles kernels for this GPU and loads them.
     ///
     /// # Errors
     /// [`Unavailable`] without NVRTC, the compiler's and the driver's.
@@ -156,15 +155,6 @@ impl Gpu {
         self.events.borrow_mut().push(event);
         Ok(Event(event.expose_provenance() as u64))
     }
-
-    /// Makes its context that of this thread.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn make_current(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained for as long as this lives.
-        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
-    }
 }
 
 impl Device for Gpu {
@@ -173,7 +163,7 @@ impl Device for Gpu {
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
         // SAFETY: the memory is not read before it is filled.
         let at = unsafe { result::malloc_sync(size) }.map_err(failed("cuMemAlloc"))?;
-        // SAFETY: the memory was just made; all ones is no number in any float type.
+        // SAFETY: the memory was just allocated. All ones is NaN in every float type.
         unsafe { result::memset_d8_sync(at, 0xFF, size) }.map_err(failed("cuMemsetD8"))?;
         settle()?;
         Ok(Address(at))
@@ -181,7 +171,7 @@ impl Device for Gpu {
 
     unsafe fn release(&self, at: Address) {
         if !self.is_abandoned.get() && self.make_current().is_ok() {
-            // SAFETY: the caller vouches for the memory; there is no one to tell of a failure.
+            // SAFETY: the caller guarantees the memory; a failure cannot be reported from here.
             let _ = unsafe { result::free_sync(at.number()) };
         }
     }
@@ -191,7 +181,7 @@ impl Device for Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { result::memcpy_htod_sync(to.number(), bytes) }.map_err(failed("cuMemcpyHtoD"))?;
         settle()
     }
@@ -201,7 +191,7 @@ impl Device for Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { result::memcpy_dtoh_sync(bytes, from.number()) }.map_err(failed("cuMemcpyDtoH"))
     }
 
@@ -223,7 +213,7 @@ impl Device for Gpu {
 
     fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CudaError> {
         self.make_current()?;
-        // SAFETY: both were made here, keep their time, and live as long as this.
+        // SAFETY: both were created here with timestamps and live as long as this.
         let milliseconds = unsafe { result::event::elapsed(raw_event(from), raw_event(to)) };
         let seconds = f64::from(milliseconds.map_err(failed("cuEventElapsedTime"))?) / 1e3;
         Ok(Duration::try_from_secs_f64(seconds).unwrap_or_default())
@@ -231,7 +221,7 @@ impl Device for Gpu {
 
     fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
         self.make_current()?;
-        // SAFETY: both were made here and live as long as this.
+        // SAFETY: both were created here and live as long as this.
         unsafe { result::event::record(raw_event(event), raw_stream(stream)) }
             .map_err(failed("cuEventRecord"))
     }
@@ -239,7 +229,7 @@ impl Device for Gpu {
     fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
         self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both were made here and live as long as this.
+        // SAFETY: both were created here and live as long as this.
         unsafe { result::stream::wait_event(raw_stream(stream), raw_event(event), flags) }
             .map_err(failed("cuStreamWaitEvent"))
     }
@@ -247,7 +237,7 @@ impl Device for Gpu {
     unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
         self.make_current()?;
         let n = usize::try_from(bytes).unwrap_or(usize::MAX);
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { result::memcpy_dtod_async(to.number(), from.number(), n, raw_stream(stream)) }
             .map_err(failed("cuMemcpyDtoDAsync"))
     }
@@ -282,7 +272,7 @@ impl Device for Gpu {
         }
         let mut pointers = arguments.pointers();
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
-        // SAFETY: the function is of a loaded module; the caller vouches for the arguments, which the driver copies.
+        // SAFETY: the function is of a loaded module; the caller guarantees the arguments, which the driver copies.
         unsafe {
             result::launch_kernel(function, grid, block, shared_bytes, raw_stream(stream), &mut pointers)
         }
@@ -291,17 +281,18 @@ impl Device for Gpu {
 
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError> {
         self.make_current()?;
-        // SAFETY: the caller vouches for the matrices, and the stream was made here.
+        // SAFETY: the caller guarantees the matrices, and the stream was created here.
         unsafe { self.products.multiply(raw_stream(stream), product) }
     }
 
-    fn enter(&self) -> Result<(), CudaError> {
-        self.make_current()
+    fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for as long as this lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
     }
 
-    fn has_happened(&self, event: Event) -> Result<bool, CudaError> {
+    fn is_complete(&self, event: Event) -> Result<bool, CudaError> {
         self.make_current()?;
-        // SAFETY: the event was made here and lives as long as this.
+        // SAFETY: the event was created here and lives as long as this.
         match unsafe { result::event::query(raw_event(event)) } {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -324,11 +315,11 @@ impl Device for Gpu {
             .map_err(failed("cuStreamWaitValue32"))
     }
 
-    fn let_go(&self) -> Result<(), CudaError> {
-        // A gate that is open stays so: who is held later waits at another.
+    fn resume(&self) -> Result<(), CudaError> {
+        // An open gate stays open: streams that are held later wait at a new gate.
         if let Some(gate) = self.gate.borrow_mut().take() {
             gate.open();
-            // The streams may still be about to read the word, which is theirs until the process ends.
+            // Streams may still read the word, so it is never freed.
         }
         Ok(())
     }
@@ -340,58 +331,57 @@ impl Device for Gpu {
     fn begin_graph(&self, stream: Stream) -> Result<(), CudaError> {
         self.make_current()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream was made here.
+        // SAFETY: the stream was created here.
         unsafe { result::stream::begin_capture(raw_stream(stream), mode) }
             .map_err(failed("cuStreamBeginCapture"))
     }
 
     fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError> {
         self.make_current()?;
-        // SAFETY: the stream was made here and is being captured.
+        // SAFETY: the stream was created here and is being captured.
         let graph = unsafe { result::stream::end_capture(raw_stream(stream)) }
             .map_err(failed("cuStreamEndCapture"))?;
         // SAFETY: the graph was just captured.
-        let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
-        // SAFETY: what was instantiated does not need it.
+        let instantiated = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        // SAFETY: the instantiated graph does not need the captured one.
         unsafe { result::graph::destroy(graph) }.map_err(failed("cuGraphDestroy"))?;
-        let made = made.map_err(failed("cuGraphInstantiate"))?;
-        self.graphs.borrow_mut().push(made);
-        Ok(Graph(made.expose_provenance() as u64))
+        let instantiated = instantiated.map_err(failed("cuGraphInstantiate"))?;
+        self.graphs.borrow_mut().push(instantiated);
+        Ok(Graph(instantiated.expose_provenance() as u64))
     }
 
     unsafe fn run_graph(&self, stream: Stream, graph: Graph) -> Result<(), CudaError> {
         self.make_current()?;
         let graph = std::ptr::with_exposed_provenance_mut(address(graph.0));
-        // SAFETY: the graph was made here; the caller vouches for the memory.
+        // SAFETY: the graph was created here; the caller guarantees the memory.
         unsafe { result::graph::launch(graph, raw_stream(stream)) }.map_err(failed("cuGraphLaunch"))
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What may never end is left to the end of the process: to wait for it would be to hang.
+        // Work that may never end is left to the end of the process, because waiting for it would hang.
         if self.is_abandoned.get() || self.make_current().is_err() {
             return;
         }
         let _ = result::ctx::synchronize();
         self.products.close();
-        // SAFETY: all of these were made here, nothing runs that uses them, and nobody uses them afterwards; there is no
-        // one to tell of a failure.
+        // SAFETY: all handles were created here, and neither running nor later work uses them. A failure cannot be reported
+        // from here.
         unsafe {
-            self.graphs.borrow().iter().for_each(|&graph| untold(result::graph::exec_destroy(graph)));
-            self.events.borrow().iter().for_each(|&event| untold(result::event::destroy(event)));
-            self.streams.borrow().iter().for_each(|&stream| untold(result::stream::destroy(stream)));
-            self.modules.borrow().iter().for_each(|&module| untold(result::module::unload(module)));
-            untold(result::primary_ctx::release(self.device));
+            self.graphs.borrow().iter().for_each(|&graph| ignore(result::graph::exec_destroy(graph)));
+            self.events.borrow().iter().for_each(|&event| ignore(result::event::destroy(event)));
+            self.streams.borrow().iter().for_each(|&stream| ignore(result::stream::destroy(stream)));
+            self.modules.borrow().iter().for_each(|&module| ignore(result::module::unload(module)));
+            ignore(result::primary_ctx::release(self.device));
         }
     }
 }
 
-/// Waits for what was asked of the device without a stream: memory is filled, and the last of what was copied to it
-/// arrives, after the call has returned (CUDA Driver API, "API synchronization behavior"), and streams that do not block
-/// do not wait for either.
+/// Waits for calls without a stream. Fills and the end of a copy to the device may run after the call has returned (CUDA
+/// Driver API, "API synchronization behavior"), and non-blocking streams do not wait for them.
 fn settle() -> Result<(), CudaError> {
-    // SAFETY: the stream of calls without one is always there.
+    // SAFETY: the default stream always exists.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.map_err(failed("cuStreamSynchronize"))
 }
 

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt. How a product is done is asked once for each shape.
+//! Matrix products by cuBLASLt. The heuristic is queried once for each shape.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use ithaca_ir::DType;
 use crate::cuda::device::{Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
-/// Bytes that a product may use beside its matrices, as NVIDIA recommends for Hopper; each stream has its own.
+/// Bytes of the workspace of a stream, as NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Bytes at whose multiples every matrix starts as far as the library supposes, unless it is told.
+/// The alignment in bytes that the library assumes by default.
 const ALIGNMENT: u64 = 256;
 
-/// A product without its addresses, but with what they are multiples of.
+/// A product with the alignments of its addresses in place of the addresses.
 type Shape = ([i64; 10], [bool; 2], [u32; 3], DType);
 
-/// How products of a shape are done.
+/// The descriptors and the algorithm for products of a shape.
 #[derive(Clone, Copy)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
@@ -29,7 +29,7 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// The library's handle, and what it was asked before.
+/// The library's handle, plans and workspaces.
 pub(super) struct Products {
     handle: Cell<Option<sys::cublasLtHandle_t>>,
     plans: RefCell<BTreeMap<Shape, Plan>>,
@@ -37,7 +37,7 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Opens the library, which is there.
+    /// Opens the library, which [`cublas_lt`](crate::cuda::available::cublas_lt) has found.
     pub(super) fn new() -> Result<Self, CudaError> {
         let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
         Ok(Self {
@@ -50,7 +50,7 @@ impl Products {
     /// Issues a product.
     ///
     /// # Safety
-    /// The matrices are memory of the current device, and the stream is its.
+    /// The matrices and the stream belong to the current device.
     pub(super) unsafe fn multiply(
         &self,
         stream: driver::sys::CUstream,
@@ -71,7 +71,7 @@ impl Products {
         };
         let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
         let [la, lb, lc] = plan.layouts;
-        // SAFETY: descriptions and layouts live as long as this, factors for the call; the caller vouches for the rest.
+        // SAFETY: descriptions and layouts live as long as this, factors for the call; the caller guarantees the rest.
         unsafe {
             result::matmul(
                 handle,
@@ -95,19 +95,19 @@ impl Products {
         .map_err(failed("cublasLtMatmul"))
     }
 
-    /// Frees everything; products are refused afterwards.
+    /// Frees all resources; later products fail.
     pub(super) fn close(&self) {
-        // SAFETY: nothing runs that uses them, and nobody uses them afterwards; there is no one to tell of a failure.
+        // SAFETY: neither running nor later work uses the handles. A failure cannot be reported from here.
         unsafe {
             for plan in std::mem::take(&mut *self.plans.borrow_mut()).into_values() {
-                plan.layouts.iter().for_each(|&layout| untold(result::destroy_matrix_layout(layout)));
-                untold(result::destroy_matmul_desc(plan.description));
+                plan.layouts.iter().for_each(|&layout| ignore(result::destroy_matrix_layout(layout)));
+                ignore(result::destroy_matmul_desc(plan.description));
             }
             for memory in std::mem::take(&mut *self.workspaces.borrow_mut()).into_values() {
-                untold(driver::result::free_sync(memory));
+                ignore(driver::result::free_sync(memory));
             }
             if let Some(handle) = self.handle.take() {
-                untold(result::destroy_handle(handle));
+                ignore(result::destroy_handle(handle));
             }
         }
     }
@@ -117,7 +117,7 @@ impl Products {
         if let Some(&known) = self.workspaces.borrow().get(&key) {
             return Ok(known);
         }
-        // SAFETY: it is written before it is read.
+        // SAFETY: the workspace is written before it is read.
         let memory = unsafe { driver::result::malloc_sync(WORKSPACE_BYTES) }
             .map_err(|e| CudaError::Failed { call: "cuMemAlloc", detail: e.to_string() })?;
         self.workspaces.borrow_mut().insert(key, memory);
@@ -155,7 +155,7 @@ impl Products {
         let layouts = [la?, lb?, lc?];
         let preference = result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
         let prefer = |attribute, value: *const c_void, bytes| {
-            // SAFETY: the preference is alive; the caller vouches for the attribute.
+            // SAFETY: the preference is alive; the caller guarantees the attribute.
             unsafe { result::set_matmul_pref_attribute(preference, attribute, value, bytes) }
                 .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
         };
@@ -169,7 +169,7 @@ impl Products {
         let [a, b, c] = layouts;
         // SAFETY: everything is alive.
         let found = unsafe { result::get_matmul_algo_heuristic(handle, description, a, b, c, c, preference) };
-        // SAFETY: it is not used any more.
+        // SAFETY: the preference is not used afterwards.
         unsafe { result::destroy_matmul_pref(preference) }
             .map_err(failed("cublasLtMatmulPreferenceDestroy"))?;
         let algorithm = found.map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?.algo;
@@ -179,7 +179,7 @@ impl Products {
     }
 }
 
-/// What the library is told of the alignment of both operands and, twice, of the result.
+/// The alignment attributes of both operands and, twice, of the result.
 const ALIGNMENTS: [sys::cublasLtMatmulPreferenceAttributes_t; 4] = {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     [
@@ -190,15 +190,14 @@ const ALIGNMENTS: [sys::cublasLtMatmulPreferenceAttributes_t; 4] = {
     ]
 };
 
-/// The power of two, at most [`ALIGNMENT`], at whose multiples in bytes the matrices of a batch start: a part of a tensor
-/// starts wherever its first element lies.
+/// The alignment of all matrices of a batch in bytes, at most [`ALIGNMENT`]: a part of a tensor may start at any element.
 fn alignment(m: Matrix, dtype: DType, batch: i64) -> u32 {
     let step = if batch > 1 { m.step.unsigned_abs() * dtype.bytes() } else { 0 };
     let bits = (m.at.number() | step | ALIGNMENT).trailing_zeros();
     1 << bits
 }
 
-/// The layout of a batch of matrices `(rows, columns, matrix)`, as they lie in memory.
+/// The layout in memory of a batch of matrices `(rows, columns, matrix)`.
 fn layout(
     data: sys::cudaDataType,
     (rows, columns, m): (i64, i64, Matrix),
@@ -248,8 +247,8 @@ fn failed(call: &'static str) -> impl Fn(CublasError) -> CudaError {
     move |error| CudaError::Failed { call, detail: error.to_string() }
 }
 
-/// A failure that there is no one to tell of.
-pub(super) fn untold<E>(_: Result<(), E>) {}
+/// Ignores a failure that cannot be reported.
+pub(super) fn ignore<E>(_: Result<(), E>) {}
 
 #[cfg(test)]
 mod tests {
@@ -257,7 +256,7 @@ mod tests {
     use crate::cuda::arguments::Address;
 
     #[test]
-    fn an_algorithm_is_chosen_for_where_matrices_start() {
+    fn alignments_include_the_step_of_a_batch() {
         let matrix = |at, step| Matrix { at: Address(at), form: Form::Plain, leading: 8, step };
         let aligned = |at, step, batch| alignment(matrix(at, step), DType::BF16, batch);
         assert_eq!(aligned(0x1000, 64, 2), 128);

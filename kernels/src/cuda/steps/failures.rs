@@ -1,4 +1,4 @@
-//! What becomes of a step when a rank fails: where it was, and how the others end.
+//! Failures of a step: the rank and task of the error, and the end of the other ranks.
 
 use std::time::Duration;
 
@@ -8,48 +8,48 @@ use ithaca_ir::schedule::Stream as Queue;
 use super::state::{Recording, Steps};
 use crate::cpu::FaultKind;
 use crate::cpu::describe;
+use crate::cuda::deadline::Deadline;
 use crate::cuda::device::Event;
-use crate::cuda::patience::Patience;
-use crate::cuda::watch::{Run, Trouble};
+use crate::cuda::watch::{Run, TaskFailure};
 use crate::error::RunError;
 
-/// How long streams may take to end what they do once a run has failed.
+/// The time that streams have to end their work after a run has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Steps<'_> {
-    /// Waits until everything issued is done, and looks meanwhile whether all is well.
+    /// Waits until all issued work is done.
     ///
     /// # Errors
-    /// [`RunError::Rank`] for the rank and the task that failed, or that others wait for longer than was allowed.
+    /// [`RunError::Rank`] for the rank and the task that failed or timed out.
     pub(in crate::cuda) fn wait(&mut self) -> Result<(), RunError> {
-        let waited = self.watch.wait(&self.seats, self.collectives);
-        waited.map_err(|trouble| self.troubled(trouble))?;
+        let waited = self.watch.wait(&self.locals, self.collectives);
+        waited.map_err(|failure| self.rank_error(failure))?;
         self.here = None;
         Ok(())
     }
 
-    /// Ends a run that failed: nobody waits for who will not come. What does not end all the same is left as it is.
+    /// Ends a failed run: aborts collectives, resumes streams, and abandons devices whose work does not end.
     pub(in crate::cuda) fn stop(&self) {
         self.collectives.abort();
         let mut events = Vec::new();
-        for seat in &self.seats {
-            // A device that fails at this does nothing more, so there is nothing to wait for.
-            if seat.device.let_go().is_ok() {
+        for local in &self.locals {
+            // A device that fails here runs no more work.
+            if local.device.resume().is_ok() {
                 events.extend(Queue::ALL.iter().filter_map(|&queue| {
-                    let event = seat.device.event().ok()?;
-                    seat.device.record(seat.stream(queue), event).ok()?;
-                    Some((seat, event))
+                    let event = local.device.event().ok()?;
+                    local.device.record(local.stream(queue), event).ok()?;
+                    Some((local, event))
                 }));
             }
         }
-        let patience = Patience::new(Some(GRACE));
+        let deadline = Deadline::new(Some(GRACE));
         loop {
-            events.retain(|(seat, event)| matches!(seat.device.has_happened(*event), Ok(false)));
+            events.retain(|(local, event)| matches!(local.device.is_complete(*event), Ok(false)));
             if events.is_empty() {
                 return;
             }
-            if patience.pause().is_err() {
-                events.iter().for_each(|(seat, _)| seat.device.abandon());
+            if deadline.pause().is_err() {
+                events.iter().for_each(|(local, _)| local.device.abandon());
                 return;
             }
         }
@@ -72,61 +72,60 @@ impl Steps<'_> {
         }
     }
 
-    fn troubled(&self, Trouble { seat, run, error }: Trouble) -> RunError {
-        match (self.seats.get(seat), run) {
-            (Some(seat), Some(run)) => self.failed(seat.rank, run, error.into()),
+    fn rank_error(&self, TaskFailure { local, run, error }: TaskFailure) -> RunError {
+        match (self.locals.get(local), run) {
+            (Some(local), Some(run)) => self.failed(local.rank, run, error.into()),
             (Some(_), None) | (None, _) => error.into(),
         }
     }
 
-    /// The error of where the issue is.
+    /// Places an error at the current position of the issue, unless it is placed already.
     pub(in crate::cuda) fn failed_here(&self, cause: RunError) -> RunError {
         match (cause, self.here) {
-            // It has been placed.
             (placed @ RunError::Rank { .. }, _) => placed,
             (cause, Some((rank, run))) => self.failed(rank, run, cause),
             (cause, None) => cause,
         }
     }
 
-    /// The issue has come to a task of a rank.
-    pub(super) fn enter(&mut self, seat: usize, run: Run) {
-        self.here = Some((self.rank(seat), run));
+    /// Sets the current position of the issue.
+    pub(super) fn enter(&mut self, local: usize, run: Run) {
+        self.here = Some((self.rank(local), run));
     }
 
-    /// Notes what was issued to a stream, unless it is only recorded.
+    /// Adds a task that was issued to the tasks in flight, unless a graph records it.
     pub(super) fn note(
         &mut self,
-        seat: usize,
+        local: usize,
         queue: Queue,
         (issue, run): (u64, Option<Run>),
-        come: Option<Event>,
+        arrived: Option<Event>,
     ) -> Result<(), RunError> {
         match self.recording {
             Recording::On => Ok(()),
             Recording::Off => {
-                let around = (self.seats.as_slice(), self.collectives);
-                let noted = self.watch.issued(around, (seat, queue), (issue, run), come);
-                noted.map_err(|trouble| self.troubled(trouble))
+                let around = (self.locals.as_slice(), self.collectives);
+                let noted = self.watch.issued(around, (local, queue), (issue, run), arrived);
+                noted.map_err(|failure| self.rank_error(failure))
             }
         }
     }
 
-    /// Lets a task go wrong, if that was asked for.
-    pub(super) fn faults(&mut self, run: Run, seats: &[usize]) -> Result<(), RunError> {
+    /// Injects the fault of the options, if this is its task.
+    pub(super) fn faults(&mut self, run: Run, locals: &[usize]) -> Result<(), RunError> {
         let schedule = self.schedule;
         let Some(fault) = &self.fault else { return Ok(()) };
         let (name, kind) = (&schedule.frames[run.frame].name, fault.kind);
-        let is_here = |seat: &&usize| fault.is_at(self.rank(**seat), name, run.layer, run.task);
-        let Some(&seat) = seats.iter().find(is_here) else { return Ok(()) };
-        self.enter(seat, run);
+        let is_here = |local: &&usize| fault.is_at(self.rank(**local), name, run.layer, run.task);
+        let Some(&local) = locals.iter().find(is_here) else { return Ok(()) };
+        self.enter(local, run);
         match kind {
             FaultKind::Error => Err(RunError::Injected),
-            // As a panic unwinds, without the report of one that nobody asked for.
+            // Unwinds like a panic, but without the report of the panic hook.
             FaultKind::Panic => std::panic::resume_unwind(Box::new(RunError::Injected.to_string())),
             FaultKind::Hang => {
                 let stream = schedule.frames[run.frame].tasks[run.task].stream;
-                Ok(self.seats[seat].device.hold(self.seats[seat].stream(stream))?)
+                Ok(self.locals[local].device.hold(self.locals[local].stream(stream))?)
             }
         }
     }

@@ -1,10 +1,9 @@
 //! The steps of a device program, issued for all ranks of a process by one thread.
 //!
-//! Frames run as the program has them: a step goes to its stream, waits for its events and records its own, on every rank
-//! that runs it, before the next step is looked at. So the order in which ranks meet in collectives is that of the
-//! schedule, on all communicators alike.
+//! Each step waits for its events, is issued and records its event on every rank that runs it, before the next step. So all
+//! communicators see collectives in the order of the schedule.
 //!
-//! One thread, so what fails on a rank is known for all of them at once; what may fail later is [watched](crate::cuda::watch).
+//! With one thread, an error of one rank ends all ranks at once; [`watch`](crate::cuda::watch) finds asynchronous errors.
 
 mod failures;
 mod nan;
@@ -21,11 +20,11 @@ use ithaca_ir::{boxes, traffic};
 
 use crate::cpu::describe;
 use crate::cuda::arguments::Address;
-use crate::cuda::collectives::{Broken, Exchange};
+use crate::cuda::collectives::{CollectiveFailure, Exchange};
 use crate::cuda::device::{Event, Stream};
 use crate::cuda::error::CudaError;
-use crate::cuda::moments::{self, Moments};
 use crate::cuda::options::Clock;
+use crate::cuda::timestamps::{self, Timestamps};
 use crate::cuda::watch::Run;
 use crate::error::RunError;
 use crate::tensor::index;
@@ -38,32 +37,32 @@ impl Steps<'_> {
     pub(in crate::cuda) fn issue(&mut self) -> Result<(), RunError> {
         let scope = self.main()?;
         if self.clock == Clock::Streams {
-            self.moments = Moments::begin(&self.seats)?;
+            self.timestamps = Timestamps::begin(&self.locals)?;
         }
         self.frame(&scope)
     }
 
     /// Records `main` as a graph and runs it.
     ///
-    /// Ranks of one device are one graph, drawn in from the compute stream of the first.
+    /// All ranks of a device are one graph, which starts on the compute stream of the first rank.
     pub(in crate::cuda) fn graph(&mut self) -> Result<(), RunError> {
-        let Some(first) = self.seats.first() else { return Ok(()) };
+        let Some(first) = self.locals.first() else { return Ok(()) };
         let (device, origin) = (first.device, first.stream(Queue::Compute));
         if self.clock != Clock::Off {
             return Err(CudaError::Unsupported("a graph of tasks that are timed".to_owned()).into());
         }
-        if self.seats.iter().any(|seat| !std::ptr::addr_eq(seat.device, device)) {
+        if self.locals.iter().any(|local| !std::ptr::addr_eq(local.device, device)) {
             return Err(CudaError::Unsupported("a graph over several devices".to_owned()).into());
         }
         let [fork, ends] = [device.event()?, device.event()?];
         device.begin_graph(origin)?;
         self.recording = Recording::On;
-        let recorded = self.draw(origin, fork, ends);
+        let recorded = self.capture(origin, fork, ends);
         self.recording = Recording::Off;
-        // Recording ends in any case, or the stream is lost.
+        // Recording ends after an error too, or the stream is lost.
         let graph = device.end_graph(origin);
         recorded?;
-        // SAFETY: the memory of the seats lives as long as this.
+        // SAFETY: the memory of the local ranks lives as long as this.
         unsafe { device.run_graph(origin, graph?) }?;
         self.here = None;
         self.note(0, Queue::Compute, (0, None), None)?;
@@ -71,38 +70,38 @@ impl Steps<'_> {
     }
 
     /// Issues `main` so that all streams start from `origin` and end in it.
-    fn draw(&mut self, origin: Stream, fork: Event, ends: Event) -> Result<(), RunError> {
-        let streams: Vec<(usize, Stream)> = (0..self.seats.len())
-            .flat_map(|i| Queue::ALL.map(|queue| (i, self.seats[i].stream(queue))))
+    fn capture(&mut self, origin: Stream, fork: Event, ends: Event) -> Result<(), RunError> {
+        let streams: Vec<(usize, Stream)> = (0..self.locals.len())
+            .flat_map(|i| Queue::ALL.map(|queue| (i, self.locals[i].stream(queue))))
             .filter(|(_, stream)| *stream != origin)
             .collect();
-        let device = self.seats[0].device;
+        let device = self.locals[0].device;
         device.record(origin, fork)?;
-        streams.iter().try_for_each(|&(seat, stream)| self.seats[seat].device.wait(stream, fork))?;
+        streams.iter().try_for_each(|&(local, stream)| self.locals[local].device.wait(stream, fork))?;
         self.issue()?;
-        for &(seat, stream) in &streams {
-            self.seats[seat].device.record(stream, ends)?;
+        for &(local, stream) in &streams {
+            self.locals[local].device.record(stream, ends)?;
             device.wait(origin, ends)?;
         }
         Ok(())
     }
 
-    /// The numbers that a seat has of an output.
-    pub(in crate::cuda) fn output(&self, seat: usize, output: &Output) -> Result<Vec<f32>, RunError> {
-        let rank = self.rank(seat);
+    /// Downloads a local rank's part of an output.
+    pub(in crate::cuda) fn output(&self, local: usize, output: &Output) -> Result<Vec<f32>, RunError> {
+        let rank = self.rank(local);
         let n = boxes::elements(&self.schedule.space.local_box(&output.ty, rank));
-        let at = self.address(&self.main()?, seat, &output.address)?;
-        Ok(self.seats[seat].download(at, n, output.ty.dtype)?)
+        let at = self.address(&self.main()?, local, &output.address)?;
+        Ok(self.locals[local].download(at, n, output.ty.dtype)?)
     }
 
     fn main(&self) -> Result<Scope, RunError> {
         let main = self.program.main().ok_or_else(|| RunError::NoMain(self.schedule.name.clone()))?;
-        let none = vec![Vec::new(); self.seats.len()];
+        let none = vec![Vec::new(); self.locals.len()];
         Ok(Scope {
             frame: main,
             base: 0,
             layer: 0,
-            seats: (0..self.seats.len()).collect(),
+            locals: (0..self.locals.len()).collect(),
             at: None,
             arguments: none.clone(),
             results: none,
@@ -113,87 +112,88 @@ impl Steps<'_> {
         let program = self.program;
         let frame = &program.frames[scope.frame];
         let meet = |steps: &Self| {
-            let mut seats = scope.seats.iter().filter(|_| frame.meets);
-            seats.try_for_each(|&seat| steps.seats[seat].meet())
+            let mut locals = scope.locals.iter().filter(|_| frame.meets);
+            locals.try_for_each(|&local| steps.locals[local].synchronize_streams())
         };
         meet(self)?;
         for (number, step) in frame.steps.iter().enumerate() {
-            let runs = |&&seat: &&usize| self.is_at(seat, step.places.as_deref());
-            let seats: Vec<usize> = scope.seats.iter().filter(runs).copied().collect();
-            self.step(scope, number, step, &seats).map_err(|error| self.failed_here(error))?;
+            let runs = |&&local: &&usize| self.is_at(local, step.places.as_deref());
+            let locals: Vec<usize> = scope.locals.iter().filter(runs).copied().collect();
+            self.step(scope, number, step, &locals).map_err(|error| self.failed_here(error))?;
         }
         meet(self)?;
         Ok(())
     }
 
-    /// Issues a step of a frame to the seats that run it.
-    fn step(&mut self, scope: &Scope, number: usize, step: &Step, seats: &[usize]) -> Result<(), RunError> {
+    /// Issues a step of a frame to the local ranks that run it.
+    fn step(&mut self, scope: &Scope, number: usize, step: &Step, locals: &[usize]) -> Result<(), RunError> {
         let task: &schedule::Task = &self.schedule.frames[scope.frame].tasks[number];
         let run = Run { frame: scope.frame, layer: scope.layer, task: number };
-        if let Some(&seat) = seats.first() {
-            self.enter(seat, run);
+        if let Some(&local) = locals.first() {
+            self.enter(local, run);
         }
-        self.faults(run, seats)?;
-        self.waits(step, run, seats)?;
+        self.faults(run, locals)?;
+        self.waits(step, run, locals)?;
         match &step.work {
-            Work::Call(call) => self.layers(scope, call, seats)?,
+            Work::Call(call) => self.layers(scope, call, locals)?,
             Work::Records(records) => {
                 let since = self.begin()?;
-                let starts = self.marks(run, seats, step.stream)?;
+                let starts = self.marks(run, locals, step.stream)?;
                 let issue = self.watch.next();
-                let mut come = vec![None; seats.len()];
+                let mut arrivals = vec![None; locals.len()];
                 if let schedule::Work::Exchange(transfer) = &task.work {
-                    for (&seat, come) in seats.iter().zip(&mut come) {
-                        self.enter(seat, run);
+                    for (&local, arrived) in locals.iter().zip(&mut arrivals) {
+                        self.enter(local, run);
                         if self.recording == Recording::Off {
-                            *come = Some(self.watch.comes(&self.seats[seat], seat, step.stream)?);
+                            *arrived =
+                                Some(self.watch.record_event(&self.locals[local], local, step.stream)?);
                         }
                     }
-                    self.exchange(scope, run, records, seats)?;
-                    self.account(run, transfer, seats);
+                    self.exchange(scope, run, records, locals)?;
+                    self.record_traffic(run, transfer, locals);
                 } else {
-                    for &seat in seats {
-                        self.enter(seat, run);
-                        self.issue_all(scope, seat, step.stream, records.at(&self.seats[seat].at))?;
+                    for &local in locals {
+                        self.enter(local, run);
+                        self.issue_all(scope, local, step.stream, records.at(&self.locals[local].at))?;
                     }
                 }
-                for (&seat, come) in seats.iter().zip(come) {
-                    self.enter(seat, run);
-                    self.note(seat, step.stream, (issue, Some(run)), come)?;
+                for (&local, arrived) in locals.iter().zip(arrivals) {
+                    self.enter(local, run);
+                    self.note(local, step.stream, (issue, Some(run)), arrived)?;
                 }
                 self.end(&task.work, since)?;
-                let ends = self.marks(run, seats, step.stream)?;
-                self.look_for_nan(scope, run, step, seats)?;
-                for ((&seat, start), end) in seats.iter().zip(starts).zip(ends) {
-                    self.moments.add((seat, scope.frame, scope.layer, number), [start, end]);
+                let ends = self.marks(run, locals, step.stream)?;
+                self.look_for_nan(scope, run, step, locals)?;
+                for ((&local, start), end) in locals.iter().zip(starts).zip(ends) {
+                    self.timestamps.add((local, scope.frame, scope.layer, number), [start, end]);
                 }
             }
         }
         if let Some(event) = step.records {
-            for &seat in seats {
-                self.enter(seat, run);
-                let seat = &self.seats[seat];
-                seat.device.record(seat.stream(step.stream), seat.events[event])?;
+            for &local in locals {
+                self.enter(local, run);
+                let local = &self.locals[local];
+                local.device.record(local.stream(step.stream), local.events[event])?;
             }
         }
         Ok(())
     }
 
-    /// Lets the streams of a step wait for its events; of ranks that run it some may not run what is waited for.
-    fn waits(&mut self, step: &Step, run: Run, seats: &[usize]) -> Result<(), RunError> {
+    /// Makes the streams of a step wait for its events. A rank waits only for events that it records.
+    fn waits(&mut self, step: &Step, run: Run, locals: &[usize]) -> Result<(), RunError> {
         for wait in &step.waits {
-            for &seat in seats {
-                self.enter(seat, run);
-                if self.is_at(seat, wait.places.as_deref()) {
-                    let seat = &self.seats[seat];
-                    seat.device.wait(seat.stream(step.stream), seat.events[wait.event])?;
+            for &local in locals {
+                self.enter(local, run);
+                if self.is_at(local, wait.places.as_deref()) {
+                    let local = &self.locals[local];
+                    local.device.wait(local.stream(step.stream), local.events[wait.event])?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Waits until nothing runs, where tasks are timed.
+    /// Waits for running work where each task is timed, and returns the start time.
     fn begin(&mut self) -> Result<Option<Instant>, RunError> {
         match self.clock {
             Clock::Off | Clock::Streams => Ok(None),
@@ -204,16 +204,16 @@ impl Steps<'_> {
         }
     }
 
-    /// An event on a stream of each rank, where streams are timed.
-    fn marks(&mut self, run: Run, seats: &[usize], queue: Queue) -> Result<Vec<Event>, CudaError> {
+    /// Records an event on a stream of each rank where streams are timed.
+    fn marks(&mut self, run: Run, locals: &[usize], queue: Queue) -> Result<Vec<Event>, CudaError> {
         match self.clock {
             Clock::Off | Clock::EachTask => Ok(Vec::new()),
             Clock::Streams => {
-                let mark = |&seat: &usize| {
-                    self.enter(seat, run);
-                    moments::now(&self.seats[seat], queue)
+                let mark = |&local: &usize| {
+                    self.enter(local, run);
+                    timestamps::record(&self.locals[local], queue)
                 };
-                seats.iter().map(mark).collect()
+                locals.iter().map(mark).collect()
             }
         }
     }
@@ -226,47 +226,46 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// Issues a collective, once for all ranks that take part.
+    /// Issues a collective once for all ranks that take part.
     fn exchange(
         &mut self,
         scope: &Scope,
         run: Run,
         records: &Choice<Vec<Record>>,
-        seats: &[usize],
+        locals: &[usize],
     ) -> Result<(), RunError> {
         let queue = self.program.frames[run.frame].steps[run.task].stream;
         let mut exchange: Option<Exchange> = None;
-        for &seat in seats {
-            self.enter(seat, run);
-            let own = records.at(&self.seats[seat].at);
-            if let Some((transfer, end)) = self.issue_all(scope, seat, queue, own)? {
+        for &local in locals {
+            self.enter(local, run);
+            let records = records.at(&self.locals[local].at);
+            if let Some((transfer, end)) = self.issue_all(scope, local, queue, records)? {
                 let communicator = transfer.communicator;
                 let new = || Exchange { dtype: transfer.dtype, communicator, ends: Vec::new() };
                 exchange.get_or_insert_with(new).ends.push(end);
             }
         }
         let Some(exchange) = exchange else { return Ok(()) };
-        // SAFETY: the ends are buffers of the schedule, as large as the blocks that the geometry of the collective says;
-        // events keep them from others.
+        // SAFETY: the ends are buffers of the schedule with the size of their blocks; events order other accesses.
         let issued = unsafe { self.collectives.exchange(&exchange) };
-        issued.map_err(|Broken { rank, error }| self.failed(rank, run, error.into()))
+        issued.map_err(|CollectiveFailure { rank, error }| self.failed(rank, run, error.into()))
     }
 
     /// Accounts for the bytes that a collective's ranks send.
-    fn account(&mut self, run: Run, transfer: &Transfer, seats: &[usize]) {
+    fn record_traffic(&mut self, run: Run, transfer: &Transfer, locals: &[usize]) {
         let (schedule, parcels) = (self.schedule, transfer.parcels());
         let phase = traffic::phase_of_task(schedule, &schedule.frames[run.frame], run.task);
         if let Some(key) = traffic::key(&schedule.space, phase, parcels) {
-            for &seat in seats {
-                let rank = self.seats[seat].rank;
+            for &local in locals {
+                let rank = self.locals[local].rank;
                 let bytes = message::bytes_sent(&schedule.space, parcels, rank);
-                self.ledgers[seat].record(key.clone(), rank, 1, bytes);
+                self.ledgers[local].record(key.clone(), rank, 1, bytes);
             }
         }
     }
 
-    /// Runs a frame for each layer: what is carried is handed on, of stacks each layer has its slice.
-    fn layers(&mut self, scope: &Scope, call: &Call, seats: &[usize]) -> Result<(), RunError> {
+    /// Runs a frame for each layer, with the carried values and the slices of stacks.
+    fn layers(&mut self, scope: &Scope, call: &Call, locals: &[usize]) -> Result<(), RunError> {
         let layers = layers::shifted(&call.layers, call.stride, scope.layer);
         for (done, layer) in call.order.layers(&layers).enumerate() {
             let k = layer - layers.start;
@@ -274,19 +273,19 @@ impl Steps<'_> {
                 frame: call.frame,
                 base: scope.base + call.base,
                 layer,
-                seats: seats.to_vec(),
+                locals: locals.to_vec(),
                 at: call.at.or(scope.at),
-                arguments: vec![Vec::new(); self.seats.len()],
-                results: vec![Vec::new(); self.seats.len()],
+                arguments: vec![Vec::new(); self.locals.len()],
+                results: vec![Vec::new(); self.locals.len()],
             };
-            for &seat in seats {
-                inner.arguments[seat] = self.operands(scope, seat, &call.arguments, k)?;
-                inner.results[seat] = self.operands(scope, seat, &call.results, k)?;
-                // What is carried is the argument of the first layer, and a result of the one before to the others.
+            for &local in locals {
+                inner.arguments[local] = self.operands(scope, local, &call.arguments, k)?;
+                inner.results[local] = self.operands(scope, local, &call.results, k)?;
+                // From the second layer on, carried arguments are results of the layer before.
                 if done > 0 {
                     let carried = call.carried.min(call.results.len()).min(call.arguments.len());
-                    let results = self.operands(scope, seat, &call.results[..carried], 0)?;
-                    inner.arguments[seat][..carried].copy_from_slice(&results);
+                    let results = self.operands(scope, local, &call.results[..carried], 0)?;
+                    inner.arguments[local][..carried].copy_from_slice(&results);
                 }
             }
             self.frame(&inner)?;
@@ -294,31 +293,31 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// The addresses of operands for the layer that is the `k`-th of a call; none of those that a rank does not have.
+    /// The addresses of operands for the `k`-th layer of a call; null for operands that a rank does not have.
     fn operands(
         &self,
         scope: &Scope,
-        seat: usize,
+        local: usize,
         operands: &[Operand],
         k: u64,
     ) -> Result<Vec<Address>, RunError> {
         let address = |operand: &Operand| {
-            if !operand.at.is_none_or(|at| at.has(&self.program.mesh, self.rank(seat))) {
+            if !operand.at.is_none_or(|at| at.has(&self.program.mesh, self.rank(local))) {
                 return Ok(Address::NONE);
             }
-            let slice = operand.slice.count_at(&self.seats[seat].at, scope.layer);
-            Ok(self.address(scope, seat, &operand.address)?.offset(k * slice))
+            let slice = operand.slice.count_at(&self.locals[local].at, scope.layer);
+            Ok(self.address(scope, local, &operand.address)?.offset(k * slice))
         };
         operands.iter().map(address).collect()
     }
 
-    /// The part of a stored tensor that a seat holds; nothing where it holds none.
-    pub(in crate::cuda) fn held(&self, seat: usize, number: usize) -> Result<Vec<f32>, RunError> {
-        let own = &self.seats[seat];
+    /// Downloads a local rank's part of a stored tensor; empty if it has none.
+    pub(in crate::cuda) fn held(&self, local: usize, number: usize) -> Result<Vec<f32>, RunError> {
+        let state = &self.locals[local];
         let tensor = &self.plan.tensors()[number];
-        match (tensor.part_of[index(own.rank.0)], own.sources[number]) {
+        match (tensor.part_of[index(state.rank.0)], state.sources[number]) {
             (Some(part), Some(at)) => {
-                Ok(own.download(at, boxes::elements(&tensor.regions[part]), tensor.ty.dtype)?)
+                Ok(state.download(at, boxes::elements(&tensor.regions[part]), tensor.ty.dtype)?)
             }
             (None, _) | (_, None) => Ok(Vec::new()),
         }

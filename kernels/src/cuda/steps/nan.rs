@@ -1,7 +1,7 @@
-//! Looking for NaN after each step, where that was asked for.
+//! The search for NaN after each step.
 //!
-//! Each step is waited for, then a kernel reads all that it wrote: of a wire as much as was sent or received, for a wire may
-//! be longer, and no task wrote the rest.
+//! After each step has ended, a kernel reads the buffers that it wrote. Of a wire buffer it reads the elements that were sent
+//! or received, because no task writes the rest.
 
 use ithaca_device::{Check, Step};
 use ithaca_ir::schedule::{Content, Stream as Queue};
@@ -13,7 +13,7 @@ use crate::error::RunError;
 use crate::tensor::place_in;
 
 impl Steps<'_> {
-    /// Looks at what a step wrote on each of its seats.
+    /// Searches the buffers that a step wrote on each of its local ranks.
     ///
     /// # Errors
     /// [`RunError::NotANumber`] for the first such element, placed at its rank and task.
@@ -22,17 +22,17 @@ impl Steps<'_> {
         scope: &Scope,
         run: Run,
         step: &Step,
-        seats: &[usize],
+        locals: &[usize],
     ) -> Result<(), RunError> {
         match (self.look_for_nan, self.recording) {
             (LookForNan::Writes, Recording::Off) => {}
             (LookForNan::Off, _) | (_, Recording::On) => return Ok(()),
         }
         self.wait()?;
-        for &seat in seats {
+        for &local in locals {
             for check in &step.checks {
-                self.enter(seat, run);
-                self.look_at(scope, (run, step.stream), seat, check)?;
+                self.enter(local, run);
+                self.look_at(scope, (run, step.stream), local, check)?;
             }
         }
         Ok(())
@@ -42,21 +42,21 @@ impl Steps<'_> {
         &mut self,
         scope: &Scope,
         (run, queue): (Run, Queue),
-        seat: usize,
+        local: usize,
         check: &Check,
     ) -> Result<(), RunError> {
-        let (rank, of) = (self.rank(seat), &self.seats[seat]);
+        let (rank, of) = (self.rank(local), &self.locals[local]);
         let word = of.word()?;
-        // SAFETY: the word is as long, and nothing runs.
+        // SAFETY: the word has this size, and no work runs.
         unsafe { of.device.upload(&[0; WORD], word) }?;
-        self.issue_all(scope, seat, queue, check.records.at(&of.at))?;
+        self.issue_all(scope, local, queue, check.records.at(&of.at))?;
         let issue = self.watch.next();
-        self.note(seat, queue, (issue, Some(run)), None)?;
+        self.note(local, queue, (issue, Some(run)), None)?;
         self.wait()?;
-        self.enter(seat, run);
+        self.enter(local, run);
         let mut found = [0; WORD];
-        let of = &self.seats[seat];
-        // SAFETY: the word is as long, and nothing runs.
+        let of = &self.locals[local];
+        // SAFETY: the word has this size, and no work runs.
         unsafe { of.device.download(word, &mut found) }?;
         let left = u64::from_ne_bytes(found);
         let i = match check.n.count_at(&of.at, scope.layer).checked_sub(left) {
@@ -72,5 +72,5 @@ impl Steps<'_> {
     }
 }
 
-/// Bytes of the word that a kernel leaves its finding in.
+/// Bytes of the word in which a kernel leaves its finding.
 const WORD: usize = 8;

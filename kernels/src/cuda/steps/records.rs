@@ -1,4 +1,4 @@
-//! Records, issued for one rank: addresses and integers get their values.
+//! Issues records for one rank, with the values of addresses and integers.
 
 use ithaca_device::{Launch, Record, Region, Transfer, Word};
 use ithaca_ir::schedule::Stream as Queue;
@@ -9,11 +9,11 @@ use crate::cuda::collectives::End;
 use crate::error::RunError;
 
 impl Steps<'_> {
-    /// Issues the records of a rank; gives its end of the transfer among them, which is for all ranks together.
+    /// Issues the records of a rank. Returns its end of a transfer, which the caller issues for all ranks together.
     pub(super) fn issue_all<'r>(
         &self,
         scope: &Scope,
-        seat: usize,
+        local: usize,
         queue: Queue,
         records: &'r [Record],
     ) -> Result<Option<(&'r Transfer, End)>, RunError> {
@@ -21,28 +21,28 @@ impl Steps<'_> {
         for record in records {
             match record {
                 Record::Transfer(transfer) => {
-                    end = Some((transfer, self.end_of(scope, seat, queue, transfer)?));
+                    end = Some((transfer, self.end_of(scope, local, queue, transfer)?));
                 }
-                Record::Launch(launch) => self.launch(scope, seat, queue, launch)?,
+                Record::Launch(launch) => self.launch(scope, local, queue, launch)?,
                 Record::Product(product) => {
                     let mut failed = None;
-                    let own = &self.seats[seat];
+                    let state = &self.locals[local];
                     let product = product.map(
-                        |at| self.address(scope, seat, at).unwrap_or_else(|e| missing(&mut failed, e)),
-                        |n| n.at(&own.at, scope.layer),
+                        |at| self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)),
+                        |n| n.at(&state.at, scope.layer),
                     );
                     failed.map_or(Ok(()), Err)?;
                     // SAFETY: the matrices are tensors of the schedule, in buffers as large as their types.
-                    unsafe { own.device.multiply(own.stream(queue), &product) }?;
+                    unsafe { state.device.multiply(state.stream(queue), &product) }?;
                 }
                 Record::Copy { from, to, bytes } => {
-                    let own = &self.seats[seat];
-                    let bytes = bytes.count_at(&own.at, scope.layer);
-                    let from = self.address(scope, seat, from)?;
-                    let to = self.address(scope, seat, to)?;
+                    let state = &self.locals[local];
+                    let bytes = bytes.count_at(&state.at, scope.layer);
+                    let from = self.address(scope, local, from)?;
+                    let to = self.address(scope, local, to)?;
                     if bytes > 0 && from != to {
                         // SAFETY: as for a launch.
-                        unsafe { own.device.copy(own.stream(queue), from, to, bytes) }?;
+                        unsafe { state.device.copy(state.stream(queue), from, to, bytes) }?;
                     }
                 }
             }
@@ -50,70 +50,75 @@ impl Steps<'_> {
         Ok(end)
     }
 
-    fn launch(&self, scope: &Scope, seat: usize, queue: Queue, launch: &Launch) -> Result<(), RunError> {
-        let own = &self.seats[seat];
+    fn launch(&self, scope: &Scope, local: usize, queue: Queue, launch: &Launch) -> Result<(), RunError> {
+        let state = &self.locals[local];
         let mut failed = None;
         let mut arguments = Arguments::default();
         for arg in &launch.args {
             arguments.push(&arg.bytes(|word| match word {
-                Word::Int(n) => n.at(&own.at, scope.layer).cast_unsigned(),
+                Word::Int(n) => n.at(&state.at, scope.layer).cast_unsigned(),
                 Word::Real(x) => x.to_bits(),
                 Word::Address(at) => {
-                    self.address(scope, seat, at).unwrap_or_else(|e| missing(&mut failed, e)).number()
+                    self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)).number()
                 }
             }));
         }
         failed.map_or(Ok(()), Err)?;
-        let grid = launch.grid.map(|n| n.count_at(&own.at, scope.layer));
-        // SAFETY: a device program gives a kernel what its parameters say, and the addresses are those of buffers as large as
-        // the types of their tensors, which the schedule keeps from others until events allow it. Threads and shared memory
-        // are those that the kernel is compiled for, which its compilation asserts.
-        Ok(unsafe { own.device.launch(own.stream(queue), &launch.kernel, grid, arguments) }?)
+        let grid = launch.grid.map(|n| n.count_at(&state.at, scope.layer));
+        // SAFETY: the arguments match the kernel's parameters. The addresses are buffers with the size of their tensors, and
+        // events order other accesses. The compilation of the kernel asserts threads and shared memory.
+        Ok(unsafe { state.device.launch(state.stream(queue), &launch.kernel, grid, arguments) }?)
     }
 
-    fn end_of(&self, scope: &Scope, seat: usize, queue: Queue, transfer: &Transfer) -> Result<End, RunError> {
-        let own = &self.seats[seat];
+    fn end_of(
+        &self,
+        scope: &Scope,
+        local: usize,
+        queue: Queue,
+        transfer: &Transfer,
+    ) -> Result<End, RunError> {
+        let state = &self.locals[local];
         let mut failed = None;
         let collective = transfer.collective.map(
-            |at| self.address(scope, seat, at).unwrap_or_else(|e| missing(&mut failed, e)),
-            |n| n.count_at(&own.at, scope.layer),
+            |at| self.address(scope, local, at).unwrap_or_else(|e| defer(&mut failed, e)),
+            |n| n.count_at(&state.at, scope.layer),
         );
-        let members = End::members(&self.program.mesh, transfer, own.rank);
+        let members = End::members(&self.program.mesh, transfer, state.rank);
         match failed {
-            None => Ok(End { rank: own.rank, stream: own.stream(queue), members, collective }),
+            None => Ok(End { rank: state.rank, stream: state.stream(queue), members, collective }),
             Some(error) => Err(error),
         }
     }
 
-    /// The address that a seat has in a run of a frame.
+    /// The address on a local rank in a run of a frame.
     pub(super) fn address(
         &self,
         scope: &Scope,
-        seat: usize,
+        local: usize,
         address: &ithaca_device::Address,
     ) -> Result<Address, RunError> {
-        let own = &self.seats[seat];
+        let state = &self.locals[local];
         let start = match address.region {
             Region::Null => return Ok(Address::NONE),
-            Region::Frame => Some(own.memory.offset(scope.base)),
-            Region::Argument(i) => scope.arguments[seat].get(i).copied(),
-            Region::Result(i) => scope.results[seat].get(i).copied(),
-            Region::Table(table) => Some(own.tables.at(table)),
-            Region::Finding => Some(own.word()?),
+            Region::Frame => Some(state.memory.offset(scope.base)),
+            Region::Argument(i) => scope.arguments[local].get(i).copied(),
+            Region::Result(i) => scope.results[local].get(i).copied(),
+            Region::Table(table) => Some(state.tables.at(table)),
+            Region::Finding => Some(state.word()?),
             Region::Source(source) => {
                 let buffer = self.program.frames[scope.frame].sources.get(&source);
                 let number = buffer.and_then(|&b| self.plan.find((scope.frame, b, scope.layer, scope.at)));
-                number.and_then(|number| own.sources[number])
+                number.and_then(|number| state.sources[number])
             }
         };
-        let missing = || RunError::invalid(format!("{:?} is nowhere", address.region));
+        let missing = || RunError::invalid(format!("{:?} has no address", address.region));
         let start = start.ok_or_else(missing)?;
-        Ok(start.offset(address.offset.at(&own.at, scope.layer).cast_unsigned()))
+        Ok(start.offset(address.offset.at(&state.at, scope.layer).cast_unsigned()))
     }
 }
 
-/// Keeps an error for later.
-fn missing(failed: &mut Option<RunError>, error: RunError) -> Address {
+/// Stores an error for later and returns the null address.
+fn defer(failed: &mut Option<RunError>, error: RunError) -> Address {
     *failed = Some(error);
     Address::NONE
 }

@@ -10,9 +10,9 @@ use crate::cpu::memory::SourcePlan;
 use crate::cpu::{Fault, LookForNan, Timings};
 use crate::cuda::arguments::Address;
 use crate::cuda::collectives::Collectives;
-use crate::cuda::moments::Moments;
 use crate::cuda::options::{Clock, Options};
-use crate::cuda::rank::Seat;
+use crate::cuda::rank::LocalRank;
+use crate::cuda::timestamps::Timestamps;
 use crate::cuda::watch::{Run, Watch};
 
 /// One run of a frame.
@@ -21,42 +21,41 @@ pub(super) struct Scope {
     /// Bytes from the start of the arena.
     pub(super) base: u64,
     pub(super) layer: u64,
-    /// The ranks that run the frame, by number of their seats.
-    pub(super) seats: Vec<usize>,
+    /// The local ranks that run the frame.
+    pub(super) locals: Vec<usize>,
     pub(super) at: Option<At>,
-    /// For each seat, those that do not run the frame included, the addresses of its arguments.
+    /// The addresses of the arguments for every local rank, including those that do not run the frame.
     pub(super) arguments: Vec<Vec<Address>>,
     pub(super) results: Vec<Vec<Address>>,
 }
 
-/// Whether what is issued is done.
+/// Whether issued work runs or becomes part of a graph.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recording {
-    /// It is.
+    /// Issued work runs.
     Off,
-    /// It becomes part of a graph.
+    /// Issued work becomes part of a graph.
     On,
 }
 
-/// A schedule on the ranks of a process.
+/// The execution of a schedule on the ranks of a process.
 pub(in crate::cuda) struct Steps<'a> {
     pub(in crate::cuda) schedule: &'a Schedule,
     pub(in crate::cuda) program: &'a DeviceProgram,
     pub(in crate::cuda) plan: &'a SourcePlan<'a>,
     pub(in crate::cuda) collectives: &'a dyn Collectives,
-    pub(in crate::cuda) seats: Vec<Seat<'a>>,
+    pub(in crate::cuda) locals: Vec<LocalRank<'a>>,
     pub(in crate::cuda) clock: Clock,
     pub(super) fault: Option<Fault>,
     pub(super) look_for_nan: LookForNan,
-    /// What each rank sent, by number of its seat.
+    /// The traffic of each local rank.
     pub(in crate::cuda) ledgers: Vec<Ledger>,
     pub(in crate::cuda) timings: Timings,
-    /// When tasks ran, where streams are timed.
-    pub(in crate::cuda) moments: Moments,
-    /// Where the issue is: a rank and its task.
+    /// The times of tasks, where streams are timed.
+    pub(in crate::cuda) timestamps: Timestamps,
+    /// The current position of the issue: a rank and its task.
     pub(super) here: Option<(Rank, Run)>,
     pub(super) watch: Watch,
-    /// How what is issued comes to run.
     pub(super) recording: Recording,
 }
 
@@ -66,17 +65,17 @@ impl<'a> Steps<'a> {
         program: &'a DeviceProgram,
         plan: &'a SourcePlan<'a>,
         collectives: &'a dyn Collectives,
-        seats: Vec<Seat<'a>>,
+        locals: Vec<LocalRank<'a>>,
         options: &Options,
     ) -> Self {
-        let watch = Watch::new(seats.len(), options.timeout);
-        let ledgers = seats.iter().map(|_| Ledger::default()).collect();
+        let watch = Watch::new(locals.len(), options.timeout);
+        let ledgers = locals.iter().map(|_| Ledger::default()).collect();
         Self {
             schedule,
             program,
             plan,
             collectives,
-            seats,
+            locals,
             clock: options.clock,
             fault: options.fault.clone(),
             look_for_nan: options.look_for_nan,
@@ -85,17 +84,17 @@ impl<'a> Steps<'a> {
             recording: Recording::Off,
             ledgers,
             timings: Timings::default(),
-            moments: Moments::default(),
+            timestamps: Timestamps::default(),
         }
     }
 
-    pub(super) fn rank(&self, seat: usize) -> Rank {
-        self.seats[seat].rank
+    pub(super) fn rank(&self, local: usize) -> Rank {
+        self.locals[local].rank
     }
 
-    /// Whether the rank of a seat is at one of some places; it is where there is no list.
-    pub(super) fn is_at(&self, seat: usize, places: Option<&[At]>) -> bool {
-        let (mesh, rank) = (&self.program.mesh, self.rank(seat));
+    /// Whether a local rank is at one of `places`; `None` includes all ranks.
+    pub(super) fn is_at(&self, local: usize, places: Option<&[At]>) -> bool {
+        let (mesh, rank) = (&self.program.mesh, self.rank(local));
         places.is_none_or(|places| places.iter().any(|at| at.has(mesh, rank)))
     }
 }
