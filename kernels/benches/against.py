@@ -2,9 +2,10 @@
 
     python kernels/benches/against.py torch|numpy [--rounds N] [NAME ...]
 
-Each round runs every workload once with each library, one after the other. The order changes from round to round, so
-other load on the machine falls on both. The table gives medians, minima, and the library's median divided by ours: above
-one we are faster. NumPy has matrix products in f32 only.
+Each round times every workload once with each library, one after the other. The order changes from round to round, so
+other load on the machine falls on both. A pause and a run that is not timed come before each: threads of OpenMP wait
+actively for 200 ms after their work, and would take a core from the other library. The table gives medians, minima, and
+the library's median divided by ours: above one we are faster. NumPy has matrix products in f32 only.
 """
 
 import argparse
@@ -17,6 +18,9 @@ import sys
 import time
 from datetime import date
 from pathlib import Path
+
+# Seconds after which the other library's threads sleep.
+PAUSE = 0.3
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -119,6 +123,8 @@ def main():
         turns = [("ours", lambda: float(ask(worker, name))), ("theirs", lambda: seconds(run))]
         for round in range(args.rounds + 2):
             for whose, turn in turns if round % 2 else reversed(turns):
+                time.sleep(PAUSE)
+                turn()
                 took = turn()
                 # The first two rounds touch memory for the first time.
                 if round >= 2:

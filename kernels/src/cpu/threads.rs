@@ -64,8 +64,11 @@ impl Threads {
                 *result = Some(f(&mut own, item));
             }
         };
-        rayon::in_place_scope(|scope| {
-            (0..helpers).for_each(|_| scope.spawn(|_| work()));
+        std::thread::scope(|scope| {
+            for _ in 0..helpers {
+                // Where a thread cannot be started, the running ones do its work.
+                drop(std::thread::Builder::new().spawn_scoped(scope, work));
+            }
             work();
         });
         drop(queue);
