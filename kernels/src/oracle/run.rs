@@ -63,23 +63,38 @@ pub fn step<T: Interpreted>(
     inputs: &dyn TensorSource,
     storage: Storage,
 ) -> Result<Results<T>, RunError> {
-    (T::STEP)(module, weights, inputs, storage)
+    T::step(module, weights, inputs, storage)
 }
 
-/// A step of the interpreter: module, weights, inputs, storage.
-type Step<T> = fn(&Module, &dyn TensorSource, &dyn TensorSource, Storage) -> Result<Results<T>, RunError>;
-
-/// A number type of the interpreter. The interpreter is compiled here, once for each type, not in every crate that uses
-/// it.
+/// A number type of the interpreter. The interpreter is compiled here, once for each type: crates that use it may not be
+/// optimised, and would run a copy of their own at half its speed.
 pub trait Interpreted: Real {
     /// [`step`] with numbers of this type.
-    const STEP: Step<Self>;
+    ///
+    /// # Errors
+    /// As [`step`].
+    fn step(
+        module: &Module,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        storage: Storage,
+    ) -> Result<Results<Self>, RunError>;
 }
 
-impl Interpreted for f64 {
-    const STEP: Step<f64> = interpret::run;
+macro_rules! interpreted {
+    ($($number:ty),*) => {
+        $(impl Interpreted for $number {
+            #[inline(never)]
+            fn step(
+                module: &Module,
+                weights: &dyn TensorSource,
+                inputs: &dyn TensorSource,
+                storage: Storage,
+            ) -> Result<Results<Self>, RunError> {
+                interpret::run(module, weights, inputs, storage)
+            }
+        })*
+    };
 }
 
-impl Interpreted for f32 {
-    const STEP: Step<f32> = interpret::run;
-}
+interpreted!(f64, f32);
