@@ -20,7 +20,7 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// Opens what was asked for, for all ranks or for that of a process.
+    /// Opens the requested device, for all ranks or for the rank of this process.
     ///
     /// # Errors
     /// `C20` for each part of CUDA that is missing; `C00` for options that do not go together.

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use ithaca_ir::units::bytes;
 use ithaca_ir::{AxisId, Mesh, Module, Rank};
 
 use super::load::Load;
@@ -199,6 +198,16 @@ fn colour(phase: Phase) -> &'static str {
         Phase::Forward => "rgb(226, 240, 255)",
         Phase::Backward => "rgb(255, 236, 217)",
         Phase::Update => "rgb(228, 246, 228)",
+    }
+}
+
+/// `168.00 MiB`, in the largest unit that it fills; whole bytes below one KiB. Messages of a few MiB are compared, which
+/// [`ithaca_ir::units::bytes`] rounds to hundredths of a GiB.
+fn bytes(n: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(size, _)| n >= *size) {
+        Some(&(size, unit)) => format!("{:.2} {unit}", n as f64 / size as f64),
+        None => format!("{n} B"),
     }
 }
 

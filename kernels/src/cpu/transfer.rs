@@ -24,6 +24,7 @@ impl LocalTransfer<'_> {
             let (n, m) = (self.parcels.len(), tensors.len());
             return Err(RunError::invalid(format!("{n} tensors are packed from {m} buffers")));
         }
+        self.check_copy(Side::Sent, "pack")?;
         let mut wire = Vec::new();
         for piece in self.wire(Side::Sent).blocks.iter().flatten() {
             let held = self.space.local_box(&self.parcels[piece.parcel].from, self.rank);
@@ -35,6 +36,7 @@ impl LocalTransfer<'_> {
     /// The tensors of a received wire. Elements that no rank sends are NaN, so that they cannot pass for results; rows that are
     /// fetched as sums begin as zero.
     pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<Vec<f32>>, RunError> {
+        self.check_copy(Side::Received, "unpack")?;
         let is_sum = |parcel: &Parcel| matches!(parcel.op, Op::FetchSum { .. });
         let boxes: Vec<Region> =
             self.parcels.iter().map(|parcel| self.space.local_box(&parcel.to, self.rank)).collect();
@@ -125,6 +127,15 @@ impl LocalTransfer<'_> {
         let kind = |content: &Content| if wire(content) { "a wire" } else { "a tensor" };
         let (name, reads, writes) = (op.name(), kind(reads), kind(writes));
         Err(RunError::invalid(format!("there is no exchange of `{name}` from {reads} to {writes}")))
+    }
+
+    /// Refuses to pack or unpack one tensor that needs no wire: whole tensors are sent and sums received in place.
+    fn check_copy(&self, side: Side, step: &str) -> Result<(), RunError> {
+        let [Parcel { op, .. }] = self.parcels else { return Ok(()) };
+        if message::is_shared(op, side) || matches!((op, side), (Op::Permute, Side::Received)) {
+            return Err(RunError::invalid(format!("there is no {step} of `{}`", op.name())));
+        }
+        Ok(())
     }
 
     /// Refuses a tensor whose memory is not its blocks in order.

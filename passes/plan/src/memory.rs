@@ -86,7 +86,7 @@ pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     }
 }
 
-/// The memory of the ranks of a place; of every rank where there is none.
+/// The memory of the ranks of a place, or of every rank without a place.
 fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
     let space = &schedule.space;
     let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));

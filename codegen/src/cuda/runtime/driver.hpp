@@ -1,8 +1,6 @@
 // The command line of an emitted program: load, run, time, write, check.
 #pragma once
 
-#include <set>
-
 #include "compare.hpp"
 
 namespace ithaca {
@@ -24,13 +22,18 @@ inline constexpr const char* kHelp =
 class Options {
   public:
     Options(int argc, char** argv) {
-        static const std::set<std::string> flags = {"--self-check", "--profile", "--help", "-h"};
-        static const std::set<std::string> others = {"--weights", "--inputs", "--random-weights", "--output",
-                                                     "--tolerance", "--steps", "--trace", "--timeout"};
+        // Those that take a value come first.
+        static const std::vector<std::string> known = {"--weights", "--inputs", "--random-weights", "--output", "--tolerance", "--steps",
+                                                       "--trace", "--timeout", "--self-check", "--profile", "--help", "-h"};
         for (int i = 1; i < argc; ++i) {
             const std::string option = argv[i];
-            const bool is_flag = flags.count(option) != 0;
-            if (!is_flag && others.count(option) == 0) throw Error("unknown option `" + option + "`; --help lists the options");
+            const auto found = std::find(known.begin(), known.end(), option);
+            if (found == known.end()) {
+                std::string all;
+                for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+                throw Error("unknown option `" + option + "`; there are " + all);
+            }
+            const bool is_flag = found - known.begin() >= 8;
             if (has(option) && option != "--weights") throw Error(option + " is given twice");
             if (!is_flag && i + 1 == argc) throw Error(option + " takes a value");
             given_[option].push_back(is_flag ? "" : argv[++i]);
@@ -40,20 +43,25 @@ class Options {
     bool has(const std::string& option) const { return given_.count(option) != 0; }
     std::vector<std::string> all(const std::string& option) const { return has(option) ? given_.at(option) : std::vector<std::string>{}; }
     std::string text(const std::string& option) const { return has(option) ? given_.at(option).front() : ""; }
-    // A number from `least` on; `otherwise` without the option.
-    double number(const std::string& option, double otherwise, double least = 0) const {
+    // `otherwise` without the option.
+    double number(const std::string& option, double otherwise) const {
         if (!has(option)) return otherwise;
         const std::string text = this->text(option);
         char* end = nullptr;
         const double value = std::strtod(text.c_str(), &end);
-        const bool is_decimal = !text.empty() && *end == '\0' && text.find_first_not_of("0123456789.e-") == std::string::npos;
-        if (!is_decimal || value < least || value > 0x1p53) throw Error(option + " takes a number from " + std::to_string(static_cast<int64_t>(least)) + " on, not `" + text + "`");
+        if (text.empty() || *end != '\0' || !(value >= 0) || value > 1e15)
+            throw Error(option + " takes a number that is not negative, not `" + text + "`");
         return value;
     }
     int64_t integer(const std::string& option, int64_t otherwise, int64_t least) const {
-        const double value = number(option, static_cast<double>(otherwise), static_cast<double>(least));
-        if (value != std::floor(value)) throw Error(option + " takes a whole number, not `" + text(option) + "`");
-        return static_cast<int64_t>(value);
+        if (!has(option)) return otherwise;
+        const std::string text = this->text(option);
+        char* end = nullptr;
+        errno = 0;
+        const long long value = text[0] >= '0' && text[0] <= '9' ? std::strtoll(text.c_str(), &end, 10) : 0;
+        if (end == nullptr || *end != '\0' || errno != 0 || value < least)
+            throw Error(option + " takes a whole number from " + std::to_string(least) + " on, not `" + text + "`");
+        return value;
     }
 
   private:

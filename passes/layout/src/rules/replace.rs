@@ -1,4 +1,4 @@
-//! Builds the replacement of a match: new operations with their types, or the reason why there is none.
+//! Builds the replacement of a match: new operations with their types, or the reason of a refusal.
 
 use std::collections::BTreeMap;
 
