@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::Unary;
+use ithaca_ir::ops::{Unary, cast, sums_in};
 use ithaca_ir::{DType, DimId, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Stored, Tensors};
@@ -212,12 +212,8 @@ impl Decoder<'_> {
             // token instead of the heads.
             QkNorm::Projection => {
                 let weight = f.weight(&format!("{name}.weight"), &[heads, d])?;
-                let wide = match f.tensors.dtype {
-                    DType::F64 | DType::F32 => x,
-                    DType::BF16 | DType::F16 | DType::I32 | DType::Bool => {
-                        f.push(Op::Cast { to: DType::F32 }, &[x])?
-                    }
-                };
+                let dtype = sums_in(f.tensors.dtype);
+                let wide = cast(f, x, dtype)?;
                 let squares = f.einsum(wide, wide, &[b, s])?;
                 let over = vec![heads, d];
                 f.push(Op::RmsScale { over, eps: self.spec.sizes.eps }, &[x, squares, weight])

@@ -25,7 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::memory::{self, HeldTensor};
+use crate::memory::Memory;
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -70,7 +70,7 @@ pub struct Plan {
     /// What each rank sends in one step.
     pub collectives: Vec<Collective>,
     /// Memory of the busiest rank.
-    pub memory: MemoryUse,
+    pub memory: Memory,
     /// Time of a step.
     pub time: Time,
     /// What was tried, best first.
@@ -195,12 +195,6 @@ pub struct MeshAxis {
     pub size: u64,
 }
 
-/// Whether a number is left out of a document.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
 /// A dimension of the per-rank program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -247,38 +241,6 @@ pub struct Collective {
     pub count: u64,
     /// Bytes that the busiest rank sends to others in all of them.
     pub bytes_sent_per_rank: u64,
-}
-
-/// Memory of the busiest rank, bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryUse {
-    /// Parameters.
-    pub parameters: u64,
-    /// Gradients.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub gradients: u64,
-    /// What the optimizer keeps.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub optimizer: u64,
-    /// What else lasts from step to step.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub states: u64,
-    /// Activations, outputs and communication buffers.
-    pub arena: u64,
-    /// Of these the communication buffers, at the peak.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub communication: u64,
-    /// Inputs.
-    pub inputs: u64,
-    /// Outputs, which lie in the arena.
-    pub outputs: u64,
-    /// All of them but outputs.
-    pub total: u64,
-    /// What a device has, its reserve taken off.
-    pub usable: u64,
-    /// The largest tensors at the peak.
-    pub largest: Vec<HeldTensor>,
 }
 
 /// Time of a step, seconds.
@@ -550,25 +512,6 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
         bytes_sent_per_rank: row.bytes_sent_per_rank,
     })
     .collect()
-}
-
-impl MemoryUse {
-    /// The memory of a schedule on a cluster.
-    pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
-        Self {
-            parameters: memory.parameters,
-            gradients: memory.gradients,
-            optimizer: memory.optimizer,
-            states: memory.states,
-            arena: memory.arena,
-            communication: memory.communication,
-            inputs: memory.inputs,
-            outputs: memory.outputs,
-            total: memory.total(),
-            usable: cluster.usable_bytes(),
-            largest: memory.largest.clone(),
-        }
-    }
 }
 
 impl Time {
