@@ -37,6 +37,21 @@ pub struct Job {
 }
 
 impl Job {
+    /// A job of a program and its layout: without a plan, known weights or notes.
+    pub fn new(registry: &Registry, program: Module, (options, cluster): (ShardOptions, Cluster)) -> Self {
+        Self {
+            title: program.name.clone(),
+            program,
+            plain: None,
+            options,
+            cluster,
+            weights: None,
+            registry: registry.clone(),
+            plan: None,
+            notes: Vec::new(),
+        }
+    }
+
     /// The job's per-rank program and schedule.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
@@ -12,13 +13,12 @@ use ithaca_passes::simulate::discrete;
 
 use super::plan::heading;
 use super::session::{Done, Session};
-use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn explain(plan: &Path, session: &mut Session<'_>) -> Result<Done> {
     let registry = session.registry;
-    let plan = subject::plan(registry, &args.plan)?;
+    let plan = subject::plan(registry, plan)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
     Ok(Done::success(text(registry, &plan, &compiled)))
