@@ -81,6 +81,15 @@ impl Job {
         })
     }
 
+    /// The model, its strategy and its mesh, for reports.
+    pub fn heading(&self) -> String {
+        let ShardOptions { strategy, mesh, .. } = &self.options;
+        match mesh.ranks() {
+            1 => format!("{}, {strategy} on one rank", self.title),
+            n => format!("{}, {strategy} on {n} ranks ({mesh})", self.title),
+        }
+    }
+
     /// The program whose results are expected.
     pub fn reference(&self) -> &Module {
         self.plain.as_ref().unwrap_or(&self.program)

@@ -6,7 +6,7 @@ use std::path::Path;
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_passes::compile::Compiled;
-use ithaca_passes::plan::{Collective, Plan};
+use ithaca_passes::plan::{Collective, Plan, mesh_text};
 use ithaca_passes::planner::table;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
@@ -27,13 +27,8 @@ pub(super) fn explain(plan: &Path, session: &mut Session<'_>) -> Result<Done> {
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     let mut out = heading(plan);
     // Writing to a string cannot fail.
-    let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
-    let _ = writeln!(
-        out,
-        "\nlayout: {} on {}",
-        plan.strategy,
-        if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") }
-    );
+    let mesh = if plan.mesh.is_empty() { "one device".to_owned() } else { mesh_text(&plan.mesh) };
+    let _ = writeln!(out, "\nlayout: {} on {mesh}", plan.strategy);
     for name in plan.strategy.split('+') {
         if let Some(strategy) = registry.strategy(name) {
             let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());

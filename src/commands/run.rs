@@ -481,11 +481,7 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
 
 /// The first lines of a report: model, layout, data, notes.
 pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
-    let mesh = match job.options.mesh.ranks() {
-        1 => "one rank".to_owned(),
-        n => format!("{n} ranks ({})", job.options.mesh),
-    };
-    let mut out = format!("{}, {} on {mesh}; {}\n", job.title, job.options.strategy, data.description());
+    let mut out = format!("{}; {}\n", job.heading(), data.description());
     for note in job.notes.iter().chain(notes) {
         let _ = writeln!(out, "note: {note}");
     }

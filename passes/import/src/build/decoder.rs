@@ -9,8 +9,6 @@
 //! The up of a gated MLP is `activation(gate · x) · (up · x)`, without a further activation. Some families also have
 //! norms after attention and MLP, or only there.
 
-use std::ops::Range;
-
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::{Unary, cast, sums_in};
 use ithaca_ir::{DType, DimId, Module, Op, Space, TensorType, ValueId};
@@ -180,22 +178,15 @@ impl Decoder<'_> {
             _ => q + (i - 1) * kv..q + i * kv,
         };
         let all = q + 2 * kv;
-        let part = |shape: &[u64], window: &[Range<u64>]| Stored {
-            shape: shape.to_vec(),
-            view: Vec::new(),
-            window: window.to_vec(),
-        };
+        let bias = Stored::part([all], [rows.clone()]);
         let (name, weight, bias) = match self.spec.layout.projections {
             Projections::Apart => return None,
-            Projections::Rows(name) => (name, part(&[all, n], &[rows.clone(), 0..n]), part(&[all], &[rows])),
-            Projections::Columns(name) => {
-                (name, part(&[n, all], &[0..n, rows.clone()]), part(&[all], &[rows]))
-            }
+            Projections::Rows(name) => (name, Stored::part([all, n], [rows, 0..n]), bias),
+            Projections::Columns(name) => (name, Stored::part([n, all], [0..n, rows]), bias),
             Projections::HeadRows(name) => {
-                let weight = part(&[all, n], &[0..heads, i..i + 1, 0..width, 0..n]);
-                let bias = part(&[all], &[0..heads, i..i + 1, 0..width]);
-                let weight = Stored { view: vec![heads, 3, width, n], ..weight };
-                (name, weight, Stored { view: vec![heads, 3, width], ..bias })
+                let weight = Stored::part([heads, 3, width, n], [0..heads, i..i + 1, 0..width, 0..n]);
+                let bias = Stored::part([heads, 3, width], [0..heads, i..i + 1, 0..width]);
+                (name, weight.in_tensor([all, n]), bias.in_tensor([all]))
             }
         };
         Some((self.name(name), weight, bias))
@@ -236,8 +227,7 @@ impl Decoder<'_> {
             }
             MlpLayout::GatedRows => {
                 let mut half = |start: u64| {
-                    let window = vec![start..start + rows, 0..columns];
-                    let stored = Stored { shape: vec![2 * rows, columns], view: Vec::new(), window };
+                    let stored = Stored::part([2 * rows, columns], [start..start + rows, 0..columns]);
                     let weight = f.stored(&self.name("mlp.gate_up_proj.weight"), stored, &[ffn, m])?;
                     f.product(x, weight)
                 };

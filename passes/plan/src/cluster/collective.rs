@@ -45,7 +45,7 @@ impl Cluster {
                 transfer: self.stream_seconds(2.0 * space.max_local_bytes(to) as f64),
             },
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
-            _ if between.is_such() => between.longest(),
+            _ if between.differs_by_rank() => between.longest(),
             // Several collectives in one message have a price of their own.
             _ => self.by_level(space, op, from, to).into_iter().fold(CollectiveTime::default(), join),
         }

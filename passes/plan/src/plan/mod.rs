@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 
 use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
-use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
@@ -475,6 +474,12 @@ pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
     mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
 }
 
+/// A mesh as the command line spells it: `ring=2,tp=4`.
+pub fn mesh_text(mesh: &[MeshAxis]) -> String {
+    let axes: Vec<String> = mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
+    axes.join(",")
+}
+
 /// The dimensions of a space, as a plan writes them.
 pub fn dimensions(space: &Space) -> Vec<Dimension> {
     let dimension = |dim: &Dim| Dimension {
@@ -537,9 +542,4 @@ impl Time {
 /// `x` with six significant digits.
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().expect("a printed number is a number")
-}
-
-/// The pipeline text of a schedule.
-pub fn pipeline(schedule: &Schedule) -> String {
-    schedule.pipeline.join(",")
 }

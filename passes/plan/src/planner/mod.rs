@@ -94,7 +94,7 @@ impl Ranked {
             attention: plan::attention(&compiled.attention, &options),
             options: plan::layout_options(&options),
             strategy: options.strategy,
-            pipeline: plan::pipeline(&compiled.schedule),
+            pipeline: compiled.schedule.pipeline.join(","),
             collectives: plan::collectives(&compiled.per_rank),
             memory,
             time: plan::Time::of(&simulation),

@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use super::alike::on;
 use super::links::Links;
-use super::program::{Does, Loop, Meeting, Program, on};
+use super::program::{Does, Loop, Meeting, Program};
 
 /// Classes whose runs are written down at most; of more, every second one, or third.
 const WRITTEN: usize = 64;
