@@ -26,7 +26,7 @@ use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
 use super::split::Halves;
-use super::tape::{Accumulation, Forward, Tape, WeightGradients};
+use super::tape::{Accumulation, Forward, Tape, store_gradients};
 
 /// The function that computes the loss, and the parts of its tokens.
 pub(super) struct Chunked {
@@ -295,11 +295,11 @@ pub(super) fn halves(
     for node in source.nodes.iter().filter(|n| kind_of(n) == ValueKind::Sum && !sums_tokens(n)) {
         map.copy(&mut b, node)?;
     }
-    let mut weights = WeightGradients::default();
+    let mut weights: Vec<(&Binding, ValueId)> = Vec::new();
     for node in source.nodes.iter().rev().filter(|n| kind_of(n) == ValueKind::Shared) {
         let found: Vec<Option<ValueId>> = node.results.iter().map(|&r| gradients.shared.of(r)).collect();
         if let (Op::Param(binding), &[Some(gradient)]) = (&node.op, &found[..]) {
-            weights.add(&mut b, binding, gradient)?;
+            weights.push((binding, gradient));
             continue;
         }
         let mut narrow = Vec::with_capacity(found.len());
@@ -308,7 +308,7 @@ pub(super) fn halves(
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
-    weights.store(&mut b, accumulation)?;
+    store_gradients(&mut b, weights, accumulation)?;
 
     let mut outputs = vec![Output { name: None, value: map[output] }];
     let mut returned = Vec::new();

@@ -10,6 +10,7 @@ use ithaca_pass::rebuild::ValueMap;
 
 use super::split::Joint;
 use super::step::{Cx, Run};
+use super::tape::store_gradients;
 
 /// The joint function of the `main` of `cx`.
 ///
@@ -41,8 +42,8 @@ pub(super) fn joint(
     for i in (0..source.nodes.len()).rev() {
         cx.backward(&mut b, &mut run, i, None)?;
     }
-    let outputs = run.map.outputs();
-    let gradients = source.params.iter().map(|&p| run.tape.of(p)).collect();
-    cx.store_gradients(&mut b, run)?;
-    Ok(Joint { function: b.finish([]), outputs, n_forward, seeds, gradients })
+    let Run { map, tape, weights, .. } = run;
+    store_gradients(&mut b, weights, |binding| (cx.accumulation)(cx.main, binding))?;
+    let gradients = source.params.iter().map(|&p| tape.of(p)).collect();
+    Ok(Joint { function: b.finish([]), outputs: map.outputs(), n_forward, seeds, gradients })
 }

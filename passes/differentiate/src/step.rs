@@ -8,7 +8,7 @@ use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
 use super::split::Halves;
-use super::tape::{Accumulation, Forward, Tape, WeightGradients, assign, or_zeros, zeros};
+use super::tape::{Accumulation, Forward, Tape, assign, or_zeros, store_gradients, zeros};
 use super::update::Place;
 
 /// A function of the source and its halves.
@@ -43,7 +43,8 @@ pub(super) struct Run<'a> {
     /// By node; `None` before it runs.
     records: Vec<Option<Record<'a>>>,
     pub(super) tape: Tape,
-    weights: WeightGradients<'a>,
+    /// The weights that the function reads, with their gradients.
+    pub(super) weights: Vec<(&'a Binding, ValueId)>,
 }
 
 /// The values of a forward node that its backward pass needs.
@@ -57,7 +58,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(cx: &Cx<'_>, map: ValueMap<'a>) -> Self {
         let source = cx.function();
         let records = source.nodes.iter().map(|_| None).collect();
-        Self { map, records, tape: Tape::new(source.values.len()), weights: WeightGradients::default() }
+        Self { map, records, tape: Tape::new(source.values.len()), weights: Vec::new() }
     }
 }
 
@@ -97,17 +98,8 @@ impl<'a> Cx<'a> {
         for i in (0..source.nodes.len()).rev().filter(|&i| runs(&source.nodes[i])) {
             self.backward(b, &mut run, i, None)?;
         }
-        let map = run.map.clone();
-        self.store_gradients(b, run)?;
-        Ok(map)
-    }
-
-    /// Stores the gradients of the weights that the function itself reads.
-    ///
-    /// # Errors
-    /// None on a program that verifies.
-    pub(super) fn store_gradients(&self, b: &mut FunctionBuilder<'_>, run: Run<'_>) -> Result<(), OpError> {
-        run.weights.store(b, |binding| (self.accumulation)(self.main, binding))
+        store_gradients(b, run.weights, |binding| (self.accumulation)(self.main, binding))?;
+        Ok(run.map)
     }
 
     /// Node `i`, forward.
@@ -185,7 +177,8 @@ impl<'a> Cx<'a> {
         }
         match (&node.op, &records[i]) {
             (Op::Param(binding), _) => {
-                weights.add(b, binding, gradients[0].expect("a parameter has one result"))
+                weights.push((binding, gradients[0].expect("a parameter has one result")));
+                Ok(())
             }
             (_, Some(Record::Call(called))) => self.call_backward(b, tape, node, (called, stage), &gradients),
             (_, Some(Record::Node(record))) => {

@@ -101,52 +101,30 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The gradients of weights, each summed over all reads of the weight.
-#[derive(Default)]
-pub(super) struct WeightGradients<'a> {
-    sums: Vec<(&'a Binding, ValueId)>,
-}
-
-impl<'a> WeightGradients<'a> {
-    /// Adds the gradient for one read of a weight.
-    pub(super) fn add(
-        &mut self,
-        b: &mut FunctionBuilder<'_>,
-        binding: &'a Binding,
-        gradient: ValueId,
-    ) -> Result<(), OpError> {
-        match self.sums.iter_mut().find(|(known, _)| *known == binding) {
-            None => self.sums.push((binding, gradient)),
+/// Stores the gradients of weights in their states; those of several reads of one weight are summed.
+pub(super) fn store_gradients<'a>(
+    b: &mut FunctionBuilder<'_>,
+    reads: impl IntoIterator<Item = (&'a Binding, ValueId)>,
+    accumulation: impl Fn(&Binding) -> Accumulation,
+) -> Result<(), OpError> {
+    let mut sums: Vec<(&Binding, ValueId)> = Vec::new();
+    for (binding, gradient) in reads {
+        match sums.iter_mut().find(|(known, _)| *known == binding) {
+            None => sums.push((binding, gradient)),
             Some((_, sum)) => *sum = b.add(*sum, gradient)?,
         }
-        Ok(())
     }
-
-    /// Stores each sum in the state of its weight.
-    pub(super) fn store(
-        self,
-        b: &mut FunctionBuilder<'_>,
-        accumulation: impl Fn(&Binding) -> Accumulation,
-    ) -> Result<(), OpError> {
-        let mut sums = self.sums.into_iter();
-        sums.try_for_each(|(binding, sum)| store_gradient(b, binding, sum, accumulation(binding)))
+    for (binding, gradient) in sums {
+        let accumulation = accumulation(binding);
+        let mut value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
+        let state = accumulation.gradient_binding(binding);
+        if accumulation.is_summed() {
+            let before = b.push_as(Op::State(state.clone()), &[], b.ty(value).clone())?;
+            value = b.add(before, value)?;
+        }
+        assign(b, Target::State, state, value)?;
     }
-}
-
-/// Stores the gradient of a weight in its state.
-fn store_gradient(
-    b: &mut FunctionBuilder<'_>,
-    binding: &Binding,
-    gradient: ValueId,
-    accumulation: Accumulation,
-) -> Result<(), OpError> {
-    let mut value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
-    let binding = accumulation.gradient_binding(binding);
-    if accumulation.is_summed() {
-        let before = b.push_as(Op::State(binding.clone()), &[], b.ty(value).clone())?;
-        value = b.add(before, value)?;
-    }
-    assign(b, Target::State, binding, value)
+    Ok(())
 }
 
 /// The binding of a weight's state with this prefix.
