@@ -502,6 +502,11 @@ impl Transfer {
         self.parcels.first().expect("a transfer is made of at least one tensor")
     }
 
+    /// Whether each tensor is sent from its buffer and received in its buffer, without a wire: permutes move whole shards.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.first().op, Op::Permute)
+    }
+
     /// The tensor, where it is the only one.
     pub fn only(&self) -> Option<&Parcel> {
         match self.parcels.as_slice() {

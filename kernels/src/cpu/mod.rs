@@ -30,12 +30,12 @@
 //! | `Exchange` of all_gather | the tensor, which is the block | as for all_to_all |
 //! | `Exchange` of reduce_scatter | as for all_to_all | the tensor: the sum of the blocks received, in order of the group, in `f32` |
 //! | `Exchange` of all_reduce | the tensor | the tensor: each member sums its [`chunk`](ithaca_ir::boxes::chunk), then all gather |
-//! | `Exchange` of permute | the tensor | the tensor |
+//! | `Exchange` of permute | the tensor, or each of several | the tensor, or each of several |
 //! | `Exchange` of fetch_sum | as for all_to_all | a wire: for each member the block received from it |
 //! | `Unpack` of all_to_all, all_gather, fetch | that wire | the tensor |
 //! | `Unpack` of fetch_sum | that wire | the tensor: for each token the sum of the received rows, in order of the group, in `f32` |
 //!
-//! Several coalesced tensors are packed into one wire and unpacked from one, in the layout of [`ithaca_ir::message::wire`];
+//! Several coalesced tensors of other kinds are packed into one wire and unpacked from one, in the layout of [`ithaca_ir::message::wire`];
 //! they are exchanged from wire to wire. An all_reduce of several tensors sums the wire as one tensor.
 //!
 //! A block is a list of regions, one after another; a wire may be longer than its blocks.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
@@ -128,13 +129,25 @@ impl<'a> Running<'a> {
                 self.write(only(&task.writes, "writes")?, &wire)
             }
             Work::Exchange(_) => {
-                let (reads, writes) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
-                let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
-                let data = if from { self.read(reads)? } else { Cow::default() };
-                let ends = (content(reads)?, content(writes)?);
-                let (written, sent) = local.exchange(&data, ends, context.communicator)?;
-                self.count(transfer, sent * first.from.dtype.bytes());
-                if to { self.write(writes, &written) } else { Ok(()) }
+                let together = if transfer.is_direct() { 1 } else { transfer.parcels().len() };
+                let parts: Vec<&[Parcel]> = transfer.parcels().chunks(together).collect();
+                if [task.reads.len(), task.writes.len()] != [parts.len(); 2] {
+                    return Err(RunError::invalid(format!("it reads and writes {} buffers", parts.len())));
+                }
+                let mut sent_by_all = 0;
+                for (parcels, (&reads, &writes)) in parts.into_iter().zip(task.reads.iter().zip(&task.writes)) {
+                    let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
+                    let data = if from { self.read(reads)? } else { Cow::default() };
+                    let ends = (content(reads)?, content(writes)?);
+                    let local = LocalTransfer { space, parcels, rank };
+                    let (written, sent) = local.exchange(&data, ends, context.communicator)?;
+                    sent_by_all += sent;
+                    if to {
+                        self.write(writes, &written)?;
+                    }
+                }
+                self.count(transfer, sent_by_all * first.from.dtype.bytes());
+                Ok(())
             }
             Work::Unpack(_) if to => {
                 let wire = only(&task.reads, "reads")?;

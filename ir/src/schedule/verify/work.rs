@@ -66,8 +66,17 @@ impl<'s> Checker<'s> {
             }
             Work::Exchange(transfer) => {
                 self.transfer(transfer)?;
-                self.counts(1..=1, 1)?;
                 ensure!(self.task.stream == Stream::Comm, "S12", "a collective is not on the stream `comm`");
+                if transfer.is_direct() {
+                    let parcels = transfer.parcels();
+                    self.counts(parcels.len()..=parcels.len(), parcels.len())?;
+                    for (i, parcel) in parcels.iter().enumerate() {
+                        self.holds(self.read(i), &parcel.from)?;
+                        self.holds(self.write(i), &parcel.to)?;
+                    }
+                    return Ok(());
+                }
+                self.counts(1..=1, 1)?;
                 match (self.read(0), transfer.only()) {
                     (content @ Content::Tensor(_), Some(parcel)) => self.holds(content, &parcel.from)?,
                     (content, _) => self.carries(content, transfer, Side::Sent)?,

@@ -6,12 +6,12 @@ use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{Task, Transfer as TaskTransfer};
+use ithaca_ir::schedule::{BufferId, Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
 use super::axes::splitting_axes;
-use super::context::{In, Lowering, only};
+use super::context::{In, Lowering};
 use crate::argument::Pointer;
 use crate::error::LowerError;
 use crate::merge::Span;
@@ -77,6 +77,14 @@ impl End {
     }
 }
 
+/// One rank's part in the exchange of a wire, or of a tensor, with its memory.
+#[derive(Clone, Copy)]
+struct Part<'e> {
+    end: &'e End,
+    from: Pointer,
+    to: Pointer,
+}
+
 /// The library call of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
@@ -95,7 +103,7 @@ struct Message {
 
 impl Message {
     /// All ranks of a group use the same method, even where their own blocks would allow another.
-    fn of(space: &Space, parcels: &[Parcel], ends: &[Option<End>]) -> Result<Self, LowerError> {
+    fn of(space: &Space, parcels: &[Parcel], ends: &BTreeMap<Rank, Vec<End>>) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
         let kind = Kind::of(&first.op)?;
         let axes = boxes::axes(space, &first.op, &first.from, &first.to);
@@ -103,7 +111,7 @@ impl Message {
             [axis] => (Communicator::Axis(*axis), space.mesh.size(*axis)),
             _ => (Communicator::World, space.mesh.ranks()),
         };
-        let ends = || ends.iter().flatten();
+        let ends = || ends.values().flatten();
         let whole = ends().all(|end| end.group.len() as u64 == members);
         let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
         let method = match kind {
@@ -134,11 +142,12 @@ impl Message {
         }))
     }
 
-    /// Adds the records of one rank.
-    fn trace(&self, cx: &Cx<'_>, end: &End, from: Pointer, to: Pointer) -> Result<(), LowerError> {
+    /// Adds the record of one rank, whose parts are more than one if tensors are sent from where they are.
+    fn trace(&self, cx: &Cx<'_>, parts: &[Part<'_>]) -> Result<(), LowerError> {
+        let Some(&Part { end, from, to }) = parts.first() else { return Ok(()) };
         let bytes = self.dtype.bytes();
         let count = |n: u64| Int::Const(signed(n));
-        let block = |i: usize, at: Pointer, n: u64| Block {
+        let block = |end: &End, i: usize, at: Pointer, n: u64| Block {
             peer: self.number(cx.space, end.group[i]),
             at: at.address(),
             count: count(n),
@@ -147,7 +156,6 @@ impl Message {
             let start = |sum: &mut u64, &n: &u64| Some(std::mem::replace(sum, *sum + n));
             counts.iter().scan(0, start).collect()
         };
-        let (send_starts, recv_starts) = (starts(&end.send), starts(&end.recv));
         let (at, into) = (from.address(), to.address());
         let collective = match self.method {
             Method::Even(kind) => {
@@ -159,24 +167,27 @@ impl Message {
                 Collective::Even { kind, from: at, to: into, count: count(n) }
             }
             Method::Reduce => {
-                let sent = (0..end.group.len()).filter(|&i| end.send[i] > 0);
-                let blocks = sent.map(|i| block(i, from.offset(send_starts[i] * bytes), end.send[i]));
+                let (send_starts, sent) = (starts(&end.send), (0..end.group.len()).filter(|&i| end.send[i] > 0));
+                let blocks = sent.map(|i| block(end, i, from.offset(send_starts[i] * bytes), end.send[i]));
                 Collective::Reduce { blocks: blocks.collect(), to: into }
             }
             Method::SendReceive => {
                 let (mut sends, mut receives) = (Vec::new(), Vec::new());
-                for (i, &member) in end.group.iter().enumerate() {
-                    let start = if self.kind == Kind::Blocks { send_starts[i] } else { 0 };
-                    let (source, target) = (from.offset(start * bytes), to.offset(recv_starts[i] * bytes));
-                    if member == end.rank {
-                        cx.copy(end.recv[i] * bytes, source, target)?;
-                        continue;
-                    }
-                    if end.send[i] > 0 {
-                        sends.push(block(i, source, end.send[i]));
-                    }
-                    if end.recv[i] > 0 {
-                        receives.push(block(i, target, end.recv[i]));
+                for &Part { end, from, to } in parts {
+                    let (send_starts, recv_starts) = (starts(&end.send), starts(&end.recv));
+                    for (i, &member) in end.group.iter().enumerate() {
+                        let start = if self.kind == Kind::Blocks { send_starts[i] } else { 0 };
+                        let (source, target) = (from.offset(start * bytes), to.offset(recv_starts[i] * bytes));
+                        if member == end.rank {
+                            cx.copy(end.recv[i] * bytes, source, target)?;
+                            continue;
+                        }
+                        if end.send[i] > 0 {
+                            sends.push(block(end, i, source, end.send[i]));
+                        }
+                        if end.recv[i] > 0 {
+                            receives.push(block(end, i, target, end.recv[i]));
+                        }
                     }
                 }
                 Collective::SendReceive { sends, receives }
@@ -216,22 +227,34 @@ impl<'a> Lowering<'a> {
         transfer: &TaskTransfer,
     ) -> Result<Choice<Vec<Record>>, LowerError> {
         let (space, parcels, first) = (self.space(), transfer.parcels(), transfer.first());
-        let (source, target) = (self.locate(of, only(&task.reads)?)?, self.locate(of, only(&task.writes)?)?);
         let places = of.frame.places(task);
         let span = self.span_of(places, transfer);
         let start = self.start_of(places, &span);
         let takes_part = |rank: &Rank| places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, *rank)));
-        let ends: Vec<Option<End>> = span
+        let together = if transfer.is_direct() { 1 } else { parcels.len() };
+        let parts: Vec<&[Parcel]> = parcels.chunks(together).collect();
+        if [task.reads.len(), task.writes.len()] != [parts.len(); 2] {
+            return LowerError::invalid(format!("it reads and writes {} buffers", parts.len()));
+        }
+        // For each rank, its ends of the parts; none where it takes no part.
+        let ends: BTreeMap<Rank, Vec<End>> = span
             .ranks(&space.mesh, start)
-            .map(|rank| takes_part(&rank).then(|| End::of(space, parcels, rank)))
+            .filter(takes_part)
+            .map(|rank| (rank, parts.iter().map(|parcels| End::of(space, parcels, rank)).collect()))
             .collect();
         let message = Message::of(space, parcels, &ends)?;
-        let of_rank: BTreeMap<Rank, &End> = ends.iter().flatten().map(|end| (end.rank, end)).collect();
-        let held = |ty: &TensorType, rank, at| if space.holds(ty, rank) { at } else { Pointer::NONE };
+        let locate = |&buffer: &BufferId| self.locate(of, buffer);
+        let sources = task.reads.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
+        let targets = task.writes.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
+        let held = |ty: &TensorType, rank, at: &Pointer| if space.holds(ty, rank) { *at } else { Pointer::NONE };
         let mut merged = self.traced(of, places, &span, &|cx| {
-            let Some(end) = of_rank.get(&cx.rank) else { return Ok(()) };
-            let from = held(&first.from, cx.rank, source);
-            message.trace(&cx, end, from, held(&first.to, cx.rank, target))
+            let own = ends.get(&cx.rank).into_iter().flatten();
+            let parts = own.zip(sources.iter().zip(&targets)).map(|(end, (from, to))| Part {
+                end,
+                from: held(&first.from, cx.rank, from),
+                to: held(&first.to, cx.rank, to),
+            });
+            message.trace(&cx, &Vec::from_iter(parts))
         })?;
         if message.communicator == Communicator::World {
             // A rank's peers have its coordinates along all other axes.

@@ -98,8 +98,11 @@ impl<'d> InProcess<'d> {
             unsafe { self.copy(end, from, to, n * bytes) }
         };
         match &end.collective {
-            Collective::SendReceive { receives, .. } => receives.iter().try_for_each(|to| {
-                let from = sent(exchange, member(end, to.peer)?, number)?;
+            Collective::SendReceive { receives, .. } => (0..receives.len()).try_for_each(|i| {
+                let to = receives[i];
+                // Blocks between two ranks arrive in the order in which they are sent.
+                let earlier = receives[..i].iter().filter(|other| other.peer == to.peer).count();
+                let from = sent(exchange, member(end, to.peer)?, number, earlier)?;
                 copy(from.at, to.at, to.count)
             }),
             &Collective::Even { kind: kind @ (Even::AllToAll | Even::AllGather), to, count, .. } => {
@@ -133,7 +136,7 @@ impl<'d> InProcess<'d> {
             Collective::Even { kind, count, .. } => {
                 operand(exchange, member, kind).map(|from| from.offset(number * count * bytes))
             }
-            _ => sent(exchange, member, number).map(|block| block.at),
+            _ => sent(exchange, member, number, 0).map(|block| block.at),
         };
         let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
         // SAFETY: the caller guarantees the memory.
@@ -195,14 +198,14 @@ fn member(end: &End, number: u64) -> Result<Rank, CudaError> {
     found.copied().ok_or_else(|| CudaError::Unsupported(format!("a collective with a member {number}")))
 }
 
-/// The block that rank `from` sends to member `number`.
-fn sent(exchange: &Exchange, from: Rank, number: u64) -> Result<Block, CudaError> {
+/// The block that rank `from` sends to member `number` after `earlier` others.
+fn sent(exchange: &Exchange, from: Rank, number: u64, earlier: usize) -> Result<Block, CudaError> {
     let blocks = match exchange.end(from).map(|other| &other.collective) {
         Some(Collective::SendReceive { sends, .. }) => sends,
         Some(Collective::Reduce { blocks, .. }) => blocks,
         _ => return Err(missing_rank(from)),
     };
-    blocks.iter().find(|block| block.peer == number).copied().ok_or_else(|| missing_rank(from))
+    blocks.iter().filter(|block| block.peer == number).nth(earlier).copied().ok_or_else(|| missing_rank(from))
 }
 
 /// The operand of a rank in an even collective.

@@ -37,7 +37,7 @@ pub enum Kind {
     ReduceScatter,
     /// All-reduces, in buckets.
     AllReduce,
-    /// Permutes of parts along axes, in buckets.
+    /// Permutes of parts along axes, of any size: they are sent from where they are.
     Permute,
 }
 
@@ -66,11 +66,10 @@ pub struct Pack {
 }
 
 impl Default for Pack {
-    /// All kinds but permutes, whose blocks need no copy when sent separately; buckets of 25 MiB, as in PyTorch's
-    /// `DistributedDataParallel`.
+    /// All kinds; buckets of 25 MiB, as in PyTorch's `DistributedDataParallel`.
     fn default() -> Self {
         Self {
-            kinds: vec![Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce],
+            kinds: vec![Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::Permute],
             bytes: 25 << 20,
         }
     }
@@ -198,14 +197,15 @@ impl<'a> Grouping<'a> {
         own.is_some() && group.iter().filter_map(part).any(|index| Some(index) != own)
     }
 
-    /// Whether a bucket has room. All-to-alls need a copy even when sent separately, so they have no limit.
+    /// Whether a bucket has room. All-to-alls need a copy even when sent separately and permutes need none, so they have no
+    /// limit.
     fn fits(&self, group: &[usize], i: usize) -> bool {
         let bytes = |&i: &usize| {
             let (_, from, to) = self.ends(i);
             self.space.max_local_bytes(from).max(self.space.max_local_bytes(to))
         };
         let total: u64 = group.iter().chain([&i]).map(bytes).sum();
-        matches!(self.function.nodes[i].op, Op::AllToAll { .. }) || total <= self.pack.bytes
+        matches!(self.function.nodes[i].op, Op::AllToAll { .. } | Op::Permute) || total <= self.pack.bytes
     }
 
     /// Whether the group would delay work: a node before `i` needs its results, other than to add, convert or send them

@@ -283,12 +283,16 @@ impl<'a> Lowering<'a> {
         self.task(Stream::Compute, work, reads, writes);
     }
 
-    /// A collective: pack, exchange, unpack. Several tensors travel from wire to wire.
+    /// A collective: pack, exchange, unpack. Several tensors travel from wire to wire, permutes from tensor to tensor.
     fn transfer(&mut self, node: &Node) {
         let sources = self.reads(node);
         let (operands, results) = (self.function.operand_types(node), self.function.result_types(node));
         let parcels = message::parcels(&node.op, &operands, &results);
         let transfer = Transfer::of(parcels).expect("a verified collective has an operand and a result");
+        if transfer.is_direct() {
+            let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
+            return self.task(Stream::Comm, Work::Exchange(transfer), sources, results);
+        }
         let ends = Ends::of(self.space, &transfer);
         let name = self.name(node.result());
         let mut sent = sources[0];
