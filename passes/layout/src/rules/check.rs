@@ -8,7 +8,6 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Context};
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
-use super::draw::LAYOUT_OPS;
 use super::evaluate::{Evaluate, Evaluated};
 use super::instance::{Missed, instance};
 use super::rewrite::{Budget, rewrite};
@@ -88,7 +87,7 @@ struct Check<'a> {
 }
 
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
-    let about_layouts = rule.mentions(LAYOUT_OPS);
+    let about_layouts = rule.changes_layouts();
     let mut check =
         Check { rule, evaluator, about_layouts, agreed: 0, differed: Vec::new(), missed: BTreeMap::new() };
     for seed in 0..DRAWS {
@@ -300,23 +299,13 @@ fn difference(expected: &[Evaluated], found: &[Evaluated]) -> Option<String> {
         let equal = |x: f64, y: f64| x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= tolerance;
         let first = a.elements.iter().zip(&b.elements).position(|(&x, &y)| !equal(x, y));
         if let Some(i) = first {
-            let at = unravel(&a.shape, i);
+            let stride = |d: usize| a.shape[d + 1..].iter().product::<u64>();
+            let at: Vec<u64> = (0..a.shape.len()).map(|d| i as u64 / stride(d) % a.shape[d]).collect();
             let (x, y) = (a.elements[i], b.elements[i]);
             return Some(format!("element {at:?} of `{}` is {x:e} before and {y:e} after", a.name));
         }
     }
     None
-}
-
-fn unravel(shape: &[u64], i: usize) -> Vec<u64> {
-    let mut left = i as u64;
-    let mut at: Vec<u64> = Vec::new();
-    for &n in shape.iter().rev() {
-        at.push(left % n.max(1));
-        left /= n.max(1);
-    }
-    at.reverse();
-    at
 }
 
 /// The text of a module without unused dimensions.

@@ -164,7 +164,7 @@ impl ProgramBuilder<'_> {
     fn program(mut self) -> Option<Module> {
         let level = if self.rule.mentions(&["reshard"]) {
             Level::Sharded
-        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.mentions(super::draw::LAYOUT_OPS) {
+        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.changes_layouts() {
             Level::Program
         } else {
             Level::PerRank

@@ -18,7 +18,6 @@ mod check;
 mod draw;
 mod evaluate;
 mod instance;
-mod lexer;
 mod matching;
 mod operands;
 mod parse;
