@@ -100,12 +100,8 @@ fn apply(
 ) {
     let Replacement { nodes, results: places } = replacement;
     let mut classes: Vec<Vec<Id>> = Vec::with_capacity(nodes.len());
-    let at = |classes: &[Vec<Id>], place: Place| match place {
-        Place::Value(v) => as_class(v),
-        Place::New(node, i) => classes[node][i],
-    };
     for node in &nodes {
-        let operands: Vec<Id> = node.operands.iter().map(|&place| at(&classes, place)).collect();
+        let operands: Vec<Id> = node.operands.iter().map(|place| place.of(as_class, &classes)).collect();
         let own = add(graph, names, &node.op, &node.types, &operands);
         let symbol = graph.analysis.apply(&node.op, &node.types, names);
         additions.terms.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
@@ -116,6 +112,6 @@ fn apply(
         if matches!(place, Place::Value(_)) {
             additions.found.push((old, rule));
         }
-        graph.union(old, at(&classes, place));
+        graph.union(old, place.of(as_class, &classes));
     }
 }
