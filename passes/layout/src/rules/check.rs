@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use ithaca_ir::ops::Attr;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Attr, Context};
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::evaluate::{Evaluate, Evaluated};
@@ -244,7 +244,7 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     };
     let mut allow = || true;
     let mut budget = Budget::new(1, 1, &mut allow);
-    let (after, rewritten) = applied(&before, rule, &mut budget);
+    let rewritten = rewrite(&before, std::slice::from_ref(rule), &mut budget);
     if budget.applied[0] == 0 {
         return match budget.type_mismatch {
             Some(difference) => {
@@ -253,9 +253,14 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
             None => Trial::Missed(Missed::Replacement, budget.illegal.unwrap_or_default()),
         };
     }
-    if let Err(message) = rewritten {
-        return Trial::Missed(Missed::Replacement, message);
-    }
+    let verdict = rewritten.map_err(|error| error.message).and_then(|after| match verify::verify(&after) {
+        Ok(_) => Ok(after),
+        Err(found) => Err(found[0].message.clone()),
+    });
+    let after = match verdict {
+        Ok(after) => after,
+        Err(message) => return Trial::Missed(Missed::Replacement, message),
+    };
     let expected = match evaluator.outputs(&before, &before, seed) {
         Ok(outputs) => outputs,
         Err(message) => return Trial::Missed(Missed::Run, message),
@@ -270,20 +275,6 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
             Trial::Differed(Box::new(Counterexample { seed, difference, before, after: Some(after) }))
         }
     }
-}
-
-/// The program with the rule applied once, and whether it verifies.
-fn applied(before: &Module, rule: &Rule, budget: &mut Budget<'_>) -> (Module, Result<(), String>) {
-    let mut after = before.emptied(before.level);
-    for function in before.functions.values() {
-        let cx = Context { space: &before.space, functions: &after.functions };
-        match rewrite(cx, before.level, function, std::slice::from_ref(rule), budget) {
-            Ok(function) => after.functions.push(function),
-            Err(error) => return (after, Err(error.message)),
-        };
-    }
-    let verdict = verify::verify(&after).map(|_| ()).map_err(|found| found[0].message.clone());
-    (after, verdict)
 }
 
 /// The first element that differs by more than rounding.

@@ -1,4 +1,4 @@
-//! Applies rules to a function in one sweep.
+//! Applies rules to each function of a module in one sweep.
 //!
 //! Operations are copied in order. The rules are tried on each operation in the order of the file; if one matches, the
 //! operations of its replacement take the place of the operation and the rules are tried on them too. Operands are
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Context, OpError};
-use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, TensorType, ValueId};
+use ithaca_ir::{Function, FunctionBuilder, Level, Module, Op, Output, TensorType, ValueId};
 use ithaca_pass::rebuild::Copy;
 
 use super::matching::{Maker, Program, matches};
@@ -39,11 +39,22 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// The function with the rules applied; parameters, outputs and their types stay.
+/// The module with the rules applied.
 ///
 /// # Errors
 /// A broken invariant: a bug, because replacements are checked first.
-pub(super) fn rewrite(
+pub(super) fn rewrite(module: &Module, rules: &[Rule], budget: &mut Budget<'_>) -> Result<Module, OpError> {
+    let mut rewritten = module.emptied(module.level);
+    for function in module.functions.values() {
+        let cx = Context { space: &rewritten.space, functions: &rewritten.functions };
+        let function = rewrite_function(cx, module.level, function, rules, budget)?;
+        rewritten.functions.push(function);
+    }
+    Ok(rewritten)
+}
+
+/// The function with the rules applied; parameters, outputs and their types stay.
+fn rewrite_function(
     cx: Context<'_>,
     level: Level,
     function: &Function,

@@ -250,15 +250,14 @@ fn trimmed(function: &Function, flow: &Flow<'_>, near: &BTreeSet<usize>) -> Vec<
     // Whether a collective comes before a node, or after it: with no heavy kernel between, and at all.
     let n = function.nodes.len();
     let (mut follows, mut leads) = (vec![(false, false); n], vec![(false, false); n]);
+    let reaches =
+        |known: &[(bool, bool)], p: usize| (is_comm(p) || known[p].0 && !heavy(p), is_comm(p) || known[p].1);
+    let either = |a: (bool, bool), b: (bool, bool)| (a.0 || b.0, a.1 || b.1);
     for &i in near {
-        follows[i] = before(i).fold((false, false), |(directly, at_all), p| {
-            (directly || is_comm(p) || follows[p].0 && !heavy(p), at_all || is_comm(p) || follows[p].1)
-        });
+        follows[i] = before(i).map(|p| reaches(&follows, p)).fold((false, false), either);
     }
     for &i in near.iter().rev() {
-        leads[i] = after(i).fold((false, false), |(directly, at_all), p| {
-            (directly || is_comm(p) || leads[p].0 && !heavy(p), at_all || is_comm(p) || leads[p].1)
-        });
+        leads[i] = after(i).map(|p| reaches(&leads, p)).fold((false, false), either);
     }
     // Light operations after a collective stay only if they lead to a heavy kernel, and the reverse.
     let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);

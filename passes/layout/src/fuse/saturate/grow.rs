@@ -10,20 +10,12 @@ use ithaca_ir::Level;
 use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
+use super::Saturate;
 use super::language::{Graph, Symbol, Term, add, applied, as_class, results};
 use crate::rules::{Place, Replacement, Rule, Site, matches, replacement};
 
 /// The maximum number of matches of one rule in one class.
 const MATCHES: usize = 256;
-
-/// The limits of an e-graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    /// The number of terms.
-    pub(super) nodes: usize,
-    /// The number of rounds over all rules and classes.
-    pub(super) iterations: usize,
-}
 
 /// The additions of rules, each with the index of its rule, in order.
 #[derive(Debug, Default)]
@@ -40,8 +32,9 @@ pub(super) fn grow(
     cx: Context<'_>,
     level: Level,
     rules: &[Rule],
-    limits: Limits,
+    limits: &Saturate,
 ) -> Additions {
+    let is_full = |graph: &Graph| graph.total_size() as u64 >= limits.nodes;
     let mut additions = Additions::default();
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
     for _ in 0..limits.iterations {
@@ -63,13 +56,13 @@ pub(super) fn grow(
         }
         let before = (graph.total_size(), graph.number_of_classes());
         for (rule, class, replacement) in found {
-            if graph.total_size() >= limits.nodes {
+            if is_full(graph) {
                 break;
             }
             apply(graph, cx.names(), rule, class, replacement, &mut additions);
         }
         graph.rebuild();
-        if graph.total_size() >= limits.nodes || (graph.total_size(), graph.number_of_classes()) == before {
+        if is_full(graph) || (graph.total_size(), graph.number_of_classes()) == before {
             break;
         }
     }
