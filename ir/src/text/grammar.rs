@@ -349,10 +349,7 @@ pub(crate) fn read_attrs(cx: &mut Cursor<'_>) -> Parsed<Vec<(String, Attr)>> {
 
 fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(String, Attr)>> {
     let mut pairs: Vec<(String, Attr)> = Vec::new();
-    while !cx.eat(Token::Punct(close)) {
-        if !pairs.is_empty() {
-            cx.expect(',')?;
-        }
+    cx.list(close, |cx| {
         let (key, span) = cx.word("the name of an attribute")?;
         if pairs.iter().any(|(k, _)| k == key) {
             return Err(twice("attribute", key, span));
@@ -363,7 +360,8 @@ fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(Str
         }
         cx.expect('=')?;
         pairs.push((key.to_owned(), read_attr(cx, depth)?));
-    }
+        Ok(())
+    })?;
     Ok(pairs)
 }
 

@@ -104,37 +104,36 @@ pub(super) struct Functions {
 impl Body {
     /// The body of a loop over `function`, the same for all layers.
     pub(super) fn of(space: &Space, function: &Function, of: Loop, prices: &dyn Prices) -> Body {
-        let parts = Parts::of(function);
-        let seconds = timeline::seconds(space, function, prices);
-        let layer = |&stretch: &f64| Layer::of(function, &parts, &seconds, of.order, stretch);
-        let fitted = STRETCHES.iter().map(layer).find(|layer| layer.starts.is_some());
-        let Layer { timeline, deferred, lead, starts } = fitted.unwrap_or_else(|| layer(&1.0));
-        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
-        let issues = issues(&starts, |gather, at| {
-            let is_ahead = at < 0.0;
-            let start = if is_ahead { at + timeline.end } else { at };
-            let position = timeline.position(start);
-            let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
-            (start, Issue { gather, position: position.min(latest), is_ahead })
-        });
-        let assigned = timeline.position_from(lead);
-        Body { of, issues, deferred, assigned, parts }
+        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES, -f64::INFINITY)
     }
 
     /// The body of a function outside loops, or of a loop whose layers are independent: it has only its own gathers, as
     /// late as possible.
     pub(super) fn alone(space: &Space, function: &Function, callee: FuncId, prices: &dyn Prices) -> Body {
-        let parts = Parts::of(function);
-        let seconds = timeline::seconds(space, function, prices);
-        // In a loop upwards no tails are deferred.
-        let Layer { timeline, starts, .. } = Layer::of(function, &parts, &seconds, ScanOrder::Ascending, 1.0);
-        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
-        let issues = issues(&starts, |gather, at| {
-            let position = timeline.position(at.max(0.0));
-            (at, Issue { gather, position: position.min(parts.gathers[gather].used), is_ahead: false })
-        });
         let of = Loop { callee, order: ScanOrder::Ascending, carried: 0 };
-        Body { of, issues, deferred: Vec::new(), assigned: 0, parts }
+        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES[..1], 0.0)
+    }
+
+    /// The body with the first of these stretches by which all gathers fit. No gather starts before `earliest`; a
+    /// negative start is in the previous layer.
+    fn scheduled(function: &Function, of: Loop, seconds: &[f64], stretches: &[f64], earliest: f64) -> Body {
+        let parts = Parts::of(function);
+        let layer = |&stretch: &f64| Layer::of(function, &parts, seconds, of.order, stretch);
+        let fitted = stretches.iter().map(layer).find(|layer| layer.starts.is_some());
+        let Layer { timeline, deferred, lead, starts } = fitted.unwrap_or_else(|| layer(&1.0));
+        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, seconds));
+        let issue = |(gather, at): (usize, f64)| {
+            let at = at.max(earliest);
+            let is_ahead = at < 0.0;
+            let start = if is_ahead { at + timeline.end } else { at };
+            let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
+            (start, Issue { gather, position: timeline.position(start).min(latest), is_ahead })
+        };
+        let mut issues: Vec<(f64, Issue)> = starts.into_iter().enumerate().map(issue).collect();
+        issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
+        let issues = issues.into_iter().map(|(_, issue)| issue).collect();
+        let assigned = timeline.position_from(lead);
+        Body { of, issues, deferred, assigned, parts }
     }
 
     /// The numbers of messages of weights, of messages that the previous layer gathers, and of reductions that the next
@@ -281,14 +280,6 @@ impl Layer {
         let starts = timeline.gathers(parts, seconds);
         Layer { timeline, deferred, lead, starts }
     }
-}
-
-/// The issues of gathers with these starts, in order of position and time.
-fn issues(starts: &[f64], issue: impl Fn(usize, f64) -> (f64, Issue)) -> Vec<Issue> {
-    let mut issues: Vec<(f64, Issue)> =
-        starts.iter().enumerate().map(|(gather, &at)| issue(gather, at)).collect();
-    issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
-    issues.into_iter().map(|(_, issue)| issue).collect()
 }
 
 /// Functions that layers call.
