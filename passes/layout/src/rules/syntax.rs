@@ -321,7 +321,7 @@ impl fmt::Display for Term {
             Term::List(items) => write!(f, "[{}]", joined(items, ", ")),
             Term::Call(name, args) => {
                 let args: Vec<String> = args.iter().map(|(key, term)| format!("{key}={term}")).collect();
-                write!(f, "{name}({})", args.join(", "))
+                write!(f, "{name}({})", joined(&args, ", "))
             }
             Term::All(items) => write!(f, "({})", joined(items, " & ")),
             Term::Any(items) => write!(f, "({})", joined(items, " | ")),

@@ -226,14 +226,14 @@ impl Body {
                 variants.insert(layer_position, first);
                 continue;
             }
-            let what = layer_position.name();
+            let suffix = layer_position.name();
             let layer =
-                Writer::new(self, module, function, named(what)).layer(Some(layer_position), &helpers)?;
+                Writer::new(self, module, function, named(suffix)).layer(Some(layer_position), &helpers)?;
             let layer = module.functions.push(layer);
             let below = layer_position.has_next() && self.of.order == ScanOrder::Descending;
             let called = match (below, helpers.shards) {
                 (true, Some(shards)) => {
-                    let outer = for_layer_below(module, layer, shards, named(&format!("{what}.turn")))?;
+                    let outer = for_layer_below(module, layer, shards, named(&format!("{suffix}.turn")))?;
                     (module.functions.push(outer), 1)
                 }
                 (true | false, _) => (layer, 0),

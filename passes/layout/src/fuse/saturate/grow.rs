@@ -10,7 +10,6 @@ use ithaca_ir::Level;
 use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
-use super::Saturate;
 use super::language::{Graph, Symbol, Term, add, applied, as_class, results};
 use crate::rules::{Place, Replacement, Rule, Site, matches, replacement};
 
@@ -26,18 +25,19 @@ pub(super) struct Additions {
     pub(super) found: Vec<(Id, usize)>,
 }
 
-/// Applies `rules` to `graph`.
+/// Applies `rules` to `graph`, until it has `max_terms` terms, for at most `max_rounds` rounds over all rules and classes.
 pub(super) fn grow(
     graph: &mut Graph,
     cx: Context<'_>,
     level: Level,
     rules: &[Rule],
-    limits: &Saturate,
+    max_terms: u64,
+    max_rounds: u64,
 ) -> Additions {
-    let is_full = |graph: &Graph| graph.total_size() as u64 >= limits.nodes;
+    let is_full = |graph: &Graph| graph.total_size() as u64 >= max_terms;
     let mut additions = Additions::default();
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
-    for _ in 0..limits.iterations {
+    for _ in 0..max_rounds {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
         let index = index(graph);
         let site = Site { cx, level, program: &*graph };

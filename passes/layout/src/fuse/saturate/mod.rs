@@ -215,7 +215,7 @@ impl Saturate {
     ) -> Result<Option<Cheaper>, OpError> {
         let before = prices.of_function(function);
         let mut block = Block::of(function, cx.names());
-        let made = grow(&mut block.graph, cx, level, rules, self);
+        let made = grow(&mut block.graph, cx, level, rules, self.nodes, self.iterations);
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
         let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
