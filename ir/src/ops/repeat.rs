@@ -1,10 +1,7 @@
 //! The replication of key/value heads, and its adjoint.
 
-use smallvec::smallvec;
-
 use crate::dim::DimId;
 use crate::ops::error::{OpError, ensure};
-use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -25,16 +22,6 @@ pub(super) fn infer(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Re
     );
     let dims = x.dims.iter().map(|&d| if d == from { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
-}
-
-/// Every dimension is parallel; the repeated one is the same factor on both sides.
-pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
-    let factors: Factors = (0..operands[0].dims.len()).collect();
-    FactorRule {
-        factors: factors.iter().map(|_| FactorKind::Parallel).collect(),
-        operands: smallvec![factors.clone()],
-        results: smallvec![factors],
-    }
 }
 
 /// The sum over the copies of each element: split as the copies are as far as the originals divide; over the other axes

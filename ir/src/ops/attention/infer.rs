@@ -7,11 +7,12 @@ use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::attention::{BACKWARD, FORWARD};
-use crate::ops::check::need_float;
+use crate::ops::check::{need_float, refuse};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
 use crate::ops::random::need_key;
 use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
+use crate::rule::Misfit;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -183,17 +184,10 @@ fn check_layouts(
     [q, k, v]: [&TensorType; 3],
 ) -> Result<(), OpError> {
     let dim_name = |d: DimId| space.dims[d].name.as_str();
-    let conflict = |d: DimId| {
-        OpError::new(
-            "V07",
-            format!(
-                "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
-                dim_name(d)
-            ),
-        )
-    };
+    let conflict = |d: DimId| refuse(name, space, Misfit::Conflict(d));
+    let not_whole = |d: DimId| Err(refuse(name, space, Misfit::NotWhole(d)));
     if let Some(i) = [q, k, v].iter().position(|ty| !ty.layout.partial.is_empty()) {
-        return Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken")));
+        return Err(refuse(name, space, Misfit::Pending(i)));
     }
     let front = q.dims.len() - 3;
     for i in 0..front {
@@ -210,8 +204,9 @@ fn check_layouts(
         return Err(conflict(a.keys));
     }
     for ty in [q, k, v] {
-        if let Some(i) = [ty.dims.len() - 1].into_iter().find(|&i| !ty.layout.split[i].is_empty()) {
-            return Err(not_whole(name, dim_name(ty.dims[i])));
+        let width = ty.dims[ty.dims.len() - 1];
+        if !ty.axes_of(width).is_empty() {
+            return not_whole(width);
         }
     }
     let (queries, keys) = (q.axes_of(a.queries), k.axes_of(a.keys));
@@ -257,12 +252,8 @@ fn check_layouts(
             ),
         )),
         Returns::Part => Ok(()),
-        Returns::Output | Returns::WithLse => Err(not_whole(name, dim_name(a.keys))),
+        Returns::Output | Returns::WithLse => not_whole(a.keys),
     }
-}
-
-fn not_whole(name: &str, dim: &str) -> OpError {
-    OpError::new("V08", format!("`{name}` needs dimension `{dim}` whole, but it is split"))
 }
 
 /// Every rank must have fetched every key that its queries see.
