@@ -9,7 +9,7 @@ use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::handles::ValueId;
 use crate::layout::AxisList;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
@@ -19,12 +19,11 @@ use crate::types::TensorType;
 pub(super) fn infer_take(space: &Space, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
     let name = &space.dims[to].name;
     let Some(part) = space.dims[to].part else {
-        return Err(OpError::new("V05", format!("`take`: `{name}` is not declared to be a part")));
+        bail!("V05", "`take`: `{name}` is not declared to be a part");
     };
     if !x.has(part.of) || x.has(to) {
         let of = &space.dims[part.of].name;
-        let message = format!("`take` of part `{name}` needs `{of}` in x, and no `{name}`");
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`take` of part `{name}` needs `{of}` in x, and no `{name}`");
     }
     let dims = x.dims.iter().map(|&d| if d == part.of { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))

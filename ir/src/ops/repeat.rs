@@ -1,13 +1,13 @@
 //! The replication of key/value heads, and its adjoint.
 
 use crate::dim::DimId;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::space::Space;
 use crate::types::TensorType;
 
 pub(super) fn infer(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
     if !x.has(from) || x.has(to) {
-        return Err(OpError::new("V05", format!("`repeat` needs `{}` in x", space.dims[from].name)));
+        bail!("V05", "`repeat` needs `{}` in x", space.dims[from].name);
     }
     // Directly, or both copy the same dimension, the result the more often.
     let (source, target) = (&space.dims[from], &space.dims[to]);
@@ -33,7 +33,7 @@ pub(super) fn infer_sum(
     x: &TensorType,
 ) -> Result<TensorType, OpError> {
     let Some(i) = x.position(from).filter(|_| !x.has(to)) else {
-        return Err(OpError::new("V05", format!("`sum_copies` needs `{}` in x", space.dims[from].name)));
+        bail!("V05", "`sum_copies` needs `{}` in x", space.dims[from].name);
     };
     let (source, target) = (&space.dims[from], &space.dims[to]);
     let siblings =
@@ -46,8 +46,7 @@ pub(super) fn infer_sum(
         target.name
     );
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        let message = "`sum_copies` takes parts that are at home and no sum still to be taken";
-        return Err(OpError::new("V11", message));
+        bail!("V11", "`sum_copies` takes parts that are at home and no sum still to be taken");
     }
     let mut ty = x.clone();
     ty.dims[i] = to;

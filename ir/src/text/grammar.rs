@@ -127,10 +127,7 @@ fn read_mesh(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
         cx.expect('=')?;
         let axis = Axis { name: name.to_owned(), size: cx.int()? };
         let id = space.mesh.axes.push(axis);
-        match check_axis(space, id) {
-            Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this axis"))),
-            None => Ok(()),
-        }
+        check_axis(space, id).map_err(|mistake| Box::new(mistake.at(span).label("this axis")))
     };
     cx.items(axis).map(|_| ())
 }
@@ -161,10 +158,7 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
         }
     }
     let id = space.dims.push(dim);
-    match check_dim(space, id) {
-        Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this dimension"))),
-        None => Ok(()),
-    }
+    check_dim(space, id).map_err(|mistake| Box::new(mistake.at(span).label("this dimension")))
 }
 
 /// `0 of 2 of h in 4 runs`; one run when none are named.

@@ -9,7 +9,7 @@ use crate::mesh::{AxisId, Rank};
 use crate::ops::attention::{BACKWARD, FORWARD};
 use crate::ops::check::{need_float, refuse};
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::random::need_key;
 use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
 use crate::rule::Misfit;
@@ -65,8 +65,7 @@ pub(in crate::ops) fn infer_backward(
         );
         let alike = dims.iter().all(|&d| ty.axes_of(d) == q.axes_of(d));
         if !alike || ty.layout.moved != q.layout.moved || !ty.layout.partial.is_empty() {
-            let message = format!("`{name}` of `attention_backward` lies otherwise than the queries");
-            return Err(OpError::new("V07", message));
+            bail!("V07", "`{name}` of `attention_backward` lies otherwise than the queries");
         }
     }
     let float = |ty: &TensorType| match a.returns {
@@ -112,7 +111,7 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         need_float("attention", ty.dtype)?;
     }
     if q.dtype != k.dtype || q.dtype != v.dtype {
-        return Err(OpError::new("V04", format!("`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype)));
+        bail!("V04", "`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype);
     }
     let shape = |message: &str| Err(OpError::new("V05", format!("`attention`: {message}")));
     let tail = |ty: &TensorType, roles: [DimId; 2]| {
@@ -152,11 +151,10 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     );
     ensure!(scale.is_finite(), "V05", "`attention` is scaled by {scale}");
     if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
-        return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
+        bail!("V05", "the scores of `attention` cannot be capped at {cap}");
     }
     if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
-        let message = format!("`attention` cannot drop a share of {} of its weights", d.rate);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`attention` cannot drop a share of {} of its weights", d.rate);
     }
     let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
@@ -219,7 +217,7 @@ fn check_layouts(
     );
     let astray = |layout: &Layout, axes: &[AxisId]| layout.moved.iter().any(|m| !axes.contains(&m.axis));
     if astray(&q.layout, queries) || astray(&k.layout, keys) {
-        return Err(OpError::new("V16", format!("`{name}` takes operands that moved along a sequence only")));
+        bail!("V16", "`{name}` takes operands that moved along a sequence only");
     }
     let alone = a.key_axes_alone(q, k);
     match a.parts {
@@ -294,8 +292,7 @@ fn check_bias(
     };
     let buckets = space.size(bias.buckets);
     if buckets < needed || bias.max_distance <= buckets / needed {
-        let message = format!("a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance);
     }
     let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
     ensure!(

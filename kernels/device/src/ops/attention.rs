@@ -1,9 +1,10 @@
 //! Attention, forward and backward, and the merge of its parts.
 
 use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
+use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
-use super::view::{Cx, Local, View, float, reals, row_major, signed, step, written};
+use super::view::{Cx, Local, View, float, reals, signed, step, written};
 use crate::argument::{Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;

@@ -2,9 +2,10 @@
 
 use ithaca_ir::boxes::{self, Region, Side};
 use ithaca_ir::message::{self, Parcel, Piece};
-use ithaca_ir::{DType, DimId, Op, strided};
+use ithaca_ir::strided::{self, row_major};
+use ithaca_ir::{DType, DimId, Op};
 
-use super::view::{Cx, Local, View, place, row_major, signed, step};
+use super::view::{Cx, Local, View, place, signed, step};
 use crate::argument::{Pointer, arguments};
 use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;

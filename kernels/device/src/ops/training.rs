@@ -1,9 +1,10 @@
 //! Operations of training: gradients of norms, the loss and the optimizer.
 
 use ithaca_ir::ops::AdamW;
+use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, DimId, TensorType};
 
-use super::view::{Cx, RowsAlong, View, float, place, reals, row_major, signed};
+use super::view::{Cx, RowsAlong, View, float, place, reals, signed};
 use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::{accumulator, c_type};
 use crate::error::LowerError;

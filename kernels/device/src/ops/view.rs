@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::strided::Strided;
+use ithaca_ir::strided::{Strided, row_major};
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType, boxes};
 
 use crate::address::{Region, TableId};
@@ -129,15 +129,6 @@ pub(crate) struct RowsAlong<const K: usize> {
 
 /// A leg of a walk along a dimension: the number of steps, and their stride in each of `K` tensors.
 pub(crate) type Leg<const K: usize> = (i64, [i64; K]);
-
-/// Distances between neighbours along each dimension of a dense tensor.
-pub(crate) fn row_major(extents: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; extents.len()];
-    for d in (1..extents.len()).rev() {
-        strides[d - 1] = strides[d] * extents[d];
-    }
-    strides
-}
 
 /// Sizes are below 2^63.
 pub(crate) fn signed(n: u64) -> i64 {
