@@ -1,7 +1,7 @@
 //! A module as a picture, in the language of Graphviz: a box for each node, an edge for each use of a value.
 //!
-//! Functions are clusters. Collectives stand out: what communicates is filled, what only keeps a part is dashed; what lasts
-//! from step to step is a cylinder; edges carry types with their layouts.
+//! Functions are clusters. Collectives are filled, changes of layout without messages are dashed, and states are
+//! cylinders. Edges carry types with their layouts.
 
 use std::fmt::Write as _;
 
@@ -12,16 +12,16 @@ use ithaca_ir::{Function, Module, Node, Order, boxes, text};
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
-/// A function's dataflow: what its vertices say, and the types that flow between them.
+/// A vertex of a function's dataflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vertex {
     /// The label.
     pub label: String,
-    /// How it is drawn.
+    /// Its style.
     pub style: Style,
 }
 
-/// How a vertex is drawn.
+/// The style of a vertex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Parameters and outputs.
@@ -30,11 +30,11 @@ pub enum Style {
     Source,
     /// Local work.
     Local,
-    /// A change of layout that sends nothing.
+    /// A change of layout without messages.
     Layout,
     /// Communication.
     Communication,
-    /// What lasts from step to step is read or written.
+    /// A read or write of a tensor that is kept from step to step.
     State,
     /// A call.
     Call,
@@ -106,7 +106,7 @@ pub fn emit(module: &Module) -> String {
     out
 }
 
-/// The dimensions whose tokens are not in a row, a line each.
+/// The dimensions with tokens out of order, a line each.
 fn orders(module: &Module) -> Option<String> {
     let dims = &module.space.dims;
     let lines: Vec<String> = dims
@@ -120,8 +120,8 @@ fn orders(module: &Module) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// The attributes of attention that a picture tells; roles and factors would crowd it.
-const TOLD: [&str; 6] = ["mask", "bias", "dropout", "returns", "parts", "movement"];
+/// The attributes of attention that a picture shows. Roles and factors would take too much room.
+const SHOWN: [&str; 6] = ["mask", "bias", "dropout", "returns", "parts", "movement"];
 
 fn label(module: &Module, function: &Function, node: &Node) -> String {
     let Node { op, operands, results, .. } = node;
@@ -178,8 +178,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::RowLse { over, parts: _ } => format!("row_lse over {}", dim(*over)),
         Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
             let attrs = op.attrs(Names { space: &module.space, functions: &module.functions });
-            let told = attrs.iter().filter(|(key, _)| TOLD.contains(key));
-            let lines: Vec<String> = told.map(|(key, value)| format!("\n{key}={value}")).collect();
+            let shown = attrs.iter().filter(|(key, _)| SHOWN.contains(key));
+            let lines: Vec<String> = shown.map(|(key, value)| format!("\n{key}={value}")).collect();
             format!("{}{}", op.name(), lines.concat())
         }
         _ => op.name().to_owned(),

@@ -1,8 +1,7 @@
 //! Timelines in the trace event format of Chrome and Perfetto: a process for each rank, a thread for each stream.
 //!
-//! Format: Trace Event Format, "complete" events (`ph` = `X`), times in microseconds. Beside them, in `otherData`, what the
-//! timeline says of each rank: seconds, the part of them in which each stream is busy, and each collective with what of it
-//! no kernel covers.
+//! Format: Trace Event Format, "complete" events (`ph` = `X`), times in microseconds. `otherData` has a summary of each
+//! rank: seconds, the occupancy of each stream, and the time and exposed time of each collective.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +15,8 @@ pub fn emit(source: &str, spans: &[Span]) -> String {
     emit_steps(source, &[spans.to_vec()])
 }
 
-/// As [`emit`], of several steps, each of which begins where the one before has ended. Of more than one, tasks say in which
-/// they ran, the first being 1, and each rank has a thread `steps` that shows from where to where each goes.
+/// As [`emit`], of several steps, one after another. With more than one step, each task has the number of its step,
+/// from 1, and each rank has a thread `steps` with the times of the steps.
 pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
     let mut begun = 0.0;
     let mut numbered: Vec<(u64, Span)> = Vec::new();
@@ -74,7 +73,7 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
 }
 
-/// The thread on which steps are shown, behind those of the streams.
+/// The thread of the steps, after those of the streams.
 const STEPS: usize = 2;
 
 fn summary(of: &Summary) -> Value {

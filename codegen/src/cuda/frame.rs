@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use ithaca_device::program::SourceId;
 use ithaca_device::{Call, Choice, Operand, Record, Region, SourceFile, Step, Wait, Work};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
@@ -89,8 +90,7 @@ impl Printer<'_, '_, '_> {
                 Place::Argument(i) => format!("in.arguments[{i}]"),
                 Place::Result(i) => format!("in.results[{i}]"),
                 Place::Weight(_) | Place::State(_) | Place::Input(_) => {
-                    let source = self.source(id).map_or(0, Entity::index);
-                    format!("in.device.source({source}, in.layer)")
+                    self.source(id).map_or_else(String::new, |source| self.source_address(source))
                 }
                 Place::Wire { .. } => continue,
             };
@@ -101,7 +101,7 @@ impl Printer<'_, '_, '_> {
     }
 
     /// The source of a buffer.
-    fn source(&self, id: BufferId) -> Option<ithaca_device::program::SourceId> {
+    fn source(&self, id: BufferId) -> Option<SourceId> {
         let buffer = &self.of_schedule.buffers[id];
         let (file, binding) = match &buffer.place {
             Place::Weight(binding) => (SourceFile::Weights, binding),
@@ -115,6 +115,12 @@ impl Printer<'_, '_, '_> {
             source.file == file && source.binding == *binding && source.ty == ty
         };
         self.cx.program.sources.iter().find(|(_, source)| is_this(source)).map(|(source, _)| source)
+    }
+
+    /// The expression for the address of a source.
+    fn source_address(&self, source: SourceId) -> String {
+        let is_per_layer = self.cx.program.sources[source].binding.is_per_layer();
+        format!("in.device.source({}, {})", source.index(), if is_per_layer { "in.layer" } else { "0" })
     }
 
     /// The base pointer of an address in a task, and its offset from the region's start.
@@ -153,7 +159,7 @@ impl Printer<'_, '_, '_> {
                 Region::Frame => "in.frame".to_owned(),
                 Region::Argument(i) => format!("in.arguments[{i}]"),
                 Region::Result(i) => format!("in.results[{i}]"),
-                Region::Source(source) => format!("in.device.source({}, in.layer)", source.index()),
+                Region::Source(source) => self.source_address(source),
                 Region::Table(table) => format!("in.device.table({})", table.index()),
             };
             (pointer, 0)

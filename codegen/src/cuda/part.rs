@@ -58,7 +58,7 @@ fn chosen<T>(
     }
     let number = numbers.chosen(choice);
     let lists: Vec<String> = choice.alternatives.iter().map(print).collect();
-    format!("choose<{ty}>({number}, {{{}}})", lists.join(", "))
+    format!("std::vector<std::vector<{ty}>>{{{}}}[{number}]", lists.join(", "))
 }
 
 /// A list of integers; evenly spaced triples become a progression.

@@ -48,6 +48,7 @@ pub(super) fn print(
         program.sources.values().map(|s| source(&cx, &numbers, &mut parts, s)).collect();
     let outputs: Vec<String> =
         program.outputs.iter().map(|output| self::output(&cx, &numbers, &mut parts, output)).collect();
+    let arena = arena(&numbers, &mut parts, program);
     let (tables, parts) = (tables(&cx, &numbers), parts.out);
 
     let mut out = format!("namespace {namespace} {{\n\nusing namespace ithaca;\n\n");
@@ -72,14 +73,7 @@ pub(super) fn print(
         .map(|axis| format!("{{{}, {}}}", names::string(&axis.name), axis.size))
         .collect();
     let _ = writeln!(out, "        {{{{{}}}}},  // mesh", axes.join(", "));
-    let arenas: Vec<String> = program
-        .arenas
-        .iter()
-        .map(|(at, bytes)| {
-            at.map_or_else(|| format!("{{{bytes}}}"), |at| format!("{{{bytes}, {}}}", place(at)))
-        })
-        .collect();
-    let _ = writeln!(out, "        {{{}}},  // bytes of the arena", arenas.join(", "));
+    let _ = writeln!(out, "        {arena},");
     let tolerances = tolerances(schedule, &ran).map(names::double);
     let _ = writeln!(
         out,
@@ -138,7 +132,7 @@ fn coordinates(out: &mut String, numbers: &Numbers<'_>) {
     );
 }
 
-/// The distinct functions that return parts.
+/// The distinct functions of a rank; those that return `bool` also take a layer.
 #[derive(Default)]
 struct Parts {
     known: Vec<String>,
@@ -158,7 +152,12 @@ impl Parts {
         let function = format!("{name}{}", self.known.len() - 1);
         let (rank, coordinates) =
             if uses_coordinates { (" rank", "const Coordinates c(rank); ") } else { ("", "") };
-        let text = format!("static {ty} {function}(int64_t{rank}) {{ {coordinates}return {body}; }}");
+        let layer = match (ty, body.contains("layer")) {
+            ("bool", true) => ", int64_t layer",
+            ("bool", false) => ", int64_t",
+            _ => "",
+        };
+        let text = format!("static {ty} {function}(int64_t{rank}{layer}) {{ {coordinates}return {body}; }}");
         lines::push(&mut self.out, 0, &text);
         function
     }
@@ -192,13 +191,14 @@ fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &S
     let tensor = tensor(cx, numbers, parts, ty, held);
     let stored =
         if stored.iter().eq(held.dims.iter().map(|dim| &dim.stored)) { String::new() } else { list(stored) };
-    let runs: Vec<String> = layers
-        .iter()
-        .map(|(layers, at)| {
-            let at = at.map_or_else(String::new, |at| format!(", {}", place(at)));
-            format!("{{{}, {}{at}}}", layers.start, layers.end)
-        })
-        .collect();
+    let view = match (&binding.window, &binding.view) {
+        (window, _) if window.is_empty() => String::new(),
+        (_, view) if view.is_empty() => list(&source.stored),
+        (_, view) => list(view),
+    };
+    let start = layers.iter().map(|(layers, _)| layers.start).min().unwrap_or(0);
+    let end = layers.iter().map(|(layers, _)| layers.end).max().unwrap_or(0);
+    let is_held = parts.function(numbers, ["bool", "is_held_"], &is_held(numbers, layers));
     let file = match file {
         SourceFile::Weights => "File::Weights",
         SourceFile::Inputs => "File::Inputs",
@@ -214,20 +214,43 @@ fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &S
         }
     };
     format!(
-        "{{{}, {tensor}, {{{stored}}}, {{{}}}, {{{}}}, {{{}}}, {file}{rest}}}",
+        "{{{}, {tensor}, {{{stored}}}, {{{view}}}, {{{}}}, {start}, {end}, {is_held}, {file}{rest}}}",
         names::string(&binding.name),
-        list(&binding.view),
         ranges(&binding.window),
-        runs.join(", "),
     )
+}
+
+/// The condition that the rank has the source of a layer.
+fn is_held(numbers: &Numbers<'_>, layers: &[(Range<u64>, Option<At>)]) -> String {
+    let is_at = |at: &Option<At>| at.map_or_else(|| "true".to_owned(), |at| numbers.is_at(&[at]));
+    if let [(_, at)] = layers {
+        return is_at(at);
+    }
+    let run = |(layers, at): &(Range<u64>, Option<At>)| {
+        format!("({} <= layer && layer < {} && {})", layers.start, layers.end, is_at(at))
+    };
+    layers.iter().map(run).collect::<Vec<_>>().join(" || ")
+}
+
+/// The function that returns the bytes of a rank's arena.
+fn arena(numbers: &Numbers<'_>, parts: &mut Parts, program: &DeviceProgram) -> String {
+    let bytes = |(at, bytes): &(Option<At>, u64)| match at {
+        Some(at) => format!("{} ? {bytes} : 0", numbers.is_at(&[*at])),
+        None => bytes.to_string(),
+    };
+    let bytes: Vec<String> = program.arenas.iter().map(bytes).collect();
+    parts.function(numbers, ["int64_t", "arena_"], &format!("std::max<int64_t>({{{}}})", bytes.join(", ")))
 }
 
 fn output(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, output: &Output) -> String {
     let tensor = tensor(cx, numbers, parts, &output.ty, &output.held);
     let offset = numbers.int(&output.address.offset);
+    let offset = match output.held.at {
+        Some(at) => format!("{} ? {offset} : -1", numbers.is_at(&[at])),
+        None => offset,
+    };
     let offset = parts.function(numbers, ["int64_t", "offset_"], &offset);
-    let at = output.held.at.map_or_else(|| "{}".to_owned(), place);
-    format!("{{{}, {tensor}, {at}, {offset}}}", names::string(&output.name))
+    format!("{{{}, {tensor}, {offset}}}", names::string(&output.name))
 }
 
 /// The function that adds the tables of a rank.
@@ -245,11 +268,6 @@ fn tables(cx: &Context<'_>, numbers: &Numbers<'_>) -> String {
     numbered.for_each(|(i, statement)| lines::push(&mut out, 1, &format!("{statement}  // {i}")));
     out.push_str("}\n\n");
     out
-}
-
-/// The initializer of a place.
-fn place(at: At) -> String {
-    format!("{{{}, {}}}", at.axis.index(), at.coordinate)
 }
 
 fn list(numbers: &[u64]) -> String {

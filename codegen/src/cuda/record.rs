@@ -112,7 +112,7 @@ impl Writer<'_, '_> {
     fn transfer(&self, transfer: &Transfer) -> String {
         let among = match transfer.communicator {
             Communicator::World => "kWorld".to_owned(),
-            Communicator::Axis(axis) => axis.index().to_string(),
+            Communicator::Axis(axis) => (1 + axis.index()).to_string(),
         };
         let head = format!("{among}, {}", names::dtype(transfer.dtype));
         match &transfer.collective {
@@ -349,8 +349,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "s.exchange(0, DType::BF16, {{0, x, 8, 3, 1, 16}}, {});",
-                "s.exchange(0, DType::BF16, {{(c.ring + 1) % 4, x, 8}}, {{3, x + 16, 8}});",
+                "s.exchange(1, DType::BF16, {{0, x, 8, 3, 1, 16}}, {});",
+                "s.exchange(1, DType::BF16, {{(c.ring + 1) % 4, x, 8}}, {{3, x + 16, 8}});",
             ]
         );
     }

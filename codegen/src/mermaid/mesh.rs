@@ -1,4 +1,4 @@
-//! Which ranks of a mesh are drawn, and which collective is which arrows.
+//! The ranks of a mesh that are drawn, and the arrows of collectives between them.
 
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Op;
@@ -42,12 +42,12 @@ pub(super) enum Arrow {
 pub(super) struct Arrows {
     /// Those that are drawn.
     pub(super) shown: Vec<Arrow>,
-    /// How many more the ranks that are drawn take part in.
+    /// The number of further arrows of the ranks that are drawn.
     pub(super) more: u64,
 }
 
 impl Drawn {
-    /// All ranks of a small mesh. Of a large one, the longest axes are cut until few enough are left; what stays is
+    /// All ranks of a small mesh. The longest axes of a large mesh are cut until few enough ranks remain. They are
     /// neighbours, so that their transfers are drawn.
     pub(super) fn of(mesh: &Mesh) -> Self {
         let mut kept: Vec<u64> = mesh.axes.values().map(|axis| axis.size).collect();
@@ -67,13 +67,13 @@ impl Drawn {
         Self { ranks, n_ranks: mesh.ranks() }
     }
 
-    /// Those of the drawn ranks that are at a place; all of them where there is none.
+    /// The drawn ranks at a place, or all of them without a place.
     pub(super) fn only(&self, mesh: &Mesh, at: Option<At>) -> Self {
         let here = |rank: &Rank| at.is_none_or(|at| at.has(mesh, *rank));
         Self { ranks: self.ranks.iter().copied().filter(here).collect(), n_ranks: self.n_ranks }
     }
 
-    /// The first and the last of the drawn ranks; none where none is drawn.
+    /// The first and the last of the drawn ranks; `None` if no rank is drawn.
     pub(super) fn ends(&self) -> Option<Ends> {
         Some(Ends { first: *self.ranks.first()?, last: *self.ranks.last()? })
     }
@@ -93,8 +93,8 @@ impl Drawn {
         groups
     }
 
-    /// The arrows of the collective `op` from `from` to `to`: between neighbours of a permute, else one for each group of
-    /// ranks, over those of its ranks that are drawn.
+    /// The arrows of the collective `op` from `from` to `to`: between neighbours of a permute, else one for each group
+    /// of ranks, over its ranks that are drawn.
     pub(super) fn arrows(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Arrows {
         let mut shown = Vec::new();
         let mut total = 0;

@@ -1,10 +1,10 @@
-//! A module as a sequence diagram, in the language of Mermaid: who meets whom, in which order, with how many bytes.
+//! A module as a sequence diagram, in the language of Mermaid: the messages between ranks in order, with their bytes.
 //!
-//! Ranks are participants, grouped by their coordinates along all mesh axes but the last. A step is drawn phase by phase:
-//! load, forward, backward, update. Loops over layers stay loops; runs of equal collectives are one line, and what repeats
-//! is a loop. Large meshes are drawn by some of their ranks; a note says by which.
+//! Ranks are participants, grouped by their coordinates along all mesh axes but the last. A step is drawn phase by
+//! phase: load, forward, backward, update. Loops over layers stay loops, runs of equal collectives are one line, and
+//! repeated steps are a loop. Large meshes are drawn by some of their ranks, and a note states how many.
 //!
-//! Bytes are those that the busiest rank sends to others, as in plans. Everything is read off the per-rank program.
+//! Bytes are those that the busiest rank sends to others, as in plans.
 
 mod load;
 mod mesh;

@@ -1,11 +1,11 @@
-//! Steps that repeat, as those of a ring do, become a loop.
+//! Folds repeated steps, such as those of a ring, into a loop.
 
 use super::step::{Phase, Step};
 
 /// The most steps of a loop's body.
 const LONGEST_BODY: usize = 24;
 
-/// `steps` with what repeats side by side folded: at each place, the body that covers most.
+/// `steps` with adjacent repetitions folded: at each position, the body that covers most.
 ///
 /// Calls are left as they are.
 pub(super) fn folded(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
@@ -15,7 +15,7 @@ pub(super) fn folded(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
         let rest = &steps[at..];
         let longest = LONGEST_BODY.min(rest.len() / 2);
         let bodies = (1..=longest).map(|n| (n, times(rest, n)));
-        // The shortest of those that cover as much.
+        // The shortest body among equals.
         let best = bodies
             .filter(|&(n, times)| times > 1 && is_worth(&rest[..n]))
             .max_by_key(|&(n, times)| (n * times, usize::MAX - n));
@@ -34,12 +34,12 @@ pub(super) fn folded(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
     out
 }
 
-/// How often the first `n` steps stand side by side.
+/// The number of adjacent repetitions of the first `n` steps.
 fn times(steps: &[(Phase, Step)], n: usize) -> usize {
     steps.chunks_exact(n).take_while(|chunk| **chunk == steps[..n]).count()
 }
 
-/// Whether a loop says more than its steps: it communicates, and is in one phase.
+/// Whether a body is drawn as a loop: it communicates, and is in one phase.
 fn is_worth(body: &[(Phase, Step)]) -> bool {
     let sends = body.iter().any(|(_, step)| matches!(step, Step::Exchange { .. }));
     let calls = body.iter().any(|(_, step)| matches!(step, Step::Call { .. }));

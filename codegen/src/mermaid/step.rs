@@ -1,11 +1,11 @@
-//! Steps of a diagram, and the phases that they belong to.
+//! The steps and phases of a diagram.
 
 use super::mesh::{Arrows, Ends};
 
-/// The part of a training step that something belongs to.
+/// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Before anything is computed of inputs.
+    /// Before inputs are used.
     Load,
     /// The model.
     Forward,
@@ -27,14 +27,14 @@ impl Phase {
     }
 }
 
-/// One thing that all ranks do, or those of a stage of a pipeline.
+/// A step of all ranks, or of the ranks of a pipeline stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
     /// Local work.
     Local {
         /// Operations by name, in order of first use, with their numbers.
         ops: Vec<(&'static str, u64)>,
-        /// The ranks that do it.
+        /// The ranks that run it.
         over: Ends,
     },
     /// Collectives of one kind along the same axes, one after another.
@@ -43,11 +43,11 @@ pub(super) enum Step {
         kind: &'static str,
         /// The axes, as plans name them.
         axis: String,
-        /// How many.
+        /// Their number.
         count: u64,
         /// Bytes that the busiest rank sends in all of them.
         bytes: u64,
-        /// Between whom.
+        /// The arrows between ranks.
         arrows: Arrows,
     },
     /// A call.
@@ -56,18 +56,18 @@ pub(super) enum Step {
         name: String,
         /// The ranks that run it.
         over: Ends,
-        /// The stage of a pipeline that they are, as types have it.
+        /// The pipeline stage that runs it, as types print it.
         stage: Option<String>,
-        /// How often it runs: over how many layers, or parts of the batch.
+        /// The number of runs: layers, or parts of the batch.
         layers: u64,
-        /// The phase of all that it does; none where it calls functions of its own.
+        /// The phase of its steps; `None` if it calls functions itself.
         phase: Option<Phase>,
-        /// What it does.
+        /// Its steps.
         steps: Vec<(Phase, Step)>,
     },
-    /// The same steps again and again, as those of a ring.
+    /// Repeated steps, such as those of a ring.
     Again {
-        /// How often.
+        /// The number of repetitions.
         times: u64,
         /// The steps.
         steps: Vec<(Phase, Step)>,

@@ -1,4 +1,4 @@
-//! What a function does, as the steps of a diagram.
+//! A function as the steps of a diagram.
 
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
@@ -9,12 +9,13 @@ use super::mesh::{Drawn, Ends};
 use super::repeat;
 use super::step::{Phase, Step};
 
-/// The steps of a function and of those that it calls.
+/// The steps of a function and of its callees.
 pub(super) fn of_function(module: &Module, drawn: &Drawn, id: FuncId) -> Vec<(Phase, Step)> {
     from(module, drawn, id, Phase::Forward)
 }
 
-/// The same, beginning in `phase`. A function that calls others goes through phases; one that does not stays in its own.
+/// As [`of_function`], from `phase` on. A function with calls goes through phases, a function without calls stays in
+/// one.
 fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Phase, Step)> {
     let mut steps: Vec<(Phase, Step)> = Vec::new();
     let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
@@ -22,10 +23,10 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
         if let Op::Call { callee, layers, stride: _, scan: _, stage } = &node.op {
             let at = stage.and_then(Stage::at);
             let there = drawn.only(&module.space.mesh, at);
-            // Of a large mesh some stages are not drawn.
+            // Some stages of a large mesh are not drawn.
             let Some(over) = there.ends() else { continue };
             let called = call(module, (&there, over, at), *callee, layers.end - layers.start, phase);
-            // States are cleared wherever that is needed; what follows is in the phase of what stands before.
+            // States are cleared in any phase, which continues afterwards.
             let last = last_phase(&called).filter(|&last| last != Phase::Load);
             let start = match &called {
                 Step::Call { phase: Some(own), .. } => *own,
@@ -49,7 +50,7 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
     repeat::folded(steps)
 }
 
-/// The phase that what passes between stages belongs to, whatever stands before it.
+/// The phase of a transfer between pipeline stages, whatever the phase of the steps before it.
 fn served(module: &Module, id: FuncId, node: &Node) -> Option<Phase> {
     let function = &module.functions[id];
     let (&from, &to) = (node.operands.first()?, node.results.first()?);
@@ -79,7 +80,7 @@ fn call(
     Step::Call { name, over, stage, layers, phase: is_leaf.then_some(phase), steps }
 }
 
-/// The phase of a function; absent where what it does tells. Sums that are cleared belong to what is loaded.
+/// The phase of a function; `None` if its operations determine it. Clearing of sums belongs to the load.
 fn phase_of(function: &Function) -> Option<Phase> {
     let clears = function.params.is_empty() && function.outputs.is_empty();
     match function.phase {
@@ -101,7 +102,7 @@ fn own_phase(op: &Op) -> Option<Phase> {
     }
 }
 
-/// The phase in which a step leaves off.
+/// The phase at the end of a step.
 fn last_phase(step: &Step) -> Option<Phase> {
     match step {
         Step::Local { .. } | Step::Exchange { .. } => None,
@@ -110,7 +111,7 @@ fn last_phase(step: &Step) -> Option<Phase> {
     }
 }
 
-/// What a node is in a diagram; none for what only names a tensor.
+/// The step of a node; `None` for a node that only names a tensor.
 fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step> {
     let function = &module.functions[id];
     match &node.op {
@@ -126,7 +127,7 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
         true => drawn.only(&space.mesh, at).arrows(space, op, from, to),
         false => drawn.arrows(space, op, from, to),
     };
-    // Several tensors of a message go the same way.
+    // All tensors of a message take the same way.
     let sent = parcels.first().zip(traffic::axis(space, &parcels));
     let sent = sent.map(|(first, axis)| Step::Exchange {
         kind: first.op.name(),
@@ -139,7 +140,7 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
     sent.or_else(|| Some(Step::Local { ops: vec![(node.op.name(), 1)], over: here()? }))
 }
 
-/// Adds a step, to the last one where both are of a kind.
+/// Adds a step, or counts it into the last step of the same kind.
 fn push(steps: &mut Vec<(Phase, Step)>, phase: Phase, step: Step) {
     let last = steps.last_mut().filter(|(last, _)| *last == phase);
     let is_counted = last.is_some_and(|(_, last)| joined(last, &step));
@@ -148,7 +149,7 @@ fn push(steps: &mut Vec<(Phase, Step)>, phase: Phase, step: Step) {
     }
 }
 
-/// Counts `next` into `last`, which it follows, if both are of a kind; says whether it did.
+/// Counts `next` into `last` if both are of one kind. Returns whether they are.
 fn joined(last: &mut Step, next: &Step) -> bool {
     match (last, next) {
         (Step::Local { ops, over }, Step::Local { ops: more, over: there }) if over == there => {

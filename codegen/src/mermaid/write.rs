@@ -26,9 +26,9 @@ pub(super) fn diagram(module: &Module, drawn: &Drawn, load: &Load, steps: &[(Pha
         let memory = [(load.weights, "of weights"), (load.states, "of gradients and optimizer states")];
         let memory =
             memory.iter().filter(|(n, _)| *n > 0).map(|&(n, of)| format!("{} {of} per rank", bytes(n)));
-        let said: Vec<String> = memory.chain(inputs).collect();
-        if !said.is_empty() {
-            lines.note(&said);
+        let loaded: Vec<String> = memory.chain(inputs).collect();
+        if !loaded.is_empty() {
+            lines.note(&loaded);
         }
     });
     lines.steps(steps, None);
@@ -60,7 +60,7 @@ fn participants(lines: &mut Lines, mesh: &Mesh, drawn: &Drawn) {
     }
 }
 
-/// `r0,r3`: what spans these ranks.
+/// `r0,r3`: the participants of a note.
 fn span(over: Option<Ends>) -> String {
     match over {
         Some(Ends { first, last }) if first != last => format!("r{first},r{last}"),
@@ -68,7 +68,7 @@ fn span(over: Option<Ends>) -> String {
     }
 }
 
-/// The text as it grows.
+/// The text written so far.
 struct Lines {
     out: String,
     depth: usize,
@@ -82,14 +82,14 @@ impl Lines {
     }
 
     /// A note over all ranks, of several lines.
-    fn note(&mut self, said: &[String]) {
-        self.note_over(self.over, said);
+    fn note(&mut self, text: &[String]) {
+        self.note_over(self.over, text);
     }
 
     /// A note over some ranks.
-    fn note_over(&mut self, over: Option<Ends>, said: &[String]) {
-        let said: Vec<String> = said.iter().map(|line| escaped(line)).collect();
-        self.line(&format!("Note over {}: {}", span(over), said.join("<br/>")));
+    fn note_over(&mut self, over: Option<Ends>, text: &[String]) {
+        let text: Vec<String> = text.iter().map(|line| escaped(line)).collect();
+        self.line(&format!("Note over {}: {}", span(over), text.join("<br/>")));
     }
 
     /// A block with an `end`.
@@ -155,18 +155,18 @@ impl Lines {
     }
 
     /// A collective: an arrow for each group or each pair of neighbours.
-    fn exchange(&mut self, said: &[String], arrows: &Arrows) {
-        let said: Vec<String> = said.iter().map(|line| escaped(line)).collect();
-        let said = said.join("<br/>");
+    fn exchange(&mut self, lines: &[String], arrows: &Arrows) {
+        let title: Vec<String> = lines.iter().map(|line| escaped(line)).collect();
+        let title = title.join("<br/>");
         if arrows.shown.is_empty() {
-            // The ranks that it is between are not drawn.
-            self.line(&format!("Note over {}: {said}", span(self.over)));
+            // Its ranks are not drawn.
+            self.line(&format!("Note over {}: {title}", span(self.over)));
         }
         for (i, arrow) in arrows.shown.iter().enumerate() {
             let last = i + 1 == arrows.shown.len();
             let text = match (i, last && arrows.more > 0) {
-                (0, false) => said.clone(),
-                (0, true) => format!("{said}<br/>and {} more like it", arrows.more),
+                (0, false) => title.clone(),
+                (0, true) => format!("{title}<br/>and {} more like it", arrows.more),
                 (_, false) => "the same".to_owned(),
                 (_, true) => format!("the same, and {} more like it", arrows.more),
             };
@@ -179,7 +179,7 @@ impl Lines {
     }
 }
 
-/// `all_to_all over ulysses`, and what it costs.
+/// `all_to_all over ulysses`, and its bytes.
 fn exchange(kind: &str, axis: &str, count: u64, sent: u64) -> Vec<String> {
     let times = if count > 1 { format!("{count} × ") } else { String::new() };
     vec![format!("{times}{kind} over {axis}"), format!("{} sent per rank", bytes(sent))]
@@ -201,8 +201,8 @@ fn colour(phase: Phase) -> &'static str {
     }
 }
 
-/// `168.00 MiB`, in the largest unit that it fills; whole bytes below one KiB. Messages of a few MiB are compared, which
-/// [`ithaca_ir::units::bytes`] rounds to hundredths of a GiB.
+/// `168.00 MiB`, in the largest unit below; whole bytes below one KiB. Readers compare messages of a few MiB, which
+/// [`ithaca_ir::units::bytes`] would round to hundredths of a GiB.
 fn bytes(n: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match UNITS.iter().find(|(size, _)| n >= *size) {
@@ -211,7 +211,7 @@ fn bytes(n: u64) -> String {
     }
 }
 
-/// Text that means nothing else to Mermaid: what ends a statement, begins a comment or is markup becomes a code.
+/// Text with the special characters of Mermaid replaced by codes.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

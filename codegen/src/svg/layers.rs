@@ -1,4 +1,4 @@
-//! Which layer each vertex is in, and which slots the layers have.
+//! Assigns vertices to layers.
 
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -6,12 +6,12 @@ use petgraph::visit::EdgeRef;
 
 use crate::dot::Vertex;
 
-/// What stands in a layer.
+/// An element of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Slot {
     /// A vertex.
     Vertex(NodeIndex),
-    /// Where what a vertex makes passes on its way to lower layers; all edges of the vertex share it.
+    /// The results of a vertex on their way to lower layers. All edges of the vertex share it.
     Passing(NodeIndex),
 }
 
@@ -51,10 +51,10 @@ pub(super) fn of_graph(graph: &DiGraph<Vertex, String>) -> Layers {
     layers
 }
 
-/// The layer of each vertex: below all that it uses; what uses nothing stands right above its first use.
+/// The layer of each vertex: below its operands. A vertex without operands is right above its first user.
 fn depths(graph: &DiGraph<Vertex, String>) -> Vec<usize> {
     let mut layer: Vec<usize> = vec![0; graph.node_count()];
-    // Vertices stand in order of definition, so what a vertex uses comes before it.
+    // Vertices are in order of definition, so operands come first.
     for v in graph.node_indices() {
         let used = graph.neighbors_directed(v, Direction::Incoming).map(|u| layer[u.index()] + 1);
         layer[v.index()] = used.max().unwrap_or(0);

@@ -1,10 +1,10 @@
 //! A module as a picture: the graph of each function, in layers from its arguments down to its results.
 //!
-//! The vertices are those of [`crate::dot`], drawn in the same styles: what communicates is filled and bold, what lasts
-//! from step to step is green. A vertex tells the types of what it makes below its name.
+//! The vertices are those of [`crate::dot`], drawn in the same styles: collectives are filled and bold, states are
+//! green. The types of a vertex's results are below its name.
 //!
-//! Layers, order and places follow the method of Sugiyama, Tagawa and Toda (Methods for visual understanding of
-//! hierarchical system structures, 1981). A program is acyclic and its order is known, which leaves little of it.
+//! Layers, order and positions follow the method of Sugiyama, Tagawa and Toda (Methods for visual understanding of
+//! hierarchical system structures, 1981), simplified for an acyclic graph in a known order.
 
 mod layers;
 mod order;

@@ -1,14 +1,14 @@
-//! The order of slots within layers: few crossings.
+//! Orders the slots of layers so that few edges cross.
 
 use std::collections::BTreeMap;
 
 use super::layers::{Layers, Slot};
 
-/// How often the layers are swept, down and up.
+/// The number of sweeps over the layers, alternately down and up.
 const SWEEPS: usize = 12;
 
-/// Orders the slots of each layer by the mean place of their neighbours, down and up in turn, and keeps the order with
-/// the fewest crossings.
+/// Orders the slots of each layer by the mean position of their neighbours, and keeps the order with the fewest
+/// crossings.
 pub(super) fn untangle(layers: &mut Layers) {
     let mut best = (crossings(layers), layers.slots.clone());
     for sweep in 0..SWEEPS {

@@ -1,4 +1,4 @@
-//! Where slots stand, in pixels.
+//! The positions of slots, in pixels.
 
 use std::collections::BTreeMap;
 
@@ -20,24 +20,24 @@ const LAYER_GAP: f64 = 30.0;
 /// Pixels around the text of a box.
 const PADDING: f64 = 8.0;
 
-/// How often places are drawn to their neighbours.
+/// The number of sweeps that move slots towards their neighbours.
 const SWEEPS: usize = 24;
 
-/// How much more a passing value counts than a box: long edges are straight.
+/// The weight of a passing value relative to a box: long edges are straight.
 const STRAIGHT: f64 = 16.0;
 
-/// The places of a graph.
+/// The positions in a graph.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub(super) struct Placed {
     /// The middle of each slot, by layer.
     pub(super) x: Vec<BTreeMap<Slot, f64>>,
-    /// Where each layer begins, and how high it is.
+    /// The top and the height of each layer.
     pub(super) y: Vec<(f64, f64)>,
     /// Size of the picture.
     pub(super) size: (f64, f64),
 }
 
-/// What a vertex tells: its label, and the types of what it makes.
+/// The text of a vertex: its label, and the types of its results.
 pub(super) fn lines(graph: &DiGraph<Vertex, String>, v: NodeIndex) -> (Vec<&str>, Vec<&str>) {
     let mut types: Vec<&str> = Vec::new();
     let mut edges: Vec<_> = graph.edges_directed(v, Direction::Outgoing).collect();
@@ -100,7 +100,7 @@ pub(super) fn place(graph: &DiGraph<Vertex, String>, layers: &Layers) -> Placed 
     Placed { x, y, size }
 }
 
-/// The mean of a slot's neighbours above and below, and how much it counts.
+/// The mean of a slot's neighbours above and below, with its weight.
 fn wanted(layers: &Layers, x: &[BTreeMap<Slot, f64>], at: usize, slot: Slot) -> (f64, f64) {
     let above = at.checked_sub(1).map(|up| {
         let edges = layers.edges[up].iter().filter(move |(_, to)| *to == slot);
@@ -121,10 +121,10 @@ fn wanted(layers: &Layers, x: &[BTreeMap<Slot, f64>], at: usize, slot: Slot) -> 
     }
 }
 
-/// The places nearest to those that are wanted, by weighted squares, in this order and without overlap: what stands too
-/// close is pooled and moves as one (the pool-adjacent-violators method of isotonic regression).
+/// The positions nearest to `wanted` by weighted squares, in this order and without overlap. Slots that would overlap
+/// are pooled and move as one (the pool-adjacent-violators method of isotonic regression).
 fn apart(slots: &[Slot], wanted: &[(f64, f64)], width: impl Fn(&Slot) -> f64) -> BTreeMap<Slot, f64> {
-    // Each pool: where its first slot is wanted by the mean of its members, their weight, and how many they are.
+    // For each pool the mean position that its members want for its first slot, their weight, and their number.
     let mut pools: Vec<(f64, f64, usize)> = Vec::new();
     let mut offsets: Vec<f64> = Vec::new();
     let mut offset = 0.0;

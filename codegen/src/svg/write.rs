@@ -28,7 +28,7 @@ pub(super) fn panel(title: &str, graph: &DiGraph<Vertex, String>, layers: &Layer
             let (start, end) = (placed.x[at][&from], placed.x[at + 1][&to]);
             let (top, height) = placed.y[at];
             let bottom = placed.y[at + 1].0;
-            // A box stands at the top of its layer; what passes goes straight through.
+            // A box is at the top of its layer. A passing value goes straight through.
             let leaves = match from {
                 Slot::Vertex(v) => top + place::size(graph, v).1,
                 Slot::Passing(_) => top + height,
@@ -151,7 +151,7 @@ fn class(style: Style) -> &'static str {
     }
 }
 
-/// Text without markup; characters that XML does not allow are left out.
+/// Text without markup. Characters that XML forbids are dropped.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -17,5 +17,5 @@ pub mod safe;
 pub mod sys;
 
 pub use result::{Error, Status, Unavailable};
-pub use safe::{Collective, Communicator, DevicePointer, Library, Split, State, Stream, UniqueId};
-pub use sys::{DataType, Reduction};
+pub use safe::{Collective, Communicator, DevicePointer, Library, Split, State, Stream};
+pub use sys::{DataType, UniqueId};

@@ -3,58 +3,33 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// A status other than success.
+/// A status code other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// A CUDA call failed.
-    UnhandledCudaError,
-    /// A system call failed.
-    SystemError,
-    /// An internal check failed.
-    InternalError,
-    /// An argument has an invalid value.
-    InvalidArgument,
-    /// The calls are in the wrong order, or ranks disagree.
-    InvalidUsage,
-    /// A remote rank failed, or the network did.
-    RemoteError,
-    /// The operation is still in progress in the background.
-    InProgress,
-    /// It took longer than the library allows.
-    Timeout,
-    /// A code that this crate does not know.
-    Unknown(c_int),
-}
+pub struct Status(c_int);
 
 impl Status {
+    /// A remote rank failed, or the network did.
+    pub const REMOTE_ERROR: Self = Self(6);
+    /// The operation is still in progress in the background.
+    pub const IN_PROGRESS: Self = Self(7);
+
     /// The error of a status code; `None` for success.
     pub fn of(code: c_int) -> Option<Status> {
-        Some(match code {
-            0 => return None,
-            1 => Status::UnhandledCudaError,
-            2 => Status::SystemError,
-            3 => Status::InternalError,
-            4 => Status::InvalidArgument,
-            5 => Status::InvalidUsage,
-            6 => Status::RemoteError,
-            7 => Status::InProgress,
-            8 => Status::Timeout,
-            other => Status::Unknown(other),
-        })
+        (code != 0).then_some(Self(code))
     }
 
     /// The name in NCCL's header.
     pub fn name(self) -> &'static str {
-        match self {
-            Status::UnhandledCudaError => "ncclUnhandledCudaError",
-            Status::SystemError => "ncclSystemError",
-            Status::InternalError => "ncclInternalError",
-            Status::InvalidArgument => "ncclInvalidArgument",
-            Status::InvalidUsage => "ncclInvalidUsage",
-            Status::RemoteError => "ncclRemoteError",
-            Status::InProgress => "ncclInProgress",
-            Status::Timeout => "ncclTimeout",
-            Status::Unknown(_) => "unknown status",
+        match self.0 {
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            7 => "ncclInProgress",
+            8 => "ncclTimeout",
+            _ => "unknown status",
         }
     }
 }

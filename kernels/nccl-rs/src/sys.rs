@@ -13,21 +13,29 @@ pub const UNIQUE_ID_BYTES: usize = 128;
 /// `NCCL_CONFIG_UNDEF_INT`: the library's own choice.
 pub const UNDEFINED: c_int = c_int::MIN;
 
-/// `NCCL_SPLIT_NOCOLOR`: a rank that joins no part.
-pub const NO_COLOR: c_int = -1;
-
 /// `NCCL_API_MAGIC`.
 pub const API_MAGIC: c_uint = 0xcafe_beef;
 
 /// The version whose configuration [`RawConfig`] is: 2.18.1, the first that splits communicators.
 pub const CONFIG_VERSION: c_uint = 21_801;
 
-/// `ncclUniqueId`.
+/// `ncclUniqueId`: the id of a communicator, which every rank needs to join it. The bytes are opaque.
 #[repr(C)]
-#[derive(Clone, Copy)]
-pub struct RawUniqueId {
-    /// Opaque bytes.
-    pub internal: [c_char; UNIQUE_ID_BYTES],
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UniqueId {
+    pub(crate) internal: [u8; UNIQUE_ID_BYTES],
+}
+
+impl UniqueId {
+    /// The id that another rank sent as bytes.
+    pub fn from_bytes(internal: [u8; UNIQUE_ID_BYTES]) -> Self {
+        Self { internal }
+    }
+
+    /// The bytes to send to other ranks.
+    pub fn bytes(&self) -> &[u8; UNIQUE_ID_BYTES] {
+        &self.internal
+    }
 }
 
 /// The start of `ncclConfig_t`, as far as NCCL 2.18 has it.
@@ -81,16 +89,8 @@ impl Default for RawConfig {
 pub enum DataType {
     /// 8-bit signed integers.
     I8 = 0,
-    /// 8-bit unsigned integers.
-    U8 = 1,
     /// 32-bit signed integers.
     I32 = 2,
-    /// 32-bit unsigned integers.
-    U32 = 3,
-    /// 64-bit signed integers.
-    I64 = 4,
-    /// 64-bit unsigned integers.
-    U64 = 5,
     /// IEEE half precision.
     F16 = 6,
     /// IEEE single precision.
@@ -105,28 +105,16 @@ impl DataType {
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
-            DataType::I8 | DataType::U8 => 1,
+            DataType::I8 => 1,
             DataType::F16 | DataType::BF16 => 2,
-            DataType::I32 | DataType::U32 | DataType::F32 => 4,
-            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+            DataType::I32 | DataType::F32 => 4,
+            DataType::F64 => 8,
         }
     }
 }
 
-/// `ncclRedOp_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
-    /// Sum.
-    Sum = 0,
-    /// Product.
-    Product = 1,
-    /// Maximum.
-    Max = 2,
-    /// Minimum.
-    Min = 3,
-    /// The sum over the number of ranks.
-    Average = 4,
-}
+/// `ncclSum` of `ncclRedOp_t`.
+pub const SUM: c_int = 0;
 
 /// Declares the table of functions and its loader.
 macro_rules! functions {
@@ -178,17 +166,13 @@ functions! {
         /// `ncclGetErrorString(status)`.
         get_error_string: "ncclGetErrorString" fn(c_int) -> *const c_char;
         /// `ncclGetUniqueId(id)`.
-        get_unique_id: "ncclGetUniqueId" fn(*mut RawUniqueId) -> c_int;
+        get_unique_id: "ncclGetUniqueId" fn(*mut UniqueId) -> c_int;
         /// `ncclCommDestroy(comm)`.
         comm_destroy: "ncclCommDestroy" fn(RawCommunicator) -> c_int;
         /// `ncclCommAbort(comm)`.
         comm_abort: "ncclCommAbort" fn(RawCommunicator) -> c_int;
         /// `ncclCommGetAsyncError(comm, status)`.
         comm_get_async_error: "ncclCommGetAsyncError" fn(RawCommunicator, *mut c_int) -> c_int;
-        /// `ncclCommCount(comm, count)`.
-        comm_count: "ncclCommCount" fn(RawCommunicator, *mut c_int) -> c_int;
-        /// `ncclCommUserRank(comm, rank)`.
-        comm_user_rank: "ncclCommUserRank" fn(RawCommunicator, *mut c_int) -> c_int;
         /// `ncclAllReduce(send, recv, count, type, op, comm, stream)`.
         all_reduce: "ncclAllReduce"
             fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
@@ -215,7 +199,7 @@ functions! {
         get_last_error: "ncclGetLastError" fn(RawCommunicator) -> *const c_char;
         /// `ncclCommInitRankConfig(comm, ranks, id, rank, config)`, since 2.14.
         comm_init_rank_config: "ncclCommInitRankConfig"
-            fn(*mut RawCommunicator, c_int, RawUniqueId, c_int, *mut RawConfig) -> c_int;
+            fn(*mut RawCommunicator, c_int, UniqueId, c_int, *mut RawConfig) -> c_int;
         /// `ncclCommFinalize(comm)`, since 2.14.
         comm_finalize: "ncclCommFinalize" fn(RawCommunicator) -> c_int;
         /// `ncclCommSplit(comm, color, key, new, config)`, since 2.18.

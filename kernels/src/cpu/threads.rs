@@ -5,6 +5,7 @@
 //! result, each in one order: results do not depend on the number of threads.
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How many threads a kernel may use, the one that calls it included.
@@ -56,6 +57,8 @@ impl Threads {
         }
         let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
         let queue = Mutex::new(items.into_iter().zip(&mut results));
+        let own_core = cores::current();
+        let n_started = AtomicUsize::new(0);
         let work = || {
             let mut own = scratch();
             loop {
@@ -64,11 +67,16 @@ impl Threads {
                 *result = Some(f(&mut own, item));
             }
         };
+        let help = || {
+            cores::leave(own_core);
+            n_started.fetch_add(1, Ordering::Relaxed);
+            work();
+        };
         std::thread::scope(|scope| {
-            for _ in 0..helpers {
-                // Where a thread cannot be started, the running ones do its work.
-                drop(std::thread::Builder::new().spawn_scoped(scope, work));
-            }
+            // Where a thread cannot be started, the running ones do its work.
+            let spawn = |_: &usize| std::thread::Builder::new().spawn_scoped(scope, help).is_ok();
+            let n_spawned = (0..helpers).filter(spawn).count();
+            cores::yield_until(|| n_started.load(Ordering::Relaxed) == n_spawned);
             work();
         });
         drop(queue);
@@ -76,6 +84,50 @@ impl Threads {
             .into_iter()
             .map(|r| r.expect("every item was taken, and a panic has been passed on"))
             .collect()
+    }
+}
+
+/// Keeps a kernel's threads on cores of their own.
+///
+/// Linux may queue a new thread behind the thread that started it, on the same core, and move it to an idle core only
+/// milliseconds later: a product of 3 ms then takes as long as with one thread.
+mod cores {
+    use std::time::{Duration, Instant};
+
+    /// The time within which new threads start where a core is idle.
+    const START: Duration = Duration::from_micros(200);
+
+    /// The core of this thread, where the system says it.
+    pub(super) fn current() -> Option<usize> {
+        #[cfg(target_os = "linux")]
+        return Some(rustix::thread::sched_getcpu());
+        #[cfg(not(target_os = "linux"))]
+        None
+    }
+
+    /// Moves this thread to another core than `core` if it is there and may run elsewhere.
+    pub(super) fn leave(core: Option<usize>) {
+        #[cfg(target_os = "linux")]
+        if core == current()
+            && let Some(core) = core
+            && let Ok(mut allowed) = rustix::thread::sched_getaffinity(None)
+        {
+            allowed.unset(core);
+            if allowed.count() > 0 {
+                // A thread that stays where it is computes the same.
+                let _ = rustix::thread::sched_setaffinity(None, &allowed);
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = core;
+    }
+
+    /// Gives this core to threads that wait for it until `has_started`, or until it takes too long.
+    pub(super) fn yield_until(has_started: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !has_started() && begun.elapsed() < START {
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -196,6 +196,6 @@ fn frames_that_nobody_calls_are_left_out() {
     let text = |path: &str| &files.iter().find(|file| file.path == path).unwrap().contents;
     let main = text("main.cu");
     assert!(!main.contains("spare"), "{main}");
-    assert!(main.contains("{\"used.{layer}\"") && main.contains("{{2, 4}}"), "{main}");
+    assert!(main.contains("{\"used.{layer}\"") && main.contains(", 2, 4, is_held_"), "{main}");
     assert!(!main.contains("DType::F64"));
 }

@@ -6,7 +6,10 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -28,20 +31,39 @@ struct NotCopied {
     NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// How a failure is reported: `where` names the rank and the task, `abort` releases ranks that wait for this one.
-struct FailureHandler {
-    std::string (*where)() = nullptr;
-    void (*abort)() = nullptr;
+enum Queue { kCompute = 0, kComm = 1 };
+
+// A task of a frame.
+struct Task {
+    const char* frame = nullptr;  // null: no task
+    int64_t layer = 0;
+    Queue queue = kCompute;
+    int number = 0;  // in its frame
+    const char *name = "", *kind = "";  // kind: compute, copy, pack, unpack, or the name of a collective
 };
-inline FailureHandler failure_handler;
+
+// The rank and the task that a failure names, and the communicators that it aborts, which releases waiting ranks.
+struct Current {
+    int64_t rank = 0;
+    Task task;
+    std::vector<ncclComm_t> communicators;
+};
+inline Current current;
+
+// Limit of ncclCommAbort before the process exits without it.
+inline constexpr unsigned kGraceSeconds = 2;
 
 [[noreturn]] inline void fail(const char* file, int line, const char* call, const char* why) {
-    const FailureHandler handler = failure_handler;
-    failure_handler = {};  // a failure inside the handler ends the process
-    if (handler.where != nullptr) std::fprintf(stderr, "error: %s: ", handler.where().c_str());
-    std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, why);
+    const Task& task = current.task;
+    std::string where = "rank " + std::to_string(current.rank) + " failed";
+    if (task.frame != nullptr)
+        where += " at task " + std::to_string(task.number) + " of `" + task.frame + "` at layer " +
+                 std::to_string(task.layer) + " (" + task.name + ")";
+    std::fprintf(stderr, "error: %s: %s:%d: %s: %s\n", where.c_str(), file, line, call, why);
     std::fflush(stderr);
-    if (handler.abort != nullptr) handler.abort();
+    std::signal(SIGALRM, [](int) { ::_exit(1); });
+    ::alarm(kGraceSeconds);
+    for (ncclComm_t comm : current.communicators) ncclCommAbort(comm);
     // Other ranks may be inside a collective. The launcher ends them.
     std::_Exit(1);
 }

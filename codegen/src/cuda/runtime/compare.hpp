@@ -15,23 +15,18 @@ namespace ithaca {
 
 // The bytes at `mine` of a rank, on rank 0; nothing on other ranks.
 inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, size_t count) {
-    const ncclComm_t comm = device.communicators.world;
-    const bool is_remote = rank != 0;
-    const auto settle = [&] { device.watch.settle(comm), device.synchronize(); };
-    if (device.rank == rank && is_remote) {
-        ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.streams[kCompute]));
-        settle();
+    Address at = mine;
+    if (rank != 0 && (device.rank == 0 || device.rank == rank)) {
+        const ncclComm_t comm = device.communicators.all[kWorld].comm;
+        const cudaStream_t stream = device.streams[kCompute];
+        if (device.rank == 0) ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&at.at), count));
+        if (device.rank == 0) ITHACA_NCCL(ncclRecv(at, count, ncclInt8, static_cast<int>(rank), comm, stream));
+        else ITHACA_NCCL(ncclSend(at, count, ncclInt8, 0, comm, stream));
+        device.watch.settle(comm), device.synchronize();
     }
-    if (device.rank != 0) return {};
-    void* from = mine;
-    if (is_remote) {
-        ITHACA_CUDA(cudaMalloc(&from, count));
-        ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.streams[kCompute]));
-        settle();
-    }
-    std::vector<char> host(count);
-    ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
-    if (is_remote) ITHACA_CUDA(cudaFree(from));
+    std::vector<char> host(device.rank == 0 ? count : 0);
+    if (device.rank == 0) ITHACA_CUDA(cudaMemcpy(host.data(), at, count, cudaMemcpyDeviceToHost));
+    if (at.at != mine.at) ITHACA_CUDA(cudaFree(at));
     return host;
 }
 
@@ -60,9 +55,11 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
     for (size_t s = 0; s < program.sources.size(); ++s) {
         const Source& source = program.sources[s];
         if (!source.is_written || !has_prefix(source.name, prefix)) continue;
-        for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer) {
-            const auto holds = [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); };
-            if (std::none_of(source.layers.begin(), source.layers.end(), [&](const Layers& l) { return l.has(layer); })) continue;
+        for (int64_t layer = source.start; layer < source.end; ++layer) {
+            const auto holds = [&](int64_t rank) { return source.is_held(rank, layer); };
+            int64_t holder = 0;
+            while (holder < program.mesh.ranks() && !holds(holder)) ++holder;
+            if (holder == program.mesh.ranks()) continue;
             HostTensor& whole = updated[stored_name(source, layer)];
             const auto initial = initial_elements(source, layer, tensors);
             if (whole.name.empty()) whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
@@ -93,7 +90,8 @@ inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
         std::vector<double>& values = out.back().values;
         if (device.rank == 0) values.assign(product_of(tensor.shape), 0);
         gather_parts(
-            device, tensor, device.arena() + output.offset(device.rank), [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
+            device, tensor, device.arena() + output.offset(device.rank),
+            [&](int64_t rank) { return output.offset(rank) >= 0; },
             [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { values[place] += value; });
     }
     for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));

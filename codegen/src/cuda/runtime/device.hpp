@@ -104,14 +104,7 @@ using Addresses = std::vector<Address>;
 struct Output {
     const char* name;
     Tensor tensor;
-    Place place;                      // the ranks that hold it
-    int64_t (*offset)(int64_t rank);  // in the arena, bytes
-};
-
-// Bytes of the arena for the ranks of a place.
-struct Arena {
-    int64_t bytes;
-    Place place = {};
+    int64_t (*offset)(int64_t rank);  // in the arena, bytes; negative where other ranks hold it
 };
 
 // Lists of numbers that kernels read.
@@ -128,7 +121,7 @@ struct Tables {
 // A schedule, as main.cu states it.
 struct Program {
     Mesh mesh;
-    std::vector<Arena> arenas;
+    int64_t (*arena)(int64_t rank);  // bytes
     int n_events;
     double tolerances[4];  // of the self-check, for f64, f32, f16 and bf16
     std::vector<Source> sources;
@@ -143,15 +136,15 @@ struct Program {
 class Device : NotCopied {
   public:
     Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
-        : program(program), rank(rank), communicators(communicators), watch(rank, seconds, communicators.all()) {
+        : program(program), rank(rank), communicators(communicators), watch(seconds, communicators) {
         for (cudaStream_t& stream : streams) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        events_.resize(program.n_events + 2);
-        for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        events.resize(program.n_events + 2);
+        for (cudaEvent_t& event : events) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
         load(tensors);
         ITHACA_CUDA(cudaDeviceSynchronize());
     }
     ~Device() {
-        for (cudaEvent_t event : events_) cudaEventDestroy(event);
+        for (cudaEvent_t event : events) cudaEventDestroy(event);
         for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
         cudaFree(memory_.at);
     }
@@ -161,19 +154,10 @@ class Device : NotCopied {
     Address table(size_t i) const { return memory_ + tables_[i]; }
     // The part of a source of a layer; null where other ranks have it.
     Address source(size_t i, int64_t layer) const {
-        const Source& source = program.sources[i];
-        const int64_t offset = offsets_[i][source.is_per_layer() ? static_cast<size_t>(layer - source.all_layers().start) : 0];
-        return offset < 0 ? Address{} : memory_ + offset;
+        const auto offset = sources_[i].find(layer);
+        return offset == sources_[i].end() ? Address{} : memory_ + offset->second;
     }
 
-    void wait(Queue queue, int event) { ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], events_[event], 0)); }
-    void record(Queue queue, int event) { ITHACA_CUDA(cudaEventRecord(events_[event], streams[queue])); }
-    // Each stream waits for the other.
-    void meet() {
-        for (Queue queue : {kCompute, kComm}) record(queue, program.n_events + queue);
-        wait(kCompute, program.n_events + kComm);
-        wait(kComm, program.n_events + kCompute);
-    }
     void synchronize() { watch.wait(streams); }
     void run() {
         program.run(*this, memory_);
@@ -184,6 +168,7 @@ class Device : NotCopied {
     const int64_t rank;
     const Communicators& communicators;
     cudaStream_t streams[2] = {};
+    std::vector<cudaEvent_t> events;  // two for the meeting of the streams come last
     Products products;
     Watch watch;
 
@@ -195,15 +180,13 @@ class Device : NotCopied {
             bytes_ += (bytes + 255) / 256 * 256;
             return offset;
         };
-        int64_t arena = 0;
-        for (const Arena& a : program.arenas) if (program.mesh.is_at(a.place, rank)) arena = std::max(arena, a.bytes);
-        reserve(arena);
+        reserve(program.arena(rank));
         for (const Source& source : program.sources) {
             int64_t bytes = bytes_of(source.tensor.dtype);
             for (const DimPart& dim : source.tensor.part(rank)) bytes *= dim.end - dim.start;
-            offsets_.emplace_back();
-            for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer)
-                offsets_.back().push_back(source.has_layer(program.mesh, layer, rank) ? reserve(bytes) : -1);
+            sources_.emplace_back();
+            for (int64_t layer = source.start; layer < source.end; ++layer)
+                if (source.is_held(rank, layer)) sources_.back()[layer] = reserve(bytes);
         }
         Tables tables;
         program.tables(rank, tables);
@@ -212,17 +195,15 @@ class Device : NotCopied {
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
         };
-        for (size_t i = 0; i < offsets_.size(); ++i) for (size_t l = 0; l < offsets_[i].size(); ++l) {
-                const int64_t layer = program.sources[i].all_layers().start + static_cast<int64_t>(l);
-                if (offsets_[i][l] >= 0) upload(offsets_[i][l], load_source(program.sources[i], layer, rank, tensors));
-            }
+        for (size_t i = 0; i < sources_.size(); ++i)
+            for (const auto& [layer, offset] : sources_[i])
+                upload(offset, load_source(program.sources[i], layer, rank, tensors));
         for (size_t i = 0; i < tables_.size(); ++i) upload(tables_[i], tables.lists[i]);
     }
 
     Address memory_;
     int64_t bytes_ = 0;
-    std::vector<cudaEvent_t> events_;
-    std::vector<std::vector<int64_t>> offsets_;  // of sources, by layer
+    std::vector<std::map<int64_t, int64_t>> sources_;  // offsets by layer
     std::vector<int64_t> tables_;
 };
 
@@ -232,8 +213,6 @@ struct Blocks {
     Address at;
     int64_t count, n = 1, peer_step = 1, byte_step = 0;
 };
-
-inline constexpr int kWorld = -1;  // the communicator of all ranks; others are numbered by axis
 
 // What a frame is called with.
 struct Scope {
@@ -258,22 +237,40 @@ class Frame : NotCopied {
         is_open_ = true;
         device_.watch.begin(task_, stream());
     }
-    void wait(Queue queue, int event) { end(), device_.wait(queue, event); }
-    void record(Queue queue, int event) { end(), device_.record(queue, event); }
-    void meet() { end(), device_.meet(); }
+    void wait(Queue queue, int event) {
+        end();
+        ITHACA_CUDA(cudaStreamWaitEvent(device_.streams[queue], device_.events[event], 0));
+    }
+    void record(Queue queue, int event) {
+        end();
+        ITHACA_CUDA(cudaEventRecord(device_.events[event], device_.streams[queue]));
+    }
+    // Each stream waits for the other.
+    void meet() {
+        const int n = device_.program.n_events;
+        for (Queue queue : {kCompute, kComm}) record(queue, n + queue);
+        wait(kCompute, n + kComm), wait(kComm, n + kCompute);
+    }
     void call(void (*frame)(const Scope&), Address at, const Addresses& arguments, const Addresses& results, int64_t layer) {
         end(), frame({device_, at, arguments, results, layer});
     }
     // Kernels take any grid: one that fills the device, but no larger than needed.
     template <typename... Parameters, typename... Arguments>
     void launch(void (*kernel)(Parameters...), int64_t threads, Arguments... arguments) {
-        start((threads + 255) / 256, 256, 0, kernel, static_cast<Parameters>(arguments)...);
+        launch_blocks(kernel, (threads + 255) / 256, 256, 0, arguments...);
     }
     // A kernel whose threads work together takes any number of blocks, but these threads and this shared memory.
     template <typename... Parameters, typename... Arguments>
     void launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes, Arguments... arguments) {
-        if (blocks > 0) ITHACA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-        start(blocks, threads, shared_bytes, kernel, static_cast<Parameters>(arguments)...);
+        if (blocks <= 0) return;
+        const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        if (shared_bytes > 0) ITHACA_CUDA(cudaFuncSetAttribute(kernel, attribute, shared_bytes));
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, int64_t{1} << 20)));
+        config.blockDim = dim3(static_cast<unsigned>(threads));
+        config.dynamicSmemBytes = shared_bytes;
+        config.stream = stream();
+        ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
     }
     // c = a b for `batch` matrices `rows x inner` and `inner x columns`.
     void product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
@@ -284,93 +281,79 @@ class Frame : NotCopied {
         if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
     }
     // Sends and receives blocks, as one group; the rank's own blocks are left out.
-    void exchange(int axis, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
-        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
-            each(axis, sent, [&](int peer, Address at, size_t count, bool is_own) {
-                if (is_own) return;
-                sends(dtype, static_cast<int64_t>(count));
-                ITHACA_NCCL(ncclSend(at, count, type, peer, comm, stream()));
+    void exchange(int group, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
+        collective(group, dtype, sent_to_others(group, sent), [&](ncclComm_t comm, ncclDataType_t type) {
+            each(sent, [&](int peer, Address at, size_t count) {
+                if (peer != number(group)) ITHACA_NCCL(ncclSend(at, count, type, peer, comm, stream()));
             });
-            each(axis, received, [&](int peer, Address at, size_t count, bool is_own) {
-                if (!is_own) ITHACA_NCCL(ncclRecv(at, count, type, peer, comm, stream()));
+            each(received, [&](int peer, Address at, size_t count) {
+                if (peer != number(group)) ITHACA_NCCL(ncclRecv(at, count, type, peer, comm, stream()));
             });
         });
     }
     // Sums blocks of different sizes, each to its peer.
-    void reduce(int axis, DType dtype, std::initializer_list<Blocks> blocks, Address to) {
-        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
-            each(axis, blocks, [&](int peer, Address at, size_t count, bool is_own) {
-                if (!is_own) sends(dtype, static_cast<int64_t>(count));
+    void reduce(int group, DType dtype, std::initializer_list<Blocks> blocks, Address to) {
+        collective(group, dtype, sent_to_others(group, blocks), [&](ncclComm_t comm, ncclDataType_t type) {
+            each(blocks, [&](int peer, Address at, size_t count) {
                 ITHACA_NCCL(ncclReduce(at, to, count, type, ncclSum, peer, comm, stream()));
             });
         });
     }
     // Even collectives: `count` elements of each member.
-    void all_to_all(int axis, DType dtype, Address from, Address to, int64_t count) {
-        const int64_t n = size(axis), bytes = count * bytes_of(dtype), own = number(axis) * bytes;
+    void all_to_all(int group, DType dtype, Address from, Address to, int64_t count) {
+        const int64_t n = size(group), bytes = count * bytes_of(dtype), own = number(group) * bytes;
         copy(to + own, from + own, bytes);
-        exchange(axis, dtype, {{0, from, count, n, 1, bytes}}, {{0, to, count, n, 1, bytes}});
+        exchange(group, dtype, {{0, from, count, n, 1, bytes}}, {{0, to, count, n, 1, bytes}});
     }
-    void all_gather(int axis, DType dtype, Address from, Address to, int64_t count) {
-        sends(dtype, count * (size(axis) - 1));
-        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+    void all_gather(int group, DType dtype, Address from, Address to, int64_t count) {
+        collective(group, dtype, count * (size(group) - 1), [&](ncclComm_t comm, ncclDataType_t type) {
             ITHACA_NCCL(ncclAllGather(from, to, count, type, comm, stream()));
         });
     }
-    void reduce_scatter(int axis, DType dtype, Address from, Address to, int64_t count) {
-        sends(dtype, count * (size(axis) - 1));
-        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+    void reduce_scatter(int group, DType dtype, Address from, Address to, int64_t count) {
+        collective(group, dtype, count * (size(group) - 1), [&](ncclComm_t comm, ncclDataType_t type) {
             ITHACA_NCCL(ncclReduceScatter(from, to, count, type, ncclSum, comm, stream()));
         });
     }
     // Counted as a reduce-scatter of nearly equal chunks, the first ones longer, and an all-gather.
-    void all_reduce(int axis, DType dtype, Address from, Address to, int64_t count) {
-        const int64_t n = size(axis), own = count / n + (number(axis) < count % n ? 1 : 0);
-        sends(dtype, count - own + (n - 1) * own);
-        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+    void all_reduce(int group, DType dtype, Address from, Address to, int64_t count) {
+        const int64_t n = size(group), own = count / n + (number(group) < count % n ? 1 : 0);
+        collective(group, dtype, count - own + (n - 1) * own, [&](ncclComm_t comm, ncclDataType_t type) {
             ITHACA_NCCL(ncclAllReduce(from, to, count, type, ncclSum, comm, stream()));
         });
     }
 
   private:
     cudaStream_t stream() const { return device_.streams[task_.queue]; }
-    const Mesh& mesh() const { return device_.program.mesh; }
-    int64_t size(int axis) const { return axis == kWorld ? mesh().ranks() : mesh().axes[axis].size; }
-    int64_t number(int axis) const { return axis == kWorld ? device_.rank : mesh().coordinate(device_.rank, axis); }
-    void sends(DType dtype, int64_t count) { device_.watch.sends(count * bytes_of(dtype)); }
+    int64_t size(int group) const { return device_.communicators.all[group].size; }
+    int64_t number(int group) const { return device_.communicators.all[group].number; }
 
     void end() {
         if (!is_open_) return;
         is_open_ = false;
         device_.watch.issued(task_.queue, stream());
     }
+    // `sent` counts the elements for other ranks.
     template <typename Issue>
-    void collective(int axis, DType dtype, const Issue& issue) {
+    void collective(int group, DType dtype, int64_t sent, const Issue& issue) {
         static constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclFloat16, ncclBfloat16, ncclInt32, ncclInt8};
-        const Communicators& all = device_.communicators;
-        const ncclComm_t comm = axis == kWorld ? all.world : all.axes[axis];
-        sends(dtype, 0);  // counted even where this rank has nothing to send
+        const ncclComm_t comm = device_.communicators.all[group].comm;
+        device_.watch.sends(sent * bytes_of(dtype));
         ITHACA_NCCL(ncclGroupStart());
         issue(comm, types[int(dtype)]);
         ITHACA_NCCL(ncclGroupEnd());
         device_.watch.settle(comm);
     }
-    template <typename Call>
-    void each(int axis, std::initializer_list<Blocks> blocks, const Call& call) const {
-        for (const Blocks& b : blocks) for (int64_t i = 0; i < b.n && b.count > 0; ++i) {
-                const int64_t peer = b.peer + i * b.peer_step;
-                call(static_cast<int>(peer), b.at + i * b.byte_step, b.count, peer == number(axis));
-            }
+    int64_t sent_to_others(int group, std::initializer_list<Blocks> blocks) const {
+        int64_t sent = 0;
+        each(blocks, [&](int peer, Address, int64_t count) { sent += peer == number(group) ? 0 : count; });
+        return sent;
     }
-    template <typename... Parameters>
-    void start(int64_t blocks, int64_t threads, int shared_bytes, void (*kernel)(Parameters...), Parameters... arguments) {
-        if (blocks <= 0) return;
-        cudaLaunchConfig_t config{};
-        config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, int64_t{1} << 20)));
-        config.blockDim = dim3(static_cast<unsigned>(threads));
-        config.dynamicSmemBytes = shared_bytes;
-        config.stream = stream();
-        ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+    template <typename Call>
+    void each(std::initializer_list<Blocks> blocks, const Call& call) const {
+        for (const Blocks& b : blocks)
+            for (int64_t i = 0; i < b.n && b.count > 0; ++i)
+                call(static_cast<int>(b.peer + i * b.peer_step), b.at + i * b.byte_step, b.count);
     }
 
     Device& device_;

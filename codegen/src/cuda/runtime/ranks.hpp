@@ -3,7 +3,7 @@
 // rank ends the others as well.
 #pragma once
 
-#include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "check.hpp"
@@ -14,14 +14,17 @@ struct World {
     int64_t rank = 0, size = 1, local_rank = 0;
 };
 
+// Whether the text is a whole number that is not negative.
+inline bool parse_integer(const std::string& text, int64_t& value) {
+    const char* const end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data(), end, value);
+    return parsed.ec == std::errc{} && parsed.ptr == end && value >= 0;
+}
+
 inline bool environment_number(const char* name, int64_t& value) {
-    const char* text = std::getenv(name);
+    const char* const text = std::getenv(name);
     if (text == nullptr || *text == '\0') return false;
-    char* end = nullptr;
-    errno = 0;
-    const long long number = std::strtoll(text, &end, 10);
-    if (*end != '\0' || errno != 0 || number < 0) throw Error(std::string(name) + "=" + text + " is not a number");
-    value = number;
+    if (!parse_integer(text, value)) throw Error(std::string(name) + "=" + text + " is not a number");
     return true;
 }
 
@@ -62,12 +65,6 @@ struct Axis {
     int64_t size;
 };
 
-// The ranks with one coordinate along an axis, such as a stage of a pipeline; all ranks without an axis.
-struct Place {
-    int axis = -1;
-    int64_t coordinate = 0;
-};
-
 // Ranks are numbered row-major: the last axis varies fastest.
 struct Mesh {
     std::vector<Axis> axes;
@@ -79,9 +76,6 @@ struct Mesh {
     }
     int64_t ranks() const { return stride(-1); }
     int64_t coordinate(int64_t rank, int axis) const { return rank / stride(axis) % axes[axis].size; }
-    bool is_at(const Place& place, int64_t rank) const {
-        return place.axis < 0 || coordinate(rank, place.axis) == place.coordinate;
-    }
 };
 
 // Ready, in progress, or the failure.
@@ -98,41 +92,43 @@ inline bool is_busy(ncclComm_t comm) {
     return state == ncclInProgress;
 }
 
+// Communicators are numbered: that of all ranks, then those along the mesh axes.
+inline constexpr int kWorld = 0;
+
+// This rank is that of a number among `size`.
+struct Communicator {
+    ncclComm_t comm;
+    int64_t size, number;
+};
+
 struct Communicators {
-    ncclComm_t world = nullptr;
-    std::vector<ncclComm_t> axes;
+    std::vector<Communicator> all;
     // All ranks must call it.
     void open(const Mesh& mesh, const World& self, double seconds) {
-        static int64_t rank = 0;
-        rank = self.rank;
-        failure_handler.where = [] { return "rank " + std::to_string(rank) + " failed"; };
         seconds_ = seconds;
+        // NCCL writes the handle of a split until the world is ready again, so the vector must not grow.
+        all.assign(1 + mesh.axes.size(), {nullptr, self.size, self.rank});
+        ncclComm_t& world = all[kWorld].comm;
         const ncclUniqueId id = rendezvous(self);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
         ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
         wait_for(world, "the communicator of all ranks");
-        // NCCL writes the handle of a split until the world is ready again, so the vector must not grow.
-        axes.assign(mesh.axes.size(), nullptr);
-        for (size_t a = 0; a < axes.size(); ++a) {
+        for (size_t a = 0; a < mesh.axes.size(); ++a) {
             const int axis = static_cast<int>(a);
-            const int64_t key = mesh.coordinate(self.rank, axis), color = self.rank - key * mesh.stride(axis);
+            auto& [comm, size, number] = all[1 + a];
+            size = mesh.axes[a].size, number = mesh.coordinate(self.rank, axis);
+            const int64_t color = self.rank - number * mesh.stride(axis);
             const std::string name = std::string("the communicators along `") + mesh.axes[a].name + "`";
-            ITHACA_NCCL(ncclCommSplit(world, static_cast<int>(color), static_cast<int>(key), &axes[a], &config));
+            ITHACA_NCCL(ncclCommSplit(world, static_cast<int>(color), static_cast<int>(number), &comm, &config));
             wait_for(world, name);
-            wait_for(axes[a], name);
+            wait_for(comm, name);
         }
-        failure_handler = {};
-    }
-
-    std::vector<ncclComm_t> all() const {
-        std::vector<ncclComm_t> all = axes;
-        if (world != nullptr) all.push_back(world);
-        return all;
     }
     // All ranks finalize together, splits before the world. A communicator that fails or exceeds the timeout is aborted.
     void close() {
-        for (ncclComm_t comm : all()) {
+        for (; !all.empty(); all.pop_back()) {
+            const ncclComm_t comm = all.back().comm;
             ncclResult_t state = ncclCommFinalize(comm);
             for (const Deadline deadline(seconds_); !has_failed(state) && deadline.pause();) {
                 state = state_of(comm);

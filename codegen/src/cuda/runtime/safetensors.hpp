@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 
@@ -21,41 +22,39 @@ namespace ithaca {
 
 enum class DType { F64, F32, F16, BF16, I32, Bool, I64 };  // I64 in files only
 
-inline int64_t bytes_of(DType dtype) {
-    static constexpr int64_t bytes[] = {8, 4, 2, 2, 4, 1, 8};
-    return bytes[int(dtype)];
-}
-
-template <typename Body>
-auto with_type(DType dtype, const Body& body) {
-    switch (dtype) {
-        case DType::F64: return body(double{});
-        case DType::F32: return body(float{});
-        case DType::F16: return body(__half{});
-        case DType::BF16: return body(__nv_bfloat16{});
-        case DType::I32: return body(int32_t{});
-        case DType::I64: return body(int64_t{});
-        case DType::Bool: break;
-    }
-    return body(uint8_t{});
-}
-
-inline double widen(uint8_t x) { return x; }
 inline double widen(int64_t x) { return static_cast<double>(x); }
 
-// An element as f64, which holds every value but 64-bit integers beyond 2^53.
-inline double load_element(DType dtype, const char* from, int64_t i = 0) {
-    return with_type(dtype, [&](auto value) {
-        std::memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
+// An element type: its name in files, and conversions from and to f64, which holds all but 64-bit integers above 2^53.
+struct ElementType {
+    const char* name;
+    int64_t bytes;
+    double (*load)(const char* from);
+    void (*store)(char* to, double value);
+};
+
+template <typename T>
+constexpr ElementType element_type(const char* name) {
+    constexpr auto load = [](const char* from) {
+        T value;
+        std::memcpy(&value, from, sizeof value);
         return static_cast<double>(widen(value));
-    });
+    };
+    constexpr auto store = [](char* to, double value) {
+        const T stored = narrow<T>(value);
+        std::memcpy(to, &stored, sizeof stored);
+    };
+    return {name, sizeof(T), load, store};
 }
 
-inline void store_element(DType dtype, char* to, double value) {
-    with_type(dtype, [&](auto type) {
-        const auto stored = narrow<decltype(type)>(dtype == DType::Bool ? static_cast<double>(value != 0) : value);
-        std::memcpy(to, &stored, sizeof stored);
-    });
+inline constexpr ElementType kTypes[] = {
+    element_type<double>("F64"),          element_type<float>("F32"),    element_type<__half>("F16"),
+    element_type<__nv_bfloat16>("BF16"), element_type<int32_t>("I32"), element_type<bool>("BOOL"),
+    element_type<int64_t>("I64")};
+
+inline int64_t bytes_of(DType dtype) { return kTypes[int(dtype)].bytes; }
+
+inline double load_element(DType dtype, const char* from, int64_t i = 0) {
+    return kTypes[int(dtype)].load(from + i * bytes_of(dtype));
 }
 
 inline int64_t product_of(const std::vector<int64_t>& shape) {
@@ -166,8 +165,6 @@ class TensorFiles {
         if (!in.token().empty()) in.fail("something follows it");
     }
     void add_tensor(Header& in, const std::string& name, int64_t n_data, const char* data) {
-        static const std::map<std::string, DType> dtypes = {{"\"F64", DType::F64}, {"\"F32", DType::F32}, {"\"F16", DType::F16},
-                                                            {"\"BF16", DType::BF16}, {"\"I64", DType::I64}, {"\"I32", DType::I32}};
         std::string dtype;
         std::vector<int64_t> shape, offsets;
         in.object([&](const std::string& key) {
@@ -176,17 +173,18 @@ class TensorFiles {
             else if (key == "data_offsets") offsets = in.numbers();
             else in.fail("`" + key + "` is not known");
         });
-        const auto known = dtypes.find(dtype);
-        if (known == dtypes.end()) return;  // an error only if the program needs it
+        const auto is_this = [&](const ElementType& type) { return dtype == '"' + std::string(type.name); };
+        const auto known = std::find_if(std::begin(kTypes), std::end(kTypes), is_this);
+        if (known == std::end(kTypes)) return;  // an error only if the program needs it
         if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > n_data) in.fail("tensor `" + name + "` is not within the file");
-        int64_t bytes = bytes_of(known->second);
+        int64_t bytes = known->bytes;
         for (int64_t extent : shape) {
             if (extent != 0 && bytes > (int64_t{1} << 56) / extent) in.fail("tensor `" + name + "` is too large");
             bytes *= extent;
         }
         if (bytes != offsets[1] - offsets[0])
             in.fail("tensor `" + name + "` has " + std::to_string(offsets[1] - offsets[0]) + " bytes, not " + std::to_string(bytes));
-        tensors_.emplace(name, StoredTensor{known->second, shape, data + offsets[0]});
+        tensors_.emplace(name, StoredTensor{DType(known - kTypes), shape, data + offsets[0]});
     }
 
     std::vector<std::shared_ptr<const char>> maps_;
@@ -216,15 +214,14 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
     namespace fs = std::filesystem;
     std::string header = "{";
     int64_t offset = 0;
-    const auto stored_as = [](DType t) { return t == DType::F64 || t == DType::I32 ? t : DType::F32; };
+    const auto stored_as = [](DType t) { return kTypes[int(t == DType::F64 || t == DType::I32 ? t : DType::F32)]; };
     for (const HostTensor& t : tensors) {
-        const DType dtype = stored_as(t.dtype);
+        const ElementType type = stored_as(t.dtype);
         header += header.size() > 1 ? ",\"" : "\"";
         for (char c : t.name) header += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c};
-        header += std::string("\":{\"dtype\":\"") + (dtype == DType::F64 ? "F64" : dtype == DType::I32 ? "I32" : "F32");
-        header += "\",\"shape\":[";
+        header += std::string("\":{\"dtype\":\"") + type.name + "\",\"shape\":[";
         for (size_t d = 0; d < t.shape.size(); ++d) header += (d ? "," : "") + std::to_string(t.shape[d]);
-        const int64_t end = offset + bytes_of(dtype) * static_cast<int64_t>(t.values.size());
+        const int64_t end = offset + type.bytes * static_cast<int64_t>(t.values.size());
         header += "],\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(end) + "]}";
         offset = end;
     }
@@ -235,21 +232,19 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
     const fs::file_status there = fs::status(path, ignored);
     const bool is_file = !fs::exists(there) || fs::is_regular_file(there);
     const std::string to = is_file ? resolve_links(path) : path, written = is_file ? to + ".new" : path;
-    std::FILE* out = std::fopen(written.c_str(), "wb");
-    if (out == nullptr) throw Error(written + ": " + std::strerror(errno));
+    std::ofstream out(written, std::ios::binary);
+    if (!out) throw Error(written + ": " + std::strerror(errno));
     if (is_file && fs::exists(there)) fs::permissions(written, there.permissions(), ignored);
-    bool good = true;
-    const auto put = [&](const void* data, size_t n) { good = good && std::fwrite(data, 1, n, out) == n; };
     const uint64_t length = header.size();
-    put(&length, 8);
-    put(header.data(), header.size());
-    char element[8];
-    for (const HostTensor& t : tensors) for (double value : t.values) {
-            store_element(stored_as(t.dtype), element, value);
-            put(element, static_cast<size_t>(bytes_of(stored_as(t.dtype))));
+    out.write(reinterpret_cast<const char*>(&length), 8) << header;
+    for (const HostTensor& t : tensors)
+        for (double value : t.values) {
+            char element[8];
+            stored_as(t.dtype).store(element, value);
+            out.write(element, stored_as(t.dtype).bytes);
         }
-    good = std::fclose(out) == 0 && good;
-    if (good && (!is_file || std::rename(written.c_str(), to.c_str()) == 0)) return;
+    out.close();
+    if (out && (!is_file || std::rename(written.c_str(), to.c_str()) == 0)) return;
     if (is_file) std::remove(written.c_str());
     throw Error(path + ": cannot be written");
 }

@@ -39,29 +39,12 @@ struct DimPart {
 // The part of a tensor that a rank holds.
 using Part = std::vector<DimPart>;
 
-template <typename T>
-std::vector<T> choose(int64_t i, const std::vector<std::vector<T>>& lists) {
-    return lists[i];
-}
-
 // n triples, each the one before plus a step.
 inline std::vector<int64_t> progression(int64_t n, const std::vector<int64_t>& first, const std::vector<int64_t>& step) {
     std::vector<int64_t> out;
     for (int64_t i = 0; i < 3 * n; ++i) out.push_back(first[i % 3] + i / 3 * step[i % 3]);
     return out;
 }
-
-// Layers, and the ranks that run them.
-struct Layers {
-    int64_t start, end;
-    Place place = {};
-
-    bool has(int64_t layer) const { return start <= layer && layer < end; }
-};
-
-struct Range {
-    int64_t start, end;
-};
 
 // A tensor of which ranks hold parts. Ranks that differ along the axes `copies` only hold the same part.
 struct Tensor {
@@ -77,9 +60,10 @@ struct Source {
     const char* name;
     Tensor tensor;
     std::vector<int64_t> stored;  // empty: the shape of the tensor
-    std::vector<int64_t> view;    // empty: the stored shape
-    std::vector<Range> window;    // empty: all
-    std::vector<Layers> layers;   // 0..1 if the name has no {layer}
+    std::vector<int64_t> view;    // empty without a window
+    Part window;                  // empty: all
+    int64_t start, end;           // layers; 0 and 1 if the name has no {layer}
+    bool (*is_held)(int64_t rank, int64_t layer);
     File file;                    // a state is among the weights, or has a default
     bool is_written = false;      // the program updates it
     int64_t ahead = 0;            // an index of the last dimension reads the position so much further on
@@ -87,17 +71,6 @@ struct Source {
     int64_t below = -1;           // inputs are in 0..below, or `ignored`; -1: any
     int64_t ignored = 0;
 
-    bool is_per_layer() const { return std::strstr(name, "{layer}") != nullptr; }
-    Range all_layers() const {
-        Range all = {layers.front().start, layers.front().end};
-        for (const Layers& l : layers) all = {std::min(all.start, l.start), std::max(all.end, l.end)};
-        return all;
-    }
-    bool has_layer(const Mesh& mesh, int64_t layer, int64_t rank) const {
-        return std::any_of(layers.begin(), layers.end(), [&](const Layers& l) {
-            return l.has(layer) && mesh.is_at(l.place, rank);
-        });
-    }
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };
 
@@ -199,36 +172,25 @@ inline std::vector<int64_t> places_of(const Part& part, const std::vector<int64_
 inline std::vector<int64_t> stored_places(const Source& source, int64_t rank) {
     std::vector<int64_t> places = places_of(source.tensor.part(rank), source.tensor.shape, source.ahead);
     if (source.window.empty()) return places;
-    const std::vector<int64_t>& view = source.view.empty() ? source.stored_shape() : source.view;
-    for (int64_t& place : places) {
-        if (place < 0) continue;
-        int64_t at = 0, stride = 1, rest = place;
-        for (size_t d = view.size(); d-- > 0; stride *= view[d]) {
-            const int64_t extent = source.window[d].end - source.window[d].start;
-            at += (source.window[d].start + rest % extent) * stride;
-            rest /= extent;
-        }
-        place = at;
-    }
+    const std::vector<int64_t> seen = places_of(source.window, source.view);
+    for (int64_t& place : places) if (place >= 0) place = seen[place];
     return places;
 }
 
 // Refuses integers of inputs that have no meaning: a kernel would treat a row or label that no rank has as another rank's.
 inline void check_integers(const Source& source, int64_t layer, const std::function<double(int64_t)>& element) {
     const std::vector<int64_t>& shape = source.stored_shape();
+    const std::string ignored = source.ignored == 0 ? "" : ", or " + std::to_string(source.ignored);
     for (int64_t i = 0; i < product_of(shape); ++i) {
-        const double value = element(i);
-        auto refuse = [&](const std::string& what) {
-            throw Error("tensor `" + stored_name(source, layer) + "` holds " +
-                        std::to_string(static_cast<long long>(value)) + " at " + std::to_string(i) + ", " + what);
-        };
-        if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
-            refuse("which is not a 32-bit integer");
-        if (source.below < 0 || (!shape.empty() && i % shape.back() < source.ahead)) continue;  // not read
-        const bool inside = value >= 0 && value < static_cast<double>(source.below);
-        if (!inside && (source.ignored == 0 || value != static_cast<double>(source.ignored)))
-            refuse("but the model needs integers from 0 and below " + std::to_string(source.below) +
-                   (source.ignored == 0 ? "" : ", or " + std::to_string(source.ignored)));
+        const auto value = static_cast<int64_t>(element(i));
+        const bool fits = value == static_cast<int32_t>(value);
+        const bool is_ignored = source.ignored != 0 && value == source.ignored;
+        const bool is_read = source.below >= 0 && (shape.empty() || i % shape.back() >= source.ahead);
+        if (fits && (!is_read || is_ignored || (value >= 0 && value < source.below))) continue;
+        throw Error("tensor `" + stored_name(source, layer) + "` holds " + std::to_string(value) + " at " +
+                    std::to_string(i) +
+                    (fits ? ", but the model needs integers from 0 and below " + std::to_string(source.below) + ignored
+                          : ", which is not a 32-bit integer"));
     }
 }
 
@@ -241,7 +203,7 @@ inline std::vector<char> load_source(const Source& source, int64_t layer, int64_
     std::vector<char> out(places.size() * width);
     for (size_t i = 0; i < places.size(); ++i) {
         const double value = places[i] >= 0 ? element(places[i]) : static_cast<double>(source.fill);
-        store_element(source.tensor.dtype, out.data() + i * width, value);
+        kTypes[int(source.tensor.dtype)].store(out.data() + i * width, value);
     }
     return out;
 }

@@ -2,28 +2,13 @@
 // background and hangs are found. A failure names its task; the communicators are aborted and the process ends.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
 #include <deque>
-#include <fstream>
 #include <map>
 
 #include "ranks.hpp"
 
 namespace ithaca {
-
-enum Queue { kCompute = 0, kComm = 1 };
-
-// A task of a frame.
-struct Task {
-    const char* frame = nullptr;  // null: no task
-    int64_t layer = 0;
-    Queue queue = kCompute;
-    int number = 0;  // in its frame
-    const char *name = "", *kind = "";  // kind: compute, copy, pack, unpack, or the name of a collective
-};
 
 // One run of a task. Times are measured on request.
 struct Run {
@@ -39,18 +24,12 @@ class Watch : NotCopied {
   public:
     // Tasks in flight per stream. The driver would block in a full queue, where nothing is polled.
     static constexpr size_t kAhead = 128;
-    // Limit of ncclCommAbort before the process exits without it.
-    static constexpr unsigned kGraceSeconds = 2;
-
-    Watch(int64_t rank, double seconds, std::vector<ncclComm_t> communicators)
-        : rank_(rank), seconds_(seconds), communicators_(std::move(communicators)) {
-        current = this;
-        failure_handler = {[] { return current->where(); }, [] { current->abort(); }};
+    Watch(double seconds, const Communicators& communicators) : seconds_(seconds) {
+        for (const Communicator& c : communicators.all) current.communicators.push_back(c.comm);
     }
     ~Watch() {
         for (cudaEvent_t event : events_) cudaEventDestroy(event);
-        current = nullptr;
-        failure_handler = {};
+        current = {current.rank, {}, {}};
     }
     // Tasks issued from now on are measured. Times count from here.
     void measure(cudaStream_t stream) { origin_ = event(stream); }
@@ -58,6 +37,7 @@ class Watch : NotCopied {
     const std::vector<Run>& measured() const { return measured_; }
     // The task that is issued next.
     void begin(const Task& task, cudaStream_t stream) {
+        current.task = task;
         here_ = {task, ++n_issued_};
         if (origin_ != nullptr) here_.begin = event(stream);
     }
@@ -79,15 +59,13 @@ class Watch : NotCopied {
     // Waits until both streams are idle.
     void wait(const cudaStream_t (&streams)[2]) {
         for (Queue queue : {kCompute, kComm}) {
-            here_ = {{}, ++n_issued_};
+            here_ = {current.task = {}, ++n_issued_};
             issued(queue, streams[queue]);
         }
         wait([&] { return runs_[kCompute].empty() && runs_[kComm].empty(); });
     }
 
   private:
-    static inline Watch* current = nullptr;
-
     cudaEvent_t event(cudaStream_t stream) {
         if (spare_.empty()) {
             spare_.push_back(nullptr);
@@ -104,7 +82,7 @@ class Watch : NotCopied {
     void wait(const Reached& reached) {
         for (Deadline deadline(seconds_);;) {
             if (advance()) deadline.renew();
-            for (ncclComm_t comm : communicators_)
+            for (ncclComm_t comm : current.communicators)
                 if (const ncclResult_t state = state_of(comm); has_failed(state))
                     blame(kComm), fail(__FILE__, __LINE__, "ncclCommGetAsyncError", ncclGetErrorString(state));
             if (reached()) return;
@@ -135,27 +113,11 @@ class Watch : NotCopied {
     void blame(Queue queue) {
         const std::deque<Run>&compute = runs_[kCompute], &comm = runs_[kComm];
         if (!comm.empty() && (queue == kComm || compute.empty() || comm.front().number < compute.front().number))
-            here_ = comm.front();
-        else if (!compute.empty()) here_ = compute.front();
+            current.task = comm.front().task;
+        else if (!compute.empty()) current.task = compute.front().task;
     }
 
-    std::string where() const {
-        const std::string rank = "rank " + std::to_string(rank_) + " failed";
-        if (here_.task.frame == nullptr) return rank;
-        return rank + " at task " + std::to_string(here_.task.number) + " of `" + here_.task.frame + "` at layer " +
-               std::to_string(here_.task.layer) + " (" + here_.task.name + ")";
-    }
-
-    void abort() {
-        std::signal(SIGALRM, [](int) { ::_exit(1); });
-        ::alarm(kGraceSeconds);
-        for (ncclComm_t comm : communicators_) ncclCommAbort(comm);
-        communicators_.clear();
-    }
-
-    int64_t rank_;
     double seconds_;
-    std::vector<ncclComm_t> communicators_;
     cudaEvent_t origin_ = nullptr;
     std::vector<cudaEvent_t> events_, spare_;
     std::deque<Run> runs_[2];

@@ -1,13 +1,12 @@
 //! A rank's handle of a communicator: creation, state, split, finalize and abort.
 
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use crate::result::{Error, Status};
-use crate::sys::{NO_COLOR, RawCommunicator, RawConfig};
+use crate::sys::{RawCommunicator, RawConfig, UniqueId};
 
-use super::library::{Library, UniqueId};
+use super::library::Library;
 
 /// The pause between two queries of a state.
 const POLL: Duration = Duration::from_millis(1);
@@ -20,8 +19,7 @@ const POLL: Duration = Duration::from_millis(1);
 pub struct Communicator {
     pub(super) library: Library,
     pub(super) raw: RawCommunicator,
-    ranks: usize,
-    rank: usize,
+    pub(super) ranks: usize,
 }
 
 // SAFETY: NCCL keeps no state of a communicator in threads; one thread at a time uses it, as it is not `Sync`.
@@ -51,9 +49,9 @@ impl Library {
         let mut config = RawConfig::default();
         let mut raw: RawCommunicator = std::ptr::null_mut();
         // SAFETY: the pointers are to a live handle and a configuration of the size that it states.
-        let status = unsafe { f(&mut raw, size, id.raw(), number, &mut config) };
+        let status = unsafe { f(&mut raw, size, *id, number, &mut config) };
         self.issued("ncclCommInitRankConfig", status)?;
-        Ok(Communicator { library: self.clone(), raw, ranks, rank })
+        Ok(Communicator { library: self.clone(), raw, ranks })
     }
 }
 
@@ -77,21 +75,6 @@ fn since<F>(found: Option<F>, call: &'static str, needs: (u32, u32)) -> Result<F
 }
 
 impl Communicator {
-    /// Number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ranks
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The library it belongs to.
-    pub fn library(&self) -> &Library {
-        &self.library
-    }
-
     /// Its state.
     ///
     /// # Errors
@@ -103,7 +86,7 @@ impl Communicator {
         self.library.check("ncclCommGetAsyncError", status)?;
         Ok(match Status::of(code) {
             None => State::Ready,
-            Some(Status::InProgress) => State::InProgress,
+            Some(Status::IN_PROGRESS) => State::InProgress,
             Some(status) => State::Failed(status),
         })
     }
@@ -129,39 +112,21 @@ impl Communicator {
         }
     }
 
-    /// Starts a split: ranks of one color form a communicator, in order of their keys; a rank without a color joins none.
-    /// Every rank must call it. The call returns at once; the new communicator exists when this one is ready again.
+    /// Starts a split: the `ranks` ranks of one color form a communicator, in order of their keys. Every rank must call it.
+    /// The call returns at once; the new communicator exists when this one is ready again.
     ///
     /// # Errors
     /// [`Error::Missing`] before NCCL 2.18, else NCCL's status.
-    pub fn begin_split(&self, color: Option<usize>, key: usize) -> Result<Split<'_>, Error> {
+    pub fn begin_split(&self, color: usize, key: usize, ranks: usize) -> Result<Split<'_>, Error> {
         let f = since(self.library.functions.comm_split, "ncclCommSplit", (2, 18))?;
-        let number = color.map_or(Ok(NO_COLOR), |color| int("color", color))?;
-        let (key, mut config) = (int("key", key)?, RawConfig::default());
+        let (color, key, mut config) = (int("color", color)?, int("key", key)?, RawConfig::default());
         let part: *mut RawCommunicator = Box::into_raw(Box::new(std::ptr::null_mut()));
         // SAFETY: the communicator is alive, and the pointers are to a live handle and configuration; the handle lives
         // until the split is known to be done.
-        let status = unsafe { f(self.raw, number, key, part, &mut config) };
-        let split = Split { of: self, part };
+        let status = unsafe { f(self.raw, color, key, part, &mut config) };
+        let split = Split { of: self, part, ranks };
         self.library.issued("ncclCommSplit", status)?;
         Ok(split)
-    }
-
-    /// Queries the number of ranks and this rank, which a [part](Split::part) does not know until it is ready.
-    ///
-    /// # Errors
-    /// NCCL's status.
-    pub fn learn(&mut self) -> Result<(), Error> {
-        let (mut ranks, mut rank): (c_int, c_int) = (0, 0);
-        // SAFETY: the communicator is alive, the pointer is to a live integer.
-        let counted = unsafe { (self.library.functions.comm_count)(self.raw, &mut ranks) };
-        self.library.check("ncclCommCount", counted)?;
-        // SAFETY: as above.
-        let numbered = unsafe { (self.library.functions.comm_user_rank)(self.raw, &mut rank) };
-        self.library.check("ncclCommUserRank", numbered)?;
-        self.ranks = usize::try_from(ranks).unwrap_or(0);
-        self.rank = usize::try_from(rank).unwrap_or(0);
-        Ok(())
     }
 
     /// Completes the calls that were issued. No call may follow, and the communicator is ready when all are done.
@@ -178,14 +143,10 @@ impl Communicator {
     ///
     /// # Errors
     /// NCCL's status.
-    pub fn abort(self) -> Result<(), Error> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the communicator is alive, and is not destroyed a second time.
-        let status = unsafe { (this.library.functions.comm_abort)(this.raw) };
-        let aborted = this.library.issued("ncclCommAbort", status);
-        // SAFETY: the handle to the library is not used after this.
-        unsafe { std::ptr::drop_in_place(&raw mut this.library) };
-        aborted
+    pub fn abort(mut self) -> Result<(), Error> {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        // SAFETY: the communicator is alive, and is not destroyed a second time, since its handle is null now.
+        self.library.issued("ncclCommAbort", unsafe { (self.library.functions.comm_abort)(raw) })
     }
 
     pub(super) fn peer(&self, what: &'static str, peer: usize) -> Result<c_int, Error> {
@@ -201,20 +162,19 @@ impl Communicator {
 pub struct Split<'c> {
     of: &'c Communicator,
     part: *mut RawCommunicator,
+    ranks: usize,
 }
 
 impl Split<'_> {
-    /// The new communicator; none where the rank joins none. It may not be ready yet; call
-    /// [`learn`](Communicator::learn) when it is.
+    /// The new communicator, which may not be ready yet.
     ///
     /// # Errors
     /// [`Error::NotReady`] where the communicator that is split is not ready again; NCCL's status.
-    pub fn part(self) -> Result<Option<Communicator>, Error> {
+    pub fn part(self) -> Result<Communicator, Error> {
         self.of.wait_ready(Duration::ZERO)?;
         // SAFETY: it was made by `Box::into_raw`, and NCCL does not write it any more, as the split is done.
         let raw = *unsafe { Box::from_raw(self.part) };
-        let library = self.of.library.clone();
-        Ok((!raw.is_null()).then(|| Communicator { library, raw, ranks: 0, rank: 0 }))
+        Ok(Communicator { library: self.of.library.clone(), raw, ranks: self.ranks })
     }
 }
 

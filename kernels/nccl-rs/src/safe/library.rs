@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::result::{Error, Status, Unavailable};
-use crate::sys::{Functions, RawUniqueId, UNIQUE_ID_BYTES};
+use crate::sys::{Functions, UNIQUE_ID_BYTES, UniqueId};
 
 /// The environment variable that names the library; where it is set, no other name is tried.
 pub const LIBRARY_VARIABLE: &str = "NCCL_LIBRARY";
@@ -78,10 +78,10 @@ impl Library {
     /// # Errors
     /// NCCL's status.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
-        let mut raw = RawUniqueId { internal: [0; UNIQUE_ID_BYTES] };
+        let mut id = UniqueId { internal: [0; UNIQUE_ID_BYTES] };
         // SAFETY: the pointer is to a live id.
-        self.check("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&mut raw) })?;
-        Ok(UniqueId { bytes: raw.internal.map(|c| c.to_ne_bytes()[0]) })
+        self.check("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&mut id) })?;
+        Ok(id)
     }
 
     /// Runs `calls` as one group: sends and receives in it make progress together. Where one thread issues for several
@@ -96,11 +96,6 @@ impl Library {
         // SAFETY: as above; the group was started.
         let ended = self.issued("ncclGroupEnd", unsafe { (self.functions.group_end)() });
         result.and_then(|value| ended.map(|()| value))
-    }
-
-    /// Whether `ncclAlltoAll` is there.
-    pub fn has_all_to_all(&self) -> bool {
-        self.functions.all_to_all.is_some()
     }
 
     /// The error of a status other than success.
@@ -121,7 +116,7 @@ impl Library {
     /// As [`check`](Self::check), for a call that may complete in the background.
     pub(super) fn issued(&self, call: &'static str, code: c_int) -> Result<(), Error> {
         match Status::of(code) {
-            None | Some(Status::InProgress) => Ok(()),
+            None | Some(Status::IN_PROGRESS) => Ok(()),
             Some(_) => self.check(call, code),
         }
     }
@@ -159,34 +154,6 @@ fn load(name: &str) -> Result<Functions, libloading::Error> {
     let library = ManuallyDrop::new(unsafe { libloading::Library::new(name)? });
     // SAFETY: a library that has all of these symbols is taken to be NCCL, and it stays loaded.
     unsafe { Functions::load(&library) }
-}
-
-/// The id of a communicator, which every rank needs to join it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct UniqueId {
-    bytes: [u8; UNIQUE_ID_BYTES],
-}
-
-impl UniqueId {
-    /// The id that another rank sent as bytes.
-    pub fn from_bytes(bytes: [u8; UNIQUE_ID_BYTES]) -> Self {
-        Self { bytes }
-    }
-
-    /// The bytes to send to other ranks.
-    pub fn bytes(&self) -> &[u8; UNIQUE_ID_BYTES] {
-        &self.bytes
-    }
-
-    pub(super) fn raw(&self) -> RawUniqueId {
-        RawUniqueId { internal: self.bytes.map(|b| c_char::from_ne_bytes([b])) }
-    }
-}
-
-impl fmt::Debug for UniqueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("UniqueId")
-    }
 }
 
 #[cfg(test)]

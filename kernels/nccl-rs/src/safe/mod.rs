@@ -11,4 +11,4 @@ mod library;
 pub use address::{DevicePointer, Stream};
 pub use collectives::Collective;
 pub use communicator::{Communicator, Split, State};
-pub use library::{HOME_VARIABLE, LIBRARY_VARIABLE, Library, UniqueId};
+pub use library::{HOME_VARIABLE, LIBRARY_VARIABLE, Library};

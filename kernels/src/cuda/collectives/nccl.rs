@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{DType, Rank, Space};
-use nccl_rs::UniqueId;
 use nccl_rs::{
-    Collective as Call, Communicator, DataType, DevicePointer, Library, Reduction, Split, State, Status,
-    Stream,
+    Collective as Call, Communicator, DataType, DevicePointer, Library, Split, State, Status, Stream,
+    UniqueId,
 };
 
 use super::exchange::{Block, Collective, CollectiveFailure, Collectives, End, Even, Exchange};
@@ -36,12 +35,12 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The communicators of one rank.
 struct Member {
     world: Communicator,
-    axes: Vec<Option<Communicator>>,
+    axes: Vec<Communicator>,
 }
 
 impl Member {
     fn communicators(&self) -> impl Iterator<Item = &Communicator> {
-        self.axes.iter().flatten().chain([&self.world])
+        self.axes.iter().chain([&self.world])
     }
 }
 
@@ -132,7 +131,7 @@ impl<'d> Nccl<'d> {
             worlds.push(world.map_err(not_joined(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, timeout)?;
-        let mut axes: Vec<Vec<Option<Communicator>>> = ranks.iter().map(|_| Vec::new()).collect();
+        let mut axes: Vec<Vec<Communicator>> = ranks.iter().map(|_| Vec::new()).collect();
         for axis in space.mesh.axes.ids() {
             let name = format!("the communicators along `{}`", space.mesh.axes[axis].name);
             let mut splits: Vec<Split<'_>> = Vec::with_capacity(ranks.len());
@@ -140,16 +139,16 @@ impl<'d> Nccl<'d> {
                 device.make_current()?;
                 let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
                 let key = index(space.mesh.coordinate(rank, axis));
-                splits.push(world.begin_split(Some(color), key).map_err(not_joined(rank, &name))?);
+                let size = index(space.mesh.axes[axis].size);
+                splits.push(world.begin_split(color, key, size).map_err(not_joined(rank, &name))?);
             }
             ready(ranks.iter().copied().zip(&worlds), &name, timeout)?;
             let mut parts = Vec::with_capacity(ranks.len());
             for (&rank, split) in ranks.iter().zip(splits) {
                 parts.push((rank, split.part().map_err(not_joined(rank, &name))?));
             }
-            ready(parts.iter().filter_map(|(rank, part)| Some((*rank, part.as_ref()?))), &name, timeout)?;
-            for ((rank, mut part), axes) in parts.into_iter().zip(&mut axes) {
-                part.as_mut().map_or(Ok(()), Communicator::learn).map_err(not_joined(rank, &name))?;
+            ready(parts.iter().map(|(rank, part)| (*rank, part)), &name, timeout)?;
+            for ((_, part), axes) in parts.into_iter().zip(&mut axes) {
                 axes.push(part);
             }
         }
@@ -166,36 +165,32 @@ impl<'d> Nccl<'d> {
         let device = self.ranks.iter().zip(&self.devices).find(|(rank, _)| **rank == end.rank);
         device.map_or(Ok(()), |(_, device)| device.make_current())?;
         let stream = Stream(end.stream.0);
-        let at = |address: Address| DevicePointer(address.number());
         let call = |which: Call, from: Address, to: Address, n: u64| {
+            let (from, to) = (DevicePointer(from.number()), DevicePointer(to.number()));
             // SAFETY: the caller guarantees the memory and the streams.
-            unsafe { comm.collective(which, at(from), at(to), count(n), dtype, stream) }
+            unsafe { comm.collective(which, from, to, count(n), dtype, stream) }
         };
-        // SAFETY: the caller guarantees the memory and the streams.
-        unsafe {
-            match &end.collective {
-                &Collective::Even { kind, from, to, count } => {
-                    let which = match kind {
-                        Even::AllReduce => Call::AllReduce(Reduction::Sum),
-                        Even::AllGather => Call::AllGather,
-                        Even::ReduceScatter => Call::ReduceScatter(Reduction::Sum),
-                        Even::AllToAll => Call::AllToAll,
-                    };
-                    call(which, from, to, count)?;
+        match &end.collective {
+            &Collective::Even { kind, from, to, count } => {
+                let which = match kind {
+                    Even::AllReduce => Call::AllReduce,
+                    Even::AllGather => Call::AllGather,
+                    Even::ReduceScatter => Call::ReduceScatter,
+                    Even::AllToAll => Call::AllToAll,
+                };
+                call(which, from, to, count)?;
+            }
+            Collective::Reduce { blocks, to } => {
+                for &Block { peer, at, count } in blocks {
+                    call(Call::Reduce { root: index(peer) }, at, *to, count)?;
                 }
-                Collective::Reduce { blocks, to } => {
-                    for &Block { peer, at, count } in blocks {
-                        let reduce = Call::Reduce { reduction: Reduction::Sum, root: index(peer) };
-                        call(reduce, at, *to, count)?;
-                    }
+            }
+            Collective::SendReceive { sends, receives } => {
+                for &Block { peer, at, count } in sends {
+                    call(Call::Send { peer: index(peer) }, at, at, count)?;
                 }
-                Collective::SendReceive { sends, receives } => {
-                    for &Block { peer, at: from, count: n } in sends {
-                        comm.send(at(from), count(n), dtype, index(peer), stream)?;
-                    }
-                    for &Block { peer, at: to, count: n } in receives {
-                        comm.recv(at(to), count(n), dtype, index(peer), stream)?;
-                    }
+                for &Block { peer, at, count } in receives {
+                    call(Call::Receive { peer: index(peer) }, at, at, count)?;
                 }
             }
         }
@@ -219,9 +214,7 @@ impl<'d> Nccl<'d> {
         let member = place.and_then(|place| members.get(place)).ok_or_else(missing)?;
         match exchange.communicator {
             ithaca_device::Communicator::World => Ok(&member.world),
-            ithaca_device::Communicator::Axis(axis) => {
-                member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(missing)
-            }
+            ithaca_device::Communicator::Axis(axis) => member.axes.get(axis.index()).ok_or_else(missing),
         }
     }
 }
@@ -258,12 +251,14 @@ impl Collectives for Nccl<'_> {
         for (rank, communicator) in all.flat_map(|(rank, m)| m.communicators().map(move |c| (rank, c))) {
             let error = match communicator.state() {
                 Ok(State::Ready | State::InProgress) => continue,
-                Ok(State::Failed(Status::RemoteError)) if found.is_some() => continue,
+                Ok(State::Failed(Status::REMOTE_ERROR)) if found.is_some() => continue,
                 Ok(State::Failed(status)) => background(status),
                 Err(error) => error.into(),
             };
-            let is_remote =
-                matches!(&error, CudaError::Nccl(nccl_rs::Error::Failed { status: Status::RemoteError, .. }));
+            let is_remote = matches!(
+                &error,
+                CudaError::Nccl(nccl_rs::Error::Failed { status: Status::REMOTE_ERROR, .. })
+            );
             found = Some(CollectiveFailure { rank, error });
             if !is_remote {
                 break;
@@ -275,7 +270,7 @@ impl Collectives for Nccl<'_> {
     fn abort(&self) {
         for Member { world, axes } in self.members.take() {
             // The run has failed already; a second failure is not reported.
-            axes.into_iter().flatten().chain([world]).for_each(|communicator| drop(communicator.abort()));
+            axes.into_iter().chain([world]).for_each(|communicator| drop(communicator.abort()));
         }
     }
 }
@@ -289,11 +284,11 @@ impl Drop for Nccl<'_> {
                 return;
             }
             // Without `ncclCommFinalize` a communicator ends when it is dropped.
-            for part in member.axes.iter_mut().flatten() {
+            for part in &mut member.axes {
                 drop(part.finalize());
             }
         }
-        let parts = members.iter().flat_map(|m| m.axes.iter().flatten()).map(|part| (Rank(0), part));
+        let parts = members.iter().flat_map(|m| &m.axes).map(|part| (Rank(0), part));
         drop(settled(parts.collect(), Some(FINALIZE_TIMEOUT)));
         members.iter_mut().for_each(|member| drop(member.world.finalize()));
         let worlds = members.iter().map(|member| (Rank(0), &member.world)).collect();
