@@ -97,7 +97,9 @@ impl Module {
 
     /// How often each function runs in one run of `main`, indexed by function; layers count.
     pub fn run_counts(&self) -> Vec<u64> {
-        self.runs().iter().map(|runs| runs.values().map(|runs| runs.count).sum()).collect()
+        let sum =
+            |runs: &BTreeMap<_, Runs>| runs.values().fold(0, |n: u64, runs| n.saturating_add(runs.count));
+        self.runs().iter().map(sum).collect()
     }
 
     /// For each function the layers that it runs for, as ascending ranges that do not touch; `main` runs for layer 0, and a
