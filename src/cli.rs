@@ -76,12 +76,23 @@ Examples:
     #[command(after_help = "\
 Example:
   ithaca merge-weights shards -o model.safetensors")]
-    MergeWeights(MergeWeightsArgs),
+    MergeWeights {
+        /// A folder that `shard-weights` wrote.
+        shards: PathBuf,
+        /// The safetensors file to write.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
     /// List the differences between two plans; exit 1 when there are any.
     #[command(after_help = "\
 Example:
   ithaca diff before.json after.json")]
-    Diff(DiffArgs),
+    Diff {
+        /// The plan before.
+        before: PathBuf,
+        /// The plan after.
+        after: PathBuf,
+    },
     /// Run passes over a program in text form.
     #[command(after_help = "\
 Example:
@@ -91,17 +102,28 @@ Example:
     #[command(after_help = "\
 Example:
   ithaca explain plan.json")]
-    Explain(ExplainArgs),
+    Explain {
+        /// A plan.
+        plan: PathBuf,
+    },
     /// List operations, passes, strategies, models or clusters.
     #[command(after_help = "\
 Example:
   ithaca list strategies")]
-    List(ListArgs),
+    List {
+        /// The list to print; without it, the names of the lists.
+        #[arg(value_enum)]
+        listing: Option<Listing>,
+    },
     /// Print a completion script for a shell.
     #[command(after_help = "\
 Example:
   ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca")]
-    Completions(CompletionsArgs),
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 /// The workload.
@@ -503,25 +525,6 @@ pub struct ShardWeightsArgs {
     pub output: PathBuf,
 }
 
-/// Arguments of `merge-weights`.
-#[derive(Debug, Args)]
-pub struct MergeWeightsArgs {
-    /// A folder that `shard-weights` wrote.
-    pub shards: PathBuf,
-    /// The safetensors file to write.
-    #[arg(short, long, value_name = "FILE")]
-    pub output: PathBuf,
-}
-
-/// Arguments of `diff`.
-#[derive(Debug, Args)]
-pub struct DiffArgs {
-    /// The plan before.
-    pub before: PathBuf,
-    /// The plan after.
-    pub after: PathBuf,
-}
-
 /// Arguments of `opt`.
 #[derive(Debug, Args)]
 pub struct OptArgs {
@@ -553,21 +556,6 @@ pub struct OptArgs {
     pub output: Option<PathBuf>,
 }
 
-/// Arguments of `explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// A plan.
-    pub plan: PathBuf,
-}
-
-/// Arguments of `list`.
-#[derive(Debug, Args)]
-pub struct ListArgs {
-    /// The list to print; without it, the names of the lists.
-    #[arg(value_enum)]
-    pub listing: Option<Listing>,
-}
-
 /// A list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Listing {
@@ -581,14 +569,6 @@ pub enum Listing {
     Models,
     /// Built-in cluster profiles, for `--cluster`.
     Clusters,
-}
-
-/// Arguments of `completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell.
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
 }
 
 /// The first flag of `args` that was given, as `--seq`: the fields of `args` are named after their flags.

@@ -37,6 +37,21 @@ pub struct Job {
 }
 
 impl Job {
+    /// A job of a program and its layout: without a plan, known weights or notes.
+    pub fn new(registry: &Registry, program: Module, (options, cluster): (ShardOptions, Cluster)) -> Self {
+        Self {
+            title: program.name.clone(),
+            program,
+            plain: None,
+            options,
+            cluster,
+            weights: None,
+            registry: registry.clone(),
+            plan: None,
+            notes: Vec::new(),
+        }
+    }
+
     /// The job's per-rank program and schedule.
     ///
     /// # Errors
@@ -64,6 +79,15 @@ impl Job {
             }
             Failure::from(refusal)
         })
+    }
+
+    /// The model, its strategy and its mesh, for reports.
+    pub fn heading(&self) -> String {
+        let ShardOptions { strategy, mesh, .. } = &self.options;
+        match mesh.ranks() {
+            1 => format!("{}, {strategy} on one rank", self.title),
+            n => format!("{}, {strategy} on {n} ranks ({mesh})", self.title),
+        }
     }
 
     /// The program whose results are expected.

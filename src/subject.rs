@@ -204,17 +204,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     }
     let (options, cluster) = layout(registry, &args.layout)?;
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
-    Ok(Job {
-        title: program.name.clone(),
-        program,
-        plain: None,
-        options,
-        cluster,
-        weights: None,
-        registry: registry.clone(),
-        plan: None,
-        notes,
-    })
+    Ok(Job { notes, ..Job::new(registry, program, (options, cluster)) })
 }
 
 fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
@@ -241,17 +231,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
     notes.extend(ineffective::training_notes(&workload, &program, as_configured)?);
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
-    Ok(Job {
-        title: model.name,
-        program,
-        plain,
-        options,
-        cluster,
-        weights,
-        registry: registry.clone(),
-        plan: None,
-        notes,
-    })
+    Ok(Job { plain, weights, notes, ..Job::new(registry, program, (options, cluster)) })
 }
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
@@ -274,17 +254,8 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         plan.compile(registry)?;
     }
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
-    Ok(Job {
-        title: plan.model.name.clone(),
-        program,
-        plain,
-        options,
-        cluster: plan.cluster.clone(),
-        weights,
-        registry: registry.clone(),
-        plan: (!args.shrink).then(|| Box::new(plan)),
-        notes: Vec::new(),
-    })
+    let job = Job::new(registry, program, (options, plan.cluster.clone()));
+    Ok(Job { plain, weights, plan: (!args.shrink).then(|| Box::new(plan)), ..job })
 }
 
 /// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.

@@ -1,13 +1,13 @@
 //! `completions`: a script for a shell.
 
 use clap::CommandFactory;
+use clap_complete::Shell;
 
 use super::session::Done;
-use crate::cli::{Cli, CompletionsArgs};
-use crate::error::Result;
+use crate::cli::Cli;
 
-pub(super) fn completions(args: &CompletionsArgs) -> Result<Done> {
+pub(super) fn completions(shell: Shell) -> Done {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "ithaca", &mut script);
-    Ok(Done::success(String::from_utf8_lossy(&script)))
+    clap_complete::generate(shell, &mut Cli::command(), "ithaca", &mut script);
+    Done::success(String::from_utf8_lossy(&script))
 }

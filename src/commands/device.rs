@@ -27,9 +27,6 @@ impl Device {
     pub(super) fn open(schedule: &Schedule, args: &RunArgs, process: Option<&Process>) -> Result<Self> {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
-            DeviceArg::Cpu if args.collectives.is_some() => {
-                Err(Failure::usage("`--collectives` goes with `--device cuda`"))
-            }
             DeviceArg::Cpu => Ok(Device::Cpu),
             DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
                 "`--graph` excludes `--timings` and `--trace`: the tasks of a CUDA graph are not timed",

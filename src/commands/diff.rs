@@ -1,15 +1,15 @@
 //! `diff`: the differences between two plans.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use super::session::{Done, Session};
-use crate::cli::DiffArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn diff(args: &DiffArgs, session: &Session<'_>) -> Result<Done> {
+pub(super) fn diff([before, after]: [&Path; 2], session: &Session<'_>) -> Result<Done> {
     let plan = |path| subject::plan(session.registry, path);
-    let (before, after) = (plan(&args.before)?, plan(&args.after)?);
+    let (before, after) = (plan(before)?, plan(after)?);
     let changes = ithaca_passes::plan::diff(&before, &after);
     let mut text = String::new();
     for change in &changes {

@@ -1,24 +1,24 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_passes::compile::Compiled;
-use ithaca_passes::plan::{Collective, Plan};
+use ithaca_passes::plan::{Collective, Plan, mesh_text};
 use ithaca_passes::planner::table;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
 use super::plan::heading;
 use super::session::{Done, Session};
-use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn explain(plan: &Path, session: &mut Session<'_>) -> Result<Done> {
     let registry = session.registry;
-    let plan = subject::plan(registry, &args.plan)?;
+    let plan = subject::plan(registry, plan)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
     Ok(Done::success(text(registry, &plan, &compiled)))
@@ -27,13 +27,8 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     let mut out = heading(plan);
     // Writing to a string cannot fail.
-    let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
-    let _ = writeln!(
-        out,
-        "\nlayout: {} on {}",
-        plan.strategy,
-        if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") }
-    );
+    let mesh = if plan.mesh.is_empty() { "one device".to_owned() } else { mesh_text(&plan.mesh) };
+    let _ = writeln!(out, "\nlayout: {} on {mesh}", plan.strategy);
     for name in plan.strategy.split('+') {
         if let Some(strategy) = registry.strategy(name) {
             let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());

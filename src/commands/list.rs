@@ -9,13 +9,13 @@ use ithaca_passes::pipeline::PASSES;
 use ithaca_passes::shard::table;
 
 use super::session::{Done, Session};
-use crate::cli::{ListArgs, Listing};
+use crate::cli::Listing;
 use crate::error::Result;
 
-pub(super) fn list(args: &ListArgs, session: &Session<'_>) -> Result<Done> {
+pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<Done> {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    match args.listing {
+    match listing {
         None => {
             for value in Listing::value_variants().iter().filter_map(ValueEnum::to_possible_value) {
                 let help = value.get_help().map(ToString::to_string).unwrap_or_default();

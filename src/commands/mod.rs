@@ -34,11 +34,11 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Run(args) => run::run(&args, session),
         Command::Verify(args) => verify::verify(&args, session),
         Command::ShardWeights(args) => shard_weights::shard_weights(&args, session),
-        Command::MergeWeights(args) => merge_weights::merge_weights(&args, session),
-        Command::Diff(args) => diff::diff(&args, session),
+        Command::MergeWeights { shards, output } => merge_weights::merge_weights(&shards, &output, session),
+        Command::Diff { before, after } => diff::diff([&before, &after], session),
         Command::Opt(args) => opt::opt(&args, session),
-        Command::Explain(args) => explain::explain(&args, session),
-        Command::List(args) => list::list(&args, session),
-        Command::Completions(args) => completions::completions(&args),
+        Command::Explain { plan } => explain::explain(&plan, session),
+        Command::List { listing } => list::list(listing, session),
+        Command::Completions { shell } => Ok(completions::completions(shell)),
     }
 }

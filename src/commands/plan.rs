@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Mode, Workload};
@@ -126,10 +127,7 @@ pub(super) fn heading(plan: &Plan) -> String {
         "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})\n",
         plan.model.name,
         mode.name(),
-        match plan.gpus {
-            1 => "1 GPU".to_owned(),
-            n => format!("{n} GPUs"),
-        },
+        counted(plan.gpus, "GPU"),
         plan.cluster.name,
         plan.cluster.accelerator.name,
     )

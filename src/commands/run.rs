@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use ithaca_codegen::trace;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
@@ -46,22 +47,19 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
 
 /// The settings that processes must agree on, beside the schedule.
 fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
-    let storage = match args.storage() {
-        StorageArg::Wide => "wide",
-        StorageArg::Typed => "typed",
-    };
-    let device = match args.device {
-        DeviceArg::Cpu => "cpu",
-        DeviceArg::Cuda => "cuda",
-    };
     [
-        ("`--device`", device.to_owned()),
+        ("`--device`", spelling(&args.device)),
         ("number of `--steps`", args.steps.to_string()),
-        ("`--storage`", storage.to_owned()),
+        ("`--storage`", spelling(&args.storage())),
         ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
         ("choice of `--resume`", args.resume.is_some().to_string()),
         ("choice of `--trace`", args.trace.is_some().to_string()),
     ]
+}
+
+/// The value of an option as the command line spells it.
+fn spelling(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Runs all ranks in this process, or one rank in one of several processes; the first process also compares and writes.
@@ -483,11 +481,7 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
 
 /// The first lines of a report: model, layout, data, notes.
 pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
-    let mesh = match job.options.mesh.ranks() {
-        1 => "one rank".to_owned(),
-        n => format!("{n} ranks ({})", job.options.mesh),
-    };
-    let mut out = format!("{}, {} on {mesh}; {}\n", job.title, job.options.strategy, data.description());
+    let mut out = format!("{}; {}\n", job.heading(), data.description());
     for note in job.notes.iter().chain(notes) {
         let _ = writeln!(out, "note: {note}");
     }

@@ -62,16 +62,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         (Some(least), Some(most)) if least < most => format!("{least} to {most} bytes"),
         (_, most) => counted(*most.unwrap_or(&0), "byte"),
     };
-    let ranks = match bytes.len() {
-        1 => "one rank".to_owned(),
-        n => format!("{n} ranks ({})", job.options.mesh),
-    };
-    let mut out = format!(
-        "{}, {} on {ranks}: {}, {each} each\n",
-        job.title,
-        job.options.strategy,
-        counted(tensors as u64, "tensor")
-    );
+    let mut out = format!("{}: {}, {each} each\n", job.heading(), counted(tensors as u64, "tensor"));
     // Writing to a string cannot fail.
     for note in job.notes.iter().chain(&compiled.notes) {
         let _ = writeln!(out, "note: {note}");

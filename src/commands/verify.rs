@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::entity::Entity;
-use ithaca_ir::{Diagnostic, Module, Op};
+use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
@@ -76,21 +75,8 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
 fn refuse_hours(ranks: &Module) -> Result<()> {
     /// The most operations; five to ten thousand of a small model take a second.
     const MOST: u128 = 10_000_000;
-    let mut runs: Vec<u128> = vec![0; ranks.functions.len()];
-    if let Some(main) = ranks.main() {
-        runs[main.index()] = 1;
-    }
-    let mut all = 0;
-    // Functions come before their callers.
-    for (id, function) in ranks.functions.iter().rev() {
-        let own = runs[id.index()];
-        all += own * function.nodes.len() as u128;
-        for node in &function.nodes {
-            if let Op::Call { callee, layers, .. } = &node.op {
-                runs[callee.index()] += own * u128::from(layers.end - layers.start);
-            }
-        }
-    }
+    let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());
+    let all: u128 = runs.map(|(n, function)| u128::from(n) * function.nodes.len() as u128).sum();
     let n_ranks = ranks.space.mesh.ranks();
     let total = all * u128::from(n_ranks);
     if total <= MOST {

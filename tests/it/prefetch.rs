@@ -229,7 +229,7 @@ fn stages_are_faster_than_without() {
             before.exposed()
         );
         // The weights of one more layer, 218 million elements of two bytes, and a rank's part of them, a quarter.
-        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(schedule).total());
+        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(&cluster, schedule).total);
         assert!(after <= before + (520 << 20), "{pipeline:?}: {after} bytes instead of {before}");
     }
 }
@@ -290,7 +290,7 @@ fn weights_and_gradients_of_layers_travel_under_kernels() {
         assert!(after.exposed() < 0.5 * before.exposed(), "{} of {}", after.exposed(), before.exposed());
         assert!(after.seconds < before.seconds);
         // At most the weights of one more layer are held: 218 million elements of two bytes.
-        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(schedule).total());
+        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(&cluster, schedule).total);
         assert!(after <= before + (450 << 20), "{after} bytes instead of {before}");
     }
 }

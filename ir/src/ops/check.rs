@@ -28,7 +28,7 @@ pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
 }
 
 /// The element type in which sums of elements of `dtype` are computed.
-pub(super) fn sums_in(dtype: DType) -> DType {
+pub fn sums_in(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
         DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,

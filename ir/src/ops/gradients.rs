@@ -30,6 +30,9 @@ pub(super) fn summed_to(
 }
 
 /// `x` in the element type `to`.
-pub(super) fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: DType) -> Result<ValueId, OpError> {
+///
+/// # Errors
+/// `V04` when no cast leads to that type.
+pub fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: DType) -> Result<ValueId, OpError> {
     if b.ty(x).dtype == to { Ok(x) } else { b.push(Op::Cast { to }, &[x]) }
 }

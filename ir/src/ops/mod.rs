@@ -42,10 +42,11 @@ mod window;
 
 pub use attention::AttentionDims;
 pub use attr::{Attr, Attrs};
+pub use check::sums_in;
 pub use context::{Context, Types};
 pub use cost::Cost;
 pub use error::OpError;
-pub use gradients::Gradients;
+pub use gradients::{Gradients, cast};
 pub use info::{AttrInfo, Class, Family, Flops, OpInfo, Unit};
 pub use reference::reference;
 pub use table::attention::{Attention, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};

@@ -19,13 +19,13 @@
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random};
+use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random, cast, sums_in};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Forward, Tape, accumulation_dtype, store_gradient};
+use super::joint::{Accumulation, Forward, Tape, store_gradient};
 use super::split::Halves;
 
 /// The function that computes the loss, and the parts of its tokens.
@@ -192,12 +192,7 @@ impl Gradients<'_> {
         match self.chunked.kinds[old.index()] {
             ValueKind::Token | ValueKind::Drawn | ValueKind::Sum => self.own.add(b, old, gradient),
             ValueKind::Shared => {
-                let dtype = b.ty(gradient).dtype;
-                let gradient = if accumulation_dtype(dtype) == dtype {
-                    gradient
-                } else {
-                    b.push(Op::Cast { to: accumulation_dtype(dtype) }, &[gradient])?
-                };
+                let gradient = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
                 self.shared.add(b, old, gradient)
             }
         }
@@ -253,7 +248,7 @@ pub(super) fn halves(
         let operand = node.operands[0];
         let d = match &node.op {
             Op::Binary(Binary::Div) => b.push(Op::Binary(Binary::Div), &[d, map[node.operands[1]]])?,
-            Op::Cast { .. } => b.push(Op::Cast { to: source.ty(operand).dtype }, &[d])?,
+            Op::Cast { .. } => cast(&mut b, d, source.ty(operand).dtype)?,
             op => b.push(op.clone(), &[d])?,
         };
         gradients.own.add(&mut b, operand, d)?;
@@ -266,7 +261,7 @@ pub(super) fn halves(
         .collect();
 
     let by_token = |n: &&Node| kind_of(n) == ValueKind::Token || sums_tokens(n);
-    let mut sums = ValueMap::new(source);
+    let mut sums = Tape::new(source.values.len());
     let mut of_parts: Vec<Vec<Option<ValueId>>> = Vec::new();
     for &part in &chunked.parts {
         let mut own = map.clone();
@@ -280,12 +275,7 @@ pub(super) fn halves(
             part_node(&mut b, source, node, (chunked.tokens, part), &mut own)?;
         }
         for node in source.nodes.iter().filter(|n| sums_tokens(n)) {
-            let old = node.result();
-            let sum = match sums.get(old) {
-                None => own[old],
-                Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, own[old]])?,
-            };
-            sums.insert(old, sum);
+            sums.add(&mut b, node.result(), own[node.result()])?;
         }
         gradients.own = Tape::new(source.values.len());
         for &(sum, seed) in &seeds {
@@ -300,7 +290,7 @@ pub(super) fn halves(
     }
 
     for v in source.values.ids().filter(|&v| kind(v) == ValueKind::Sum) {
-        sums.get(v).into_iter().for_each(|sum| map.insert(v, sum));
+        sums.of(v).into_iter().for_each(|sum| map.insert(v, sum));
     }
     for node in source.nodes.iter().filter(|n| kind_of(n) == ValueKind::Sum && !sums_tokens(n)) {
         map.copy(&mut b, node)?;
@@ -311,13 +301,13 @@ pub(super) fn halves(
         if let (Op::Param(binding), &[Some(gradient)]) = (&node.op, &found[..]) {
             match weights.iter_mut().find(|(known, _)| *known == binding) {
                 None => weights.push((binding, gradient)),
-                Some((_, sum)) => *sum = b.push(Op::Binary(Binary::Add), &[*sum, gradient])?,
+                Some((_, sum)) => *sum = b.add(*sum, gradient)?,
             }
             continue;
         }
         let mut narrow = Vec::with_capacity(found.len());
         for (&result, gradient) in node.results.iter().zip(found) {
-            narrow.push(gradient.map(|g| in_type(&mut b, source.ty(result), g)).transpose()?);
+            narrow.push(gradient.map(|g| cast(&mut b, g, source.ty(result).dtype)).transpose()?);
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
@@ -338,7 +328,7 @@ pub(super) fn halves(
             }
             ValueKind::Shared => match gradients.shared.of(param) {
                 None => continue,
-                Some(gradient) => in_type(&mut b, source.ty(param), gradient)?,
+                Some(gradient) => cast(&mut b, gradient, source.ty(param).dtype)?,
             },
         };
         returned.push(i);
@@ -347,15 +337,6 @@ pub(super) fn halves(
     let forward = pruned(space, &b.finish(outputs))?;
     let (seeds, sums, reused) = (Vec::new(), Vec::new(), Vec::new());
     Ok(Halves { forward, backward: Function::default(), n_results: 1, seeds, sums, reused, returned })
-}
-
-/// Casts a gradient to the type of its value.
-fn in_type(b: &mut FunctionBuilder<'_>, ty: &TensorType, gradient: ValueId) -> Result<ValueId, OpError> {
-    if b.ty(gradient).dtype == ty.dtype {
-        Ok(gradient)
-    } else {
-        b.push(Op::Cast { to: ty.dtype }, &[gradient])
-    }
 }
 
 /// A node on one part of the tokens.

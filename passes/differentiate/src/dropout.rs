@@ -1,9 +1,9 @@
 //! Dropout of a program to differentiate: checks its keys, and removes it on request.
 
 use ithaca_ir::module::{FuncId, Function, Node, ValueId};
-use ithaca_ir::ops::{OpError, Random};
-use ithaca_ir::{FunctionBuilder, Module, Op};
-use ithaca_pass::rebuild::ValueMap;
+use ithaca_ir::ops::{Attention, OpError, Random};
+use ithaca_ir::{Diagnostics, Module, Op};
+use ithaca_pass::rebuild::rebuild;
 
 /// Refuses keys made outside `main`, because the number of the step is folded in there.
 ///
@@ -38,38 +38,22 @@ pub(super) fn drops(module: &Module) -> bool {
 ///
 /// # Errors
 /// None on a program that verifies.
-pub(super) fn without(module: &Module) -> Result<Module, OpError> {
-    let mut without = module.emptied(module.level);
-    for (_, function) in module.functions.iter() {
-        let function = of_function(&without, function)?;
-        without.functions.push(function);
-    }
-    Ok(without)
-}
-
-fn of_function(module: &Module, function: &Function) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
-    let mut map = ValueMap::with_params(&mut b, function);
-    for node in &function.nodes {
-        match &node.op {
-            Op::Random(Random::Dropout { .. }) => map.insert(node.result(), map[node.operands[0]]),
-            // The mask is unused from here on; its key takes its place.
-            Op::Random(Random::DropoutMask { .. }) if only_drops(function, node.result()) => {
-                map.insert(node.result(), map[node.operands[0]]);
-            }
-            Op::Attention(attention) if attention.dropout.is_some() => {
-                let key = attention.key_operand(node.operands.len());
-                let mut attention = attention.clone();
-                attention.dropout = None;
-                let operands = node.operands.iter().enumerate().filter(|&(i, _)| Some(i) != key);
-                let operands: Vec<ValueId> = operands.map(|(_, &v)| map[v]).collect();
-                let results = b.node(Op::Attention(attention), &operands, &[])?;
-                map.replace(&mut b, &node.results, &results);
-            }
-            _ => map.copy(&mut b, node)?,
+pub(super) fn without(module: &Module) -> Result<Module, Diagnostics> {
+    rebuild(module, |b, function, node, operands| match &node.op {
+        Op::Random(Random::Dropout { .. }) => Ok(Some(vec![operands[0]])),
+        // The mask is unused from here on; its key takes its place.
+        Op::Random(Random::DropoutMask { .. }) if only_drops(function, node.result()) => {
+            Ok(Some(vec![operands[0]]))
         }
-    }
-    Ok(b.finish(map.outputs()))
+        Op::Attention(attention) if attention.dropout.is_some() => {
+            let key = attention.key_operand(operands.len());
+            let attention = Attention { dropout: None, ..attention.clone() };
+            let operands = operands.iter().enumerate().filter(|&(i, _)| Some(i) != key);
+            let operands: Vec<ValueId> = operands.map(|(_, &v)| v).collect();
+            Ok(Some(b.node(Op::Attention(attention), &operands, &[])?.to_vec()))
+        }
+        _ => Ok(None),
+    })
 }
 
 /// Whether `dropout` operations are the only users of a mask.

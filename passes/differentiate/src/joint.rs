@@ -5,8 +5,8 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Returns, Target, state};
-use ithaca_ir::{DType, FunctionBuilder, Op, Space, TensorType};
+use ithaca_ir::ops::{Binding, OpError, Returns, Target, cast, state, sums_in};
+use ithaca_ir::{FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
@@ -96,7 +96,7 @@ pub(super) fn joint(
         if let (Op::Param(binding), &[Some(gradient)]) = (&record.op, &gradients[..]) {
             match weights.iter_mut().find(|(known, _)| *known == binding) {
                 None => weights.push((binding, gradient)),
-                Some((_, sum)) => *sum = b.push(Op::Binary(Binary::Add), &[*sum, gradient])?,
+                Some((_, sum)) => *sum = b.add(*sum, gradient)?,
             }
             continue;
         }
@@ -170,16 +170,11 @@ pub(super) fn store_gradient(
     gradient: ValueId,
     accumulation: Accumulation,
 ) -> Result<(), OpError> {
-    let ty = b.ty(gradient).clone();
-    let wide = accumulation_dtype(ty.dtype);
-    let mut value = gradient;
-    if ty.dtype != wide {
-        value = b.push(Op::Cast { to: wide }, &[value])?;
-    }
+    let mut value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
     let binding = accumulation.gradient_binding(binding);
     if accumulation.is_summed() {
-        let before = b.push_as(Op::State(binding.clone()), &[], TensorType { dtype: wide, ..ty })?;
-        value = b.push(Op::Binary(Binary::Add), &[before, value])?;
+        let before = b.push_as(Op::State(binding.clone()), &[], b.ty(value).clone())?;
+        value = b.add(before, value)?;
     }
     assign(b, Target::State, binding, value)
 }
@@ -187,14 +182,6 @@ pub(super) fn store_gradient(
 /// The binding of a weight's state with this prefix.
 pub(super) fn prefixed(binding: &Binding, prefix: &str) -> Binding {
     Binding { name: format!("{prefix}{}", binding.name), ..binding.clone() }
-}
-
-/// The type in which gradients and moments are accumulated.
-pub(super) fn accumulation_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
-    }
 }
 
 /// The gradients found so far, by value.
@@ -227,7 +214,7 @@ impl Tape {
     ) -> Result<(), OpError> {
         let sum = match self.of(value) {
             None => contribution,
-            Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, contribution])?,
+            Some(sum) => b.add(sum, contribution)?,
         };
         self.gradient[value.index()] = Some(sum);
         Ok(())

@@ -91,12 +91,12 @@ impl Pass for Differentiate {
         if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
             cx.note("`dropout=off` has no effect: the program drops nothing");
         }
-        Ok(training_step(module, &self.training)?)
+        training_step(module, &self.training)
     }
 }
 
 /// One training step of `module`, which computes an output `loss`.
-fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
+fn training_step(module: &Module, training: &Training) -> Result<Module, Diagnostics> {
     let (main, _) = loss_of(module)?;
     check(module, main)?;
     dropout::check_keys(module, main)?;
@@ -109,13 +109,13 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, OpError
         }
     };
     if training.stages == 1 {
-        return stepped(module, main, training, None);
+        return Ok(stepped(module, main, training, None)?);
     }
     let (shape, order) = pipelined::schedule(training)?;
     let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
     let stages = Stages::of(&staged, main, shape.stages);
     let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };
-    stepped(&staged.module, main, training, Some(&pipeline))
+    Ok(stepped(&staged.module, main, training, Some(&pipeline))?)
 }
 
 /// A step cut into stages.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::structure::stacked;
-use ithaca_ir::ops::{Binary, Binding, OpError, Random, Scan, ScanOrder, source};
+use ithaca_ir::ops::{Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
@@ -63,7 +63,7 @@ pub(super) fn functions(
             map.insert(v, b.push(Op::Random(Random::LayerKey), &[map[v]])?);
         }
         let map = cx.forward_and_backward(&mut b, map, loss, |n| !is_whole_batch(cx, n))?;
-        let sum = b.push(Op::Binary(Binary::Add), &[before, map[loss]])?;
+        let sum = b.add(before, map[loss])?;
         b.finish([Output { name: None, value: sum }])
     };
     let micro = functions.push(micro);

@@ -15,7 +15,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, state};
+use ithaca_ir::ops::{Binding, OpError, Random, Stage, Target, state};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
@@ -168,7 +168,7 @@ pub(super) fn exchanges(
         let received = b.param(wide.clone(), None);
         let home = prefixed(binding, state::GRADIENT);
         let own = b.push_as(Op::State(home.clone()), &[], wide)?;
-        let sum = b.push(Op::Binary(Binary::Add), &[own, received])?;
+        let sum = b.add(own, received)?;
         assign(&mut b, Target::State, home, sum)?;
         let take = functions.push(b.finish([]));
 
@@ -262,7 +262,7 @@ pub(super) fn main(
                     let part = run.map[loss];
                     sum = Some(match sum {
                         None => part,
-                        Some(sum) => b.push(Op::Binary(Binary::Add), &[sum, part])?,
+                        Some(sum) => b.add(sum, part)?,
                     });
                 }
             }

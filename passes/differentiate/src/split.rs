@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, OpError, Random};
+use ithaca_ir::ops::{OpError, Random};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
@@ -258,7 +258,7 @@ fn backward(
     }
     for (&i, &sum) in signature.sums.iter().zip(&sums) {
         outputs.push(match joint.gradients[i].and_then(|v| map.get(v)) {
-            Some(gradient) => b.push(Op::Binary(Binary::Add), &[sum, gradient])?,
+            Some(gradient) => b.add(sum, gradient)?,
             None => sum,
         });
     }

@@ -2,7 +2,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
+use ithaca_ir::ops::{Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
@@ -304,7 +304,7 @@ impl Optimize {
         let binding = Binding::named(state::STEP);
         let one = b.push_as(Op::Fill { value: 1.0 }, &[], self.scalar.clone())?;
         let before = b.push_as(Op::State(binding.clone()), &[], self.scalar.clone())?;
-        let step = b.push(Op::Binary(Binary::Add), &[before, one])?;
+        let step = b.add(before, one)?;
         assign(b, Target::State, binding, step)?;
         let clip = match self.clip {
             None => one,

@@ -4,11 +4,11 @@
 //! squares of gradients, `.update` updates the weights. They run over the same layers.
 
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
-use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Stage, Target, state};
+use ithaca_ir::ops::{AdamW, Binding, OpError, Optimizer, Stage, Target, cast, state, sums_in};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::joint::{Accumulation, accumulation_dtype, assign, prefixed, zeros};
+use super::joint::{Accumulation, assign, prefixed, zeros};
 
 /// A range of layers and its stage.
 pub(super) type Place = (Layers, Option<Stage>);
@@ -63,7 +63,7 @@ pub(super) fn squares(space: &Space, owned: &OwnedWeights, scalar: &TensorType) 
     for (binding, ty, _) in &owned.weights {
         let gradient = gradient(&mut b, binding, ty)?;
         let squares = b.push_as(Op::Einsum, &[gradient, gradient], scalar.clone())?;
-        sum = b.push(Op::Binary(Binary::Add), &[sum, squares])?;
+        sum = b.add(sum, squares)?;
     }
     Ok(b.finish([Output { name: None, value: sum }]))
 }
@@ -99,7 +99,7 @@ pub(super) fn update(
         assign(&mut b, Target::State, second, v)?;
         if narrow {
             assign(&mut b, Target::State, prefixed(binding, state::MASTER), weight)?;
-            weight = b.push(Op::Cast { to: ty.dtype }, &[weight])?;
+            weight = cast(&mut b, weight, ty.dtype)?;
         }
         assign(&mut b, Target::Param, binding.clone(), weight)?;
     }
@@ -116,11 +116,11 @@ pub(super) fn gradient(
 
 /// The type in which the gradient of a weight is accumulated.
 pub(super) fn gradient_type(ty: &TensorType) -> TensorType {
-    TensorType { dtype: accumulation_dtype(ty.dtype), ..ty.clone() }
+    TensorType { dtype: sums_in(ty.dtype), ..ty.clone() }
 }
 
 /// The type of scalars for these weights: the widest.
 pub(super) fn scalar_type(owned: &[OwnedWeights]) -> DType {
-    let mut types = owned.iter().flat_map(|o| &o.weights).map(|(_, ty, _)| accumulation_dtype(ty.dtype));
+    let mut types = owned.iter().flat_map(|o| &o.weights).map(|(_, ty, _)| sums_in(ty.dtype));
     if types.any(|dtype| dtype == DType::F64) { DType::F64 } else { DType::F32 }
 }

@@ -21,9 +21,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Every mode.
-    pub const ALL: [Mode; 3] = [Mode::Prefill, Mode::Train, Mode::Decode];
-
     /// The spelling on the command line and in plans.
     pub fn name(self) -> &'static str {
         match self {
@@ -31,11 +28,6 @@ impl Mode {
             Mode::Train => "train",
             Mode::Decode => "decode",
         }
-    }
-
-    /// The mode spelled `name`.
-    pub fn parse(name: &str) -> Option<Mode> {
-        Mode::ALL.into_iter().find(|m| m.name() == name)
     }
 }
 

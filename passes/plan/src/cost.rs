@@ -47,7 +47,7 @@ pub fn op_seconds(
 
 /// The longer of computing and streaming, and the launch.
 fn roofline(cluster: &Cluster, rate: f64, cost: Cost) -> f64 {
-    let seconds = (cost.flops as f64 / rate).max(stream_seconds(cluster, cost.bytes as f64));
+    let seconds = (cost.flops as f64 / rate).max(cluster.stream_seconds(cost.bytes as f64));
     cluster.accelerator.launch_seconds.value + seconds
 }
 
@@ -157,12 +157,6 @@ impl<'a> OnRank<'a> {
 /// Bytes that `rank` holds of all of `types`.
 fn local_bytes(space: &Space, types: &[&TensorType], rank: Rank) -> u128 {
     types.iter().map(|ty| u128::from(space.local_elements(ty, rank)) * u128::from(ty.dtype.bytes())).sum()
-}
-
-/// Seconds that a kernel needs to read and write `bytes` in all, its launch left out.
-pub fn stream_seconds(cluster: &Cluster, bytes: f64) -> f64 {
-    let a = &cluster.accelerator;
-    bytes / (a.memory_bandwidth.value * a.efficiency.memory.value)
 }
 
 /// Seconds of one run of a per-rank module on the busiest rank, nothing overlapped.

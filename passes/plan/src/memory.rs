@@ -21,25 +21,34 @@ use crate::cluster::Cluster;
 /// How many of the largest tensors are named.
 const NAMED: usize = 5;
 
-/// Bytes on the busiest rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Memory of the busiest rank, bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Memory {
     /// Parameters.
     pub parameters: u64,
+    /// Gradients: states called `grad.…`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// Optimizer states, moments and weights in full precision: states called `optimizer.…`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// Other states.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
     /// Wire buffers at the peak, a part of the arena.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub communication: u64,
-    /// Gradients: states called `grad.…`.
-    pub gradients: u64,
-    /// Optimizer states, moments and weights in full precision: states called `optimizer.…`.
-    pub optimizer: u64,
-    /// Other states.
-    pub states: u64,
     /// Inputs of the model.
     pub inputs: u64,
     /// Outputs of the model; they are in the arena and count there.
     pub outputs: u64,
+    /// Everything that must fit on a device: the sum of the above without `communication` and `outputs`.
+    pub total: u64,
+    /// Memory of a device without its reserve.
+    pub usable: u64,
     /// The largest tensors at the peak, largest first; ties by name.
     pub largest: Vec<HeldTensor>,
 }
@@ -56,41 +65,39 @@ pub struct HeldTensor {
     pub bytes: u64,
 }
 
-impl Memory {
-    /// Everything that must fit, bytes.
-    pub fn total(&self) -> u64 {
-        [self.arena, self.inputs, self.gradients, self.optimizer, self.states]
-            .iter()
-            .fold(self.parameters, |sum, &n| sum.saturating_add(n))
-    }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
 
-    /// Bytes that are missing on a device of `cluster`; none when it fits.
-    pub fn over(&self, cluster: &Cluster) -> Option<u64> {
-        self.total().checked_sub(cluster.usable_bytes()).filter(|&over| over > 0)
+impl Memory {
+    /// Bytes that are missing on a device; `None` when the program fits.
+    pub fn over(&self) -> Option<u64> {
+        self.total.checked_sub(self.usable).filter(|&over| over > 0)
     }
 }
 
-/// The memory of `schedule`, which the schedule verifier accepts; of a pipeline, of the busiest stage.
-pub fn of_schedule(schedule: &Schedule) -> Memory {
-    let stages = of_stages(schedule).into_iter().map(|(_, memory)| memory);
+/// The memory of `schedule`, which the schedule verifier accepts, on devices of `cluster`; of a pipeline, of the busiest
+/// stage.
+pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
+    let stages = of_stages(cluster, schedule).into_iter().map(|(_, memory)| memory);
     // Of equally busy ones the first.
-    let busiest = stages.reduce(|a, b| if b.total() > a.total() { b } else { a });
-    busiest.unwrap_or_default()
+    stages.reduce(|a, b| if b.total > a.total { b } else { a }).unwrap_or_default()
 }
 
 /// The memory of the ranks of each stage of a pipeline, in order; without a pipeline, of every rank.
-pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
+pub fn of_stages(cluster: &Cluster, schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     match schedule.stages().as_slice() {
-        [] => vec![(None, of_place(schedule, None))],
-        stages => stages.iter().map(|&at| (Some(at), of_place(schedule, Some(at)))).collect(),
+        [] => vec![(None, of_place(cluster, schedule, None))],
+        stages => stages.iter().map(|&at| (Some(at), of_place(cluster, schedule, Some(at)))).collect(),
     }
 }
 
 /// The memory of the ranks of a place, or of every rank without a place.
-fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
+fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
     let space = &schedule.space;
     let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));
-    let mut memory = Memory { arena, ..Memory::default() };
+    let mut memory = Memory { arena, usable: cluster.usable_bytes(), ..Memory::default() };
     for (place, ty, layers) in loaded(schedule, at) {
         let (sum, binding) = match place {
             Place::Weight(binding) => (&mut memory.parameters, binding),
@@ -116,6 +123,9 @@ fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
     }
     memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     memory.largest.truncate(NAMED);
+    let Memory { parameters, gradients, optimizer, states, inputs, .. } = memory;
+    let parts = [parameters, gradients, optimizer, states, arena, inputs];
+    memory.total = parts.into_iter().fold(0, u64::saturating_add);
     memory
 }
 
@@ -223,6 +233,10 @@ mod tests {
         (space, ty)
     }
 
+    fn cluster() -> Cluster {
+        Cluster::named("dgx-h100").unwrap()
+    }
+
     fn schedule() -> Schedule {
         let (space, ty) = space();
         let named = |n: &str| Binding::named(n);
@@ -253,13 +267,13 @@ mod tests {
 
     #[test]
     fn layers_count_and_tied_tensors_count_once() {
-        let memory = of_schedule(&schedule());
+        let memory = of_schedule(&cluster(), &schedule());
         let local = 2 * 1024;
         assert_eq!(memory.parameters, 30 * local + local);
         assert_eq!(memory.inputs, local);
         assert_eq!(memory.outputs, local);
         assert_eq!(memory.arena, 8192);
-        assert_eq!(memory.total(), 32 * local + 8192);
+        assert_eq!(memory.total, 32 * local + 8192);
         assert_eq!(
             memory.largest[0],
             HeldTensor { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local }
@@ -280,10 +294,10 @@ mod tests {
         }
         // Main clears what the blocks add to.
         schedule.frames[FrameId::new(1)].buffers.push(buffer("seen", &ty, state("seen")));
-        let memory = of_schedule(&schedule);
+        let memory = of_schedule(&cluster(), &schedule);
         let local = 2 * 1024;
         assert_eq!((memory.gradients, memory.optimizer, memory.states), (30 * local, 30 * local, local));
-        assert_eq!(memory.total(), (32 + 61) * local + 8192);
+        assert_eq!(memory.total, (32 + 61) * local + 8192);
         let named: Vec<&str> = memory.largest.iter().map(|held| held.name.as_str()).collect();
         assert_eq!(named[..2], ["grad.layers.{layer}.w", "layers.{layer}.w"]);
     }
@@ -327,7 +341,8 @@ mod tests {
         };
         assert_eq!(names(lives(&main)), [0..4, 0..2, 1..3, 2..4, 3..5, 3..5]);
         let frames = [main].into_iter().collect();
-        let memory = of_schedule(&Schedule { name: "m".into(), pipeline: Vec::new(), space, frames });
+        let memory =
+            of_schedule(&cluster(), &Schedule { name: "m".into(), pipeline: Vec::new(), space, frames });
         // At the peak x, both wires or both results are held beside what was fetched, on the busiest rank.
         let held = |name: &str, elements: u64| HeldTensor {
             name: format!("@main.${name}"),
@@ -343,11 +358,12 @@ mod tests {
 
     #[test]
     fn what_is_over_is_counted_from_what_the_reserve_leaves() {
-        let mut cluster = Cluster::named("dgx-h100").unwrap();
+        let mut cluster = cluster();
         cluster.accelerator.reserve_fraction.value = 0.5;
-        cluster.accelerator.memory_bytes.value = 2 * 70_000;
-        let memory = Memory { parameters: 70_000, ..Memory::default() };
-        assert_eq!(memory.over(&cluster), None);
-        assert_eq!(Memory { arena: 9, ..memory }.over(&cluster), Some(9));
+        let needed = 32 * 2 * 1024 + 8192;
+        for (missing, over) in [(0, None), (9, Some(9))] {
+            cluster.accelerator.memory_bytes.value = 2 * (needed - missing);
+            assert_eq!(of_schedule(&cluster, &schedule()).over(), over);
+        }
     }
 }

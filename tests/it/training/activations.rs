@@ -3,6 +3,7 @@
 use ithaca_ir::verify::verify;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, cpu, oracle};
+use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{SequenceFit, ShardOptions, Zero, parse_mesh};
@@ -100,11 +101,12 @@ fn planned(training: Training, strategy: &str, mesh: &str) -> memory::Memory {
     let measured = cpu::execute(&schedule, &random, &random, &cpu::Options::default())
         .unwrap()
         .peak_at(&schedule.space.mesh, None);
-    let planned = memory::of_schedule(&schedule);
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let planned = memory::of_schedule(&cluster, &schedule);
     assert_eq!(measured.arena, planned.arena);
     assert_eq!(measured.parameters, planned.parameters);
     assert_eq!(measured.states, planned.gradients + planned.optimizer + planned.states);
-    assert_eq!(measured.total(), planned.total());
+    assert_eq!(measured.total(), planned.total);
     planned
 }
 

@@ -194,7 +194,8 @@ fn a_layer_has_the_weights_that_the_formula_says() {
     for case in CASES {
         let Case { h, .. } = case;
         let of = |layers| case.schedule(layers, ("bf16", Recompute::None), Layout::Serial);
-        let [two, three] = [2, 3].map(|layers| memory::of_schedule(&of(layers)).parameters);
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let [two, three] = [2, 3].map(|layers| memory::of_schedule(&cluster, &of(layers)).parameters);
         assert_eq!(three - two, 2 * (12 * h * h + 13 * h), "{case:?}");
     }
 }

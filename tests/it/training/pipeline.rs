@@ -221,13 +221,11 @@ fn one_forward_one_backward_holds_no_more_than_stages_of_micro_batches() {
 #[test]
 fn a_stage_loads_its_own_layers_only() {
     let training = staged(2, PipelineOrder::OneForwardOneBackward, 2);
-    let whole = memory::of_schedule(&lowered(
-        &llama(8, false),
-        Training { stages: 1, ..training.clone() },
-        2,
-        &options("single", ""),
-    ));
-    let half = memory::of_schedule(&lowered(&llama(8, false), training, 2, &options("pipeline", "pp=2")));
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let of =
+        |training, options| memory::of_schedule(&cluster, &lowered(&llama(8, false), training, 2, &options));
+    let whole = of(Training { stages: 1, ..training.clone() }, options("single", ""));
+    let half = of(training, options("pipeline", "pp=2"));
     assert!(half.parameters < whole.parameters * 2 / 3, "{} of {}", half.parameters, whole.parameters);
     assert!(half.gradients < whole.gradients * 2 / 3, "{} of {}", half.gradients, whole.gradients);
     assert!(half.optimizer < whole.optimizer * 2 / 3, "{} of {}", half.optimizer, whole.optimizer);

@@ -9,7 +9,7 @@
 //! to `m`.
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Unary, Window};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Unary, Window, cast};
 use ithaca_ir::{DType, Dim, DimId, Mask, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Tensors};
@@ -188,11 +188,9 @@ impl Cx<'_> {
         let x = f.push(Op::Binary(Binary::LogAddExp), &[x, x])?;
         let x = f.push(Op::Unary(Unary::Relu), &[x])?;
         let x = f.push(Op::Scale { factor: ENOUGH }, &[x])?;
-        let mut x = f.push(Op::Unary(Unary::Tanh), &[x])?;
+        let x = f.push(Op::Unary(Unary::Tanh), &[x])?;
         let dtype = f.tensors.dtype;
-        if dtype != DType::F32 {
-            x = f.push(Op::Cast { to: dtype }, &[x])?;
-        }
+        let x = cast(f, x, dtype)?;
         f.name(x, Some("is_first"));
         Ok(x)
     }

@@ -106,6 +106,18 @@ pub(super) struct Stored {
     pub(super) window: Vec<Range<u64>>,
 }
 
+impl Stored {
+    /// A window of a tensor of this shape.
+    pub(super) fn part<const N: usize>(shape: [u64; N], window: [Range<u64>; N]) -> Self {
+        Self { shape: shape.to_vec(), view: Vec::new(), window: window.to_vec() }
+    }
+
+    /// The same window of a tensor that is stored in another shape.
+    pub(super) fn in_tensor<const N: usize>(self, stored: [u64; N]) -> Self {
+        Self { view: self.shape, shape: stored.to_vec(), ..self }
+    }
+}
+
 impl Body<'_> {
     /// A parameter of the model's element type.
     pub(super) fn stream(&mut self, dims: &[DimId], name: &str) -> ValueId {

@@ -9,10 +9,8 @@
 //! The up of a gated MLP is `activation(gate · x) · (up · x)`, without a further activation. Some families also have
 //! norms after attention and MLP, or only there.
 
-use std::ops::Range;
-
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::Unary;
+use ithaca_ir::ops::{Unary, cast, sums_in};
 use ithaca_ir::{DType, DimId, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Stored, Tensors};
@@ -180,22 +178,15 @@ impl Decoder<'_> {
             _ => q + (i - 1) * kv..q + i * kv,
         };
         let all = q + 2 * kv;
-        let part = |shape: &[u64], window: &[Range<u64>]| Stored {
-            shape: shape.to_vec(),
-            view: Vec::new(),
-            window: window.to_vec(),
-        };
+        let bias = Stored::part([all], [rows.clone()]);
         let (name, weight, bias) = match self.spec.layout.projections {
             Projections::Apart => return None,
-            Projections::Rows(name) => (name, part(&[all, n], &[rows.clone(), 0..n]), part(&[all], &[rows])),
-            Projections::Columns(name) => {
-                (name, part(&[n, all], &[0..n, rows.clone()]), part(&[all], &[rows]))
-            }
+            Projections::Rows(name) => (name, Stored::part([all, n], [rows, 0..n]), bias),
+            Projections::Columns(name) => (name, Stored::part([n, all], [0..n, rows]), bias),
             Projections::HeadRows(name) => {
-                let weight = part(&[all, n], &[0..heads, i..i + 1, 0..width, 0..n]);
-                let bias = part(&[all], &[0..heads, i..i + 1, 0..width]);
-                let weight = Stored { view: vec![heads, 3, width, n], ..weight };
-                (name, weight, Stored { view: vec![heads, 3, width], ..bias })
+                let weight = Stored::part([heads, 3, width, n], [0..heads, i..i + 1, 0..width, 0..n]);
+                let bias = Stored::part([heads, 3, width], [0..heads, i..i + 1, 0..width]);
+                (name, weight.in_tensor([all, n]), bias.in_tensor([all]))
             }
         };
         Some((self.name(name), weight, bias))
@@ -212,12 +203,8 @@ impl Decoder<'_> {
             // token instead of the heads.
             QkNorm::Projection => {
                 let weight = f.weight(&format!("{name}.weight"), &[heads, d])?;
-                let wide = match f.tensors.dtype {
-                    DType::F64 | DType::F32 => x,
-                    DType::BF16 | DType::F16 | DType::I32 | DType::Bool => {
-                        f.push(Op::Cast { to: DType::F32 }, &[x])?
-                    }
-                };
+                let dtype = sums_in(f.tensors.dtype);
+                let wide = cast(f, x, dtype)?;
                 let squares = f.einsum(wide, wide, &[b, s])?;
                 let over = vec![heads, d];
                 f.push(Op::RmsScale { over, eps: self.spec.sizes.eps }, &[x, squares, weight])
@@ -240,8 +227,7 @@ impl Decoder<'_> {
             }
             MlpLayout::GatedRows => {
                 let mut half = |start: u64| {
-                    let window = vec![start..start + rows, 0..columns];
-                    let stored = Stored { shape: vec![2 * rows, columns], view: Vec::new(), window };
+                    let stored = Stored::part([2 * rows, columns], [start..start + rows, 0..columns]);
                     let weight = f.stored(&self.name("mlp.gate_up_proj.weight"), stored, &[ffn, m])?;
                     f.product(x, weight)
                 };

@@ -6,7 +6,8 @@
 //! ```
 
 use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
-use ithaca_ir::{DType, DimId, Op, ValueId};
+use ithaca_ir::ops::{cast, sums_in};
+use ithaca_ir::{DimId, Op, ValueId};
 
 use super::body::{Body, Built, Linear};
 use super::cx::Decoder;
@@ -68,10 +69,7 @@ fn route(
 ) -> Built<[ValueId; 2]> {
     let Dims { m, .. } = cx.dims;
     let dtype = f.tensors.dtype;
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let cast = |f: &mut Body<'_>, x: ValueId, to: DType| {
-        if f.ty(x).dtype == to { Ok(x) } else { f.push(Op::Cast { to }, &[x]) }
-    };
+    let wide = sums_in(dtype);
     let mut weight = f.weight(&format!("{module}.gate.weight"), &[dims.r, m])?;
     if spec.biased {
         // This router computes in f32; the others use the tokens' type.

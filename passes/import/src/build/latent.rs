@@ -72,12 +72,11 @@ fn latents(
     let [n, rotated, columns] = [dims.keys, dims.rotated, m].map(|d| f.space().size(d));
     let mut latents = [x; 2];
     for (i, (part, rows)) in [(dims.keys, 0..n), (dims.rotated, n..n + rotated)].into_iter().enumerate() {
-        let window = vec![rows.clone(), 0..columns];
-        let stored = Stored { shape: vec![n + rotated, columns], window, ..Stored::default() };
+        let stored = Stored::part([n + rotated, columns], [rows.clone(), 0..columns]);
         let weight = f.stored(&format!("{name}.weight"), stored, &[part, m])?;
         latents[i] = f.product(x, weight)?;
         if cx.spec.bias.qkv {
-            let stored = Stored { shape: vec![n + rotated], window: vec![rows], ..Stored::default() };
+            let stored = Stored::part([n + rotated], [rows]);
             let bias = f.stored(&format!("{name}.bias"), stored, &[part])?;
             latents[i] = f.add(latents[i], bias)?;
         }
@@ -97,11 +96,8 @@ fn of_heads(
     let all = first + second;
     let mut out = [x; 2];
     for (i, (part, rows)) in parts.into_iter().zip([0..first, first..all]).enumerate() {
-        let stored = Stored {
-            shape: vec![heads * all, columns],
-            view: vec![heads, all, columns],
-            window: vec![0..heads, rows, 0..columns],
-        };
+        let stored = Stored::part([heads, all, columns], [0..heads, rows, 0..columns]);
+        let stored = stored.in_tensor([heads * all, columns]);
         let weight = f.stored(name, stored, &[h, part, from])?;
         out[i] = f.product(x, weight)?;
     }

@@ -4,7 +4,7 @@
 //! them, and the head divides its sum by that count.
 
 use ithaca_ir::module::{FuncId, Function, Node, Output};
-use ithaca_ir::ops::{Binary, Binding, Loss, OpError};
+use ithaca_ir::ops::{Binary, Binding, Loss, OpError, cast, sums_in};
 use ithaca_ir::{DType, Diagnostic, DimId, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
@@ -89,10 +89,8 @@ fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) ->
         let labelled = b.push_as(Op::Input(binding), &[], ty)?;
         b.name(labelled, Some("labels"));
         let valid = b.push(Op::Loss(Loss::Valid { ignore: labels.ignore }), &[labelled])?;
-        let mut count = b.push_as(Op::Sum, &[valid], TensorType::new(DType::F32, []))?;
-        if sums_in(logits.dtype) != DType::F32 {
-            count = b.push(Op::Cast { to: sums_in(logits.dtype) }, &[count])?;
-        }
+        let count = b.push_as(Op::Sum, &[valid], TensorType::new(DType::F32, []))?;
+        let count = cast(&mut b, count, sums_in(logits.dtype))?;
         b.name(count, Some("count"));
         let mut operands = map.operands(call);
         operands.extend([labelled, count]);
@@ -109,12 +107,5 @@ fn rows(logits: &TensorType) -> Result<(Vec<DimId>, DimId), OpError> {
     match logits.dims.split_last() {
         Some((&over, rows)) => Ok((rows.to_vec(), over)),
         None => Err(OpError::new("M11", "logits have a vocabulary")),
-    }
-}
-
-fn sums_in(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }

@@ -22,7 +22,7 @@ mod plan;
 mod travel;
 
 use ithaca_ir::module::{Function, Level, Node, ValueId};
-use ithaca_ir::ops::{Attention, OpError};
+use ithaca_ir::ops::{Attention, OpError, cast};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::rebuild;
@@ -104,9 +104,7 @@ fn expand(
             let wide = TensorType { dtype: b.ty(value).dtype, ..ty.clone() };
             value = b.push_as(Op::Reshard, &[value], wide)?;
         }
-        if b.ty(value).dtype != ty.dtype {
-            value = b.push(Op::Cast { to: ty.dtype }, &[value])?;
-        }
+        value = cast(b, value, ty.dtype)?;
         if b.ty(value).layout != ty.layout {
             value = b.push_as(Op::Reshard, &[value], ty.clone())?;
         }

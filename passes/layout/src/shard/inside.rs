@@ -54,10 +54,7 @@ pub(super) fn splits<'a>(
         for node in &function.nodes {
             let (Op::Attention(attention) | Op::AttentionBackward(attention)) = &node.op else { continue };
             let query_axes = placements.attention_sequence(function, attention.queries);
-            let mut axes = placements.attention_sequence(function, attention.keys);
-            if roles.caches.contains(&attention.keys) {
-                axes.extend(placement.cache.iter().copied());
-            }
+            let axes = placements.key_sequence(function, attention.keys, roles);
             let spread = !axes.is_empty()
                 || !query_axes.is_empty()
                 || !placement.attention_heads().is_empty()

@@ -111,6 +111,15 @@ impl Placements {
         self.sequence(dim).iter().filter(|a| !heads.contains(a)).copied().collect()
     }
 
+    /// The axes that split the keys of an attention of `function`: those of their sequence, and of a cache.
+    pub fn key_sequence(&self, function: &Function, keys: DimId, roles: &Roles) -> AxisList {
+        let mut axes = self.attention_sequence(function, keys);
+        if roles.caches.contains(&keys) {
+            axes.extend(self.function(function).cache.iter().copied());
+        }
+        axes
+    }
+
     /// The movement that brings keys of other ranks to queries, in `attention` of `function`.
     pub fn movement(&self, function: &Function, attention: &Attention) -> Option<Movement> {
         let named = |name: &String| Movement { name: name.clone(), options: Vec::new() };

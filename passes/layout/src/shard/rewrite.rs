@@ -281,6 +281,7 @@ impl Rewriter<'_> {
     ) -> Result<(Attention, Vec<ValueId>), OpError> {
         let mut attention = attention.clone();
         let copied = self.plan.copies.get(&attention.kv_heads).copied();
+        let keys = self.plan.placements.key_sequence(self.source, attention.keys, &self.plan.roles);
         let mut inside = Vec::with_capacity(operands.len());
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
@@ -292,7 +293,7 @@ impl Rewriter<'_> {
                 value = self.repeat(value, attention.kv_heads, to)?;
             }
             let sequence = match (is_key, i < n_plain) {
-                (true, _) => self.key_sequence(attention.keys),
+                (true, _) => keys.clone(),
                 (false, true) => self.plan.placements.attention_sequence(self.source, attention.queries),
                 (false, false) => AxisList::new(),
             };
@@ -300,7 +301,7 @@ impl Rewriter<'_> {
             inside.push(self.reshard(value, layout)?);
         }
         attention.kv_heads = copied.unwrap_or(attention.kv_heads);
-        if !self.key_sequence(attention.keys).is_empty() {
+        if !keys.is_empty() {
             let movement = self.plan.placements.movement(self.source, &attention).ok_or_else(|| {
                 OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
             })?;
@@ -316,15 +317,6 @@ impl Rewriter<'_> {
             layout.split[i] = outside.axes_of(dim).into();
         }
         self.reshard(result, layout)
-    }
-
-    /// The axes that split `keys` inside attention.
-    fn key_sequence(&self, keys: DimId) -> AxisList {
-        let mut axes = self.plan.placements.attention_sequence(self.source, keys);
-        if self.plan.roles.caches.contains(&keys) {
-            axes.extend(self.placement.cache.iter().copied());
-        }
-        axes
     }
 
     /// The layout inside attention of values with the dimensions of queries.

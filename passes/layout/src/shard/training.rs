@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Function, Node, ValueId};
-use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target};
+use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast};
 use ithaca_ir::{DType, DimId, Space, TensorType};
 
 use super::replicas;
@@ -298,18 +298,16 @@ impl Rewriter<'_> {
         let lse = self.b.push(Op::RowLse { over: parts, parts: None }, &[of_parts])?;
         let dtype: DType = self.b.ty(lse).dtype;
 
-        let (nll, lse_only) = (node.results[0], [lse, lse].to_vec());
+        let nll = node.results[0];
         let read = self.source.nodes.iter().any(|n| n.operands.contains(&nll));
         if !read && self.source.outputs.iter().all(|o| o.value != nll) {
             // A backward pass that computes the loss again asks for its lse alone; the first result is not read.
-            return Ok(lse_only);
+            return Ok(vec![lse, lse]);
         }
         let picked = self.b.push(Op::Loss(Loss::Pick { over, ignore }), &[x, labels])?;
         let picked = self.reshard(picked, rows)?;
-        let mut valid = self.b.push(Op::Loss(Loss::Valid { ignore }), &[labels])?;
-        if self.b.ty(valid).dtype != dtype {
-            valid = self.b.push(Op::Cast { to: dtype }, &[valid])?;
-        }
+        let valid = self.b.push(Op::Loss(Loss::Valid { ignore }), &[labels])?;
+        let valid = cast(&mut self.b, valid, dtype)?;
         let counted = self.b.push(Op::Binary(Binary::Mul), &[lse, valid])?;
         let nll = self.b.push(Op::Binary(Binary::Sub), &[counted, picked])?;
         Ok(vec![nll, lse])

@@ -4,7 +4,6 @@
 //! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
 //! each strategy adds its axes to one [`Placement`].
 
-mod experts;
 mod recipes;
 
 pub use recipes::STRATEGIES;

@@ -30,13 +30,13 @@ impl Strategy for Recipe {
     fn search(&self) -> Search {
         self.search
     }
+    fn shares_axes(&self) -> bool {
+        self.search == Search::Experts
+    }
     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
         (self.place)(axes, placement);
     }
 }
-
-/// Expert parallelism.
-const EXPERTS: &dyn Strategy = &super::experts::Experts;
 
 const HEADS: &str =
     "query heads % P = 0; key/value heads % P = 0, or P % key/value heads = 0 with copies; tokens % P = 0";
@@ -229,5 +229,17 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         search: Search::Stages,
         place: |axes, p| p.stages.push(axes[0]),
     },
-    EXPERTS,
+    // On an axis of its own tokens are split by sequence wherever attention does not see them, and ranks along the axis
+    // compute the same attention. Without one, in a product, experts are split by the axes along which the other
+    // strategies split tokens: `ulysses+ep` on `ulysses=4` has heads on four ranks inside attention, experts on the same
+    // four ranks inside the mixture, and a quarter of the tokens on each rank between them.
+    &Recipe {
+        name: "ep",
+        summary: "experts split, tokens split outside of them; all-to-all in and out (GShard: Lepikhin et al., arXiv 2006.16668); \
+         in a product without axis ep, over the ranks of the others",
+        legality: "experts % P = 0; tokens % P = 0",
+        axes: &[super::EXPERT_AXIS],
+        search: Search::Experts,
+        place: |axes, p| p.experts_over(axes),
+    },
 ];

@@ -35,29 +35,14 @@ pub(super) struct Between<'a> {
     pub(super) to: &'a TensorType,
 }
 
-impl Cluster {
-    /// The part of `rank` in a permute along axes, a `fetch` or a `fetch_sum`; `None` for everything else, which whole
-    /// groups do alike.
-    pub fn exchange_on(
-        &self,
-        space: &Space,
-        op: &Op,
-        from: &TensorType,
-        to: &TensorType,
-        rank: Rank,
-    ) -> Option<RankExchange> {
-        let between = Between { cluster: self, space, op, from, to };
-        between.is_such().then(|| between.on(rank))
-    }
-}
-
 impl Between<'_> {
     /// Ranks that are looked at for the one that takes longest; beyond, nodes repeat themselves.
     const LOOKED_AT: u64 = 4096;
     /// The same for fetches, of which each looks at all of its peers.
     const FETCHES_LOOKED_AT: usize = 64;
 
-    pub(super) fn is_such(&self) -> bool {
+    /// Whether each rank has a part of its own; whole groups take part alike in all other operations.
+    pub(super) fn differs_by_rank(&self) -> bool {
         match self.op {
             Op::Permute => self.from.layout.split == self.to.layout.split,
             Op::Fetch { .. } | Op::FetchSum { .. } => true,
@@ -94,7 +79,8 @@ impl Between<'_> {
         times.max_by(|a, b| a.seconds().total_cmp(&b.seconds())).unwrap_or_default()
     }
 
-    fn on(&self, rank: Rank) -> RankExchange {
+    /// The part of `rank`, on links that its neighbours share.
+    pub(super) fn on(&self, rank: Rank) -> RankExchange {
         let Part { peers, latency, loads, together: _ } = self.part(rank);
         let shared = |load: &Load| load.seconds * self.sharing(rank, load.way, load.level);
         let transfer = loads.iter().map(shared).fold(0.0, f64::max);
@@ -206,6 +192,7 @@ impl Between<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ithaca_ir::message::Parcel;
     use ithaca_ir::{DType, Dim, Mesh};
 
     use super::*;
@@ -230,6 +217,16 @@ mod tests {
         let (space, from) = ring(mesh, bytes);
         let to = moved(&space, &from, 1, None);
         cluster.collective_time(&space, &Op::Permute, &from, &to)
+    }
+
+    fn exchange_on(
+        cluster: &Cluster,
+        space: &Space,
+        (op, from, to): (&Op, &TensorType, &TensorType),
+        rank: Rank,
+    ) -> RankExchange {
+        let parcel = Parcel { op: op.clone(), from: from.clone(), to: to.clone() };
+        cluster.message_on(space, &[parcel], rank).unwrap()
     }
 
     fn close(a: f64, b: f64) {
@@ -268,7 +265,7 @@ mod tests {
         close(step(&cluster, Mesh::new([("ring", 16)]), bytes).transfer, 2.0 * in_node);
         let (space, home) = ring(Mesh::new([("ring", 16)]), bytes);
         let to = moved(&space, &home, 1, None);
-        let last = cluster.exchange_on(&space, &Op::Permute, &home, &to, Rank(7)).unwrap();
+        let last = exchange_on(&cluster, &space, (&Op::Permute, &home, &to), Rank(7));
         // Rank 7 sends to rank 6 in its own node and receives from rank 8 of the other.
         close(last.time.transfer, f64::max(2.0 * in_node, alone));
         close(step(&cluster, Mesh::new([("ring", 2), ("u", 8)]), bytes).transfer, 8.0 * alone);
@@ -281,7 +278,7 @@ mod tests {
         let (space, home) = ring(Mesh::new([("ring", 8)]), 1 << 20);
         // Helpers 5 to 7 get the parts of ranks 0 to 2.
         let to = moved(&space, &home, 3, Some((5, 8)));
-        let on = |rank| cluster.exchange_on(&space, &Op::Permute, &home, &to, Rank(rank)).unwrap();
+        let on = |rank| exchange_on(&cluster, &space, (&Op::Permute, &home, &to), Rank(rank));
         assert_eq!(on(0).peers, [Rank(5)]);
         assert_eq!(on(6).peers, [Rank(1)]);
         assert_eq!(on(4), RankExchange::default());
@@ -311,7 +308,7 @@ mod tests {
         let op = Op::Fetch { to: f };
         let to = ithaca_ir::ops::collective::apply(&op, &space, &from).unwrap();
         let (inner, outer) = (&cluster.levels[0], &cluster.levels[1]);
-        let on = |rank| cluster.exchange_on(&space, &op, &from, &to, Rank(rank)).unwrap();
+        let on = |rank| exchange_on(&cluster, &space, (&op, &from, &to), Rank(rank));
         assert_eq!(on(0).peers, [Rank(1), Rank(3)]);
         assert_eq!(on(1).peers, [Rank(0)]);
         assert_eq!(on(3).peers, [Rank(0), Rank(2)]);

@@ -40,20 +40,14 @@ impl Cluster {
             transfer: sum.transfer.max(alone.transfer * self.levels[level].contention.value),
         };
         match op {
-            Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
+            Op::Slice { .. } => CollectiveTime {
+                latency: self.accelerator.launch_seconds.value,
+                transfer: self.stream_seconds(2.0 * space.max_local_bytes(to) as f64),
+            },
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
-            _ if between.is_such() => between.longest(),
+            _ if between.differs_by_rank() => between.longest(),
             // Several collectives in one message have a price of their own.
             _ => self.by_level(space, op, from, to).into_iter().fold(CollectiveTime::default(), join),
-        }
-    }
-
-    /// The time to read or write `bytes` in all with a kernel.
-    fn copy(&self, bytes: f64) -> CollectiveTime {
-        let a = &self.accelerator;
-        CollectiveTime {
-            latency: a.launch_seconds.value,
-            transfer: bytes / (a.memory_bandwidth.value * a.efficiency.memory.value),
         }
     }
 

@@ -109,6 +109,12 @@ impl Cluster {
         let Accelerator { memory_bytes, reserve_fraction, .. } = &self.accelerator;
         (memory_bytes.value as f64 * (1.0 - reserve_fraction.value)) as u64
     }
+
+    /// Seconds in which a kernel reads and writes `bytes` in total, without its launch.
+    pub fn stream_seconds(&self, bytes: f64) -> f64 {
+        let Accelerator { memory_bandwidth, efficiency, .. } = &self.accelerator;
+        bytes / (memory_bandwidth.value * efficiency.memory.value)
+    }
 }
 
 impl Peak {

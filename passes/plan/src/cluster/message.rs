@@ -18,7 +18,10 @@ impl Cluster {
     /// The part of `rank` in a message of permutes along axes, fetches or their adjoints; `None` for everything else,
     /// which whole groups do alike.
     pub fn message_on(&self, space: &Space, parcels: &[Parcel], rank: Rank) -> Option<RankExchange> {
-        let on = |Parcel { op, from, to }: &Parcel| self.exchange_on(space, op, from, to, rank);
+        let on = |Parcel { op, from, to }: &Parcel| {
+            let between = Between { cluster: self, space, op, from, to };
+            between.differs_by_rank().then(|| between.on(rank))
+        };
         let parts: Vec<RankExchange> = parcels.iter().map(on).collect::<Option<_>>()?;
         let mut peers: Vec<Rank> = parts.iter().flat_map(|part| part.peers.iter().copied()).collect();
         peers.sort_unstable();
@@ -32,7 +35,7 @@ impl Cluster {
         let mut whole = Part::default();
         for Parcel { op, from, to } in parcels {
             let between = Between { cluster: self, space, op, from, to };
-            let part = if between.is_such() {
+            let part = if between.differs_by_rank() {
                 between.part(rank)
             } else {
                 let mut part = Part { together: true, ..Part::default() };

@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 
 use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
-use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
@@ -25,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::memory::{self, HeldTensor};
+use crate::memory::Memory;
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -70,7 +69,7 @@ pub struct Plan {
     /// What each rank sends in one step.
     pub collectives: Vec<Collective>,
     /// Memory of the busiest rank.
-    pub memory: MemoryUse,
+    pub memory: Memory,
     /// Time of a step.
     pub time: Time,
     /// What was tried, best first.
@@ -195,12 +194,6 @@ pub struct MeshAxis {
     pub size: u64,
 }
 
-/// Whether a number is left out of a document.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
 /// A dimension of the per-rank program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -247,38 +240,6 @@ pub struct Collective {
     pub count: u64,
     /// Bytes that the busiest rank sends to others in all of them.
     pub bytes_sent_per_rank: u64,
-}
-
-/// Memory of the busiest rank, bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryUse {
-    /// Parameters.
-    pub parameters: u64,
-    /// Gradients.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub gradients: u64,
-    /// What the optimizer keeps.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub optimizer: u64,
-    /// What else lasts from step to step.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub states: u64,
-    /// Activations, outputs and communication buffers.
-    pub arena: u64,
-    /// Of these the communication buffers, at the peak.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub communication: u64,
-    /// Inputs.
-    pub inputs: u64,
-    /// Outputs, which lie in the arena.
-    pub outputs: u64,
-    /// All of them but outputs.
-    pub total: u64,
-    /// What a device has, its reserve taken off.
-    pub usable: u64,
-    /// The largest tensors at the peak.
-    pub largest: Vec<HeldTensor>,
 }
 
 /// Time of a step, seconds.
@@ -513,6 +474,12 @@ pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
     mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
 }
 
+/// A mesh as the command line spells it: `ring=2,tp=4`.
+pub fn mesh_text(mesh: &[MeshAxis]) -> String {
+    let axes: Vec<String> = mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
+    axes.join(",")
+}
+
 /// The dimensions of a space, as a plan writes them.
 pub fn dimensions(space: &Space) -> Vec<Dimension> {
     let dimension = |dim: &Dim| Dimension {
@@ -552,25 +519,6 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
     .collect()
 }
 
-impl MemoryUse {
-    /// The memory of a schedule on a cluster.
-    pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
-        Self {
-            parameters: memory.parameters,
-            gradients: memory.gradients,
-            optimizer: memory.optimizer,
-            states: memory.states,
-            arena: memory.arena,
-            communication: memory.communication,
-            inputs: memory.inputs,
-            outputs: memory.outputs,
-            total: memory.total(),
-            usable: cluster.usable_bytes(),
-            largest: memory.largest.clone(),
-        }
-    }
-}
-
 impl Time {
     /// The times of a simulation, rounded.
     pub fn of(simulation: &Simulation) -> Self {
@@ -594,9 +542,4 @@ impl Time {
 /// `x` with six significant digits.
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().expect("a printed number is a number")
-}
-
-/// The pipeline text of a schedule.
-pub fn pipeline(schedule: &Schedule) -> String {
-    schedule.pipeline.join(",")
 }

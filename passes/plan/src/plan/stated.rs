@@ -5,8 +5,7 @@ use ithaca_layout::compile::Compiled;
 use serde_json::Value;
 
 use super::{
-    Change, MemoryUse, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded,
-    why_chosen,
+    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded, why_chosen,
 };
 use crate::memory;
 use crate::simulate::simulate;
@@ -54,7 +53,7 @@ impl Plan {
     fn computed(&self, compiled: &Compiled) -> Result<Plan, Diagnostic> {
         let options = self.shard_options()?;
         let simulation = simulate(&self.cluster, &compiled.schedule);
-        let memory = MemoryUse::of(&memory::of_schedule(&compiled.schedule), &self.cluster);
+        let memory = memory::of_schedule(&self.cluster, &compiled.schedule);
         let time = Time::of(&simulation);
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {

@@ -5,6 +5,7 @@ use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::{self, Placement};
 use ithaca_layout::shard::{ShardOptions, Zero};
 
+use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
 use crate::planner::compiler::Compiler;
 
@@ -21,9 +22,9 @@ pub(super) struct Floor {
 
 impl Floor {
     /// Compiles the program for one device.
-    pub(super) fn of(compiler: &dyn Compiler) -> Self {
+    pub(super) fn of(compiler: &dyn Compiler, cluster: &Cluster) -> Self {
         let single = ShardOptions::new("single", Mesh::single());
-        let whole = compiler.draft(&single).map(|compiled| memory::of_schedule(&compiled.schedule));
+        let whole = compiler.draft(&single).map(|compiled| memory::of_schedule(cluster, &compiled.schedule));
         Self { whole: whole.unwrap_or_default(), registry: compiler.registry() }
     }
 

@@ -94,9 +94,9 @@ impl Ranked {
             attention: plan::attention(&compiled.attention, &options),
             options: plan::layout_options(&options),
             strategy: options.strategy,
-            pipeline: plan::pipeline(&compiled.schedule),
+            pipeline: compiled.schedule.pipeline.join(","),
             collectives: plan::collectives(&compiled.per_rank),
-            memory: plan::MemoryUse::of(&memory, cluster),
+            memory,
             time: plan::Time::of(&simulation),
             alternatives,
             notes: compiled.notes,
@@ -108,7 +108,7 @@ impl Tried {
     fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
         for options in candidates {
             match price(compiler, cluster, &options) {
-                Ok(priced) => match priced.memory.over(cluster) {
+                Ok(priced) => match priced.memory.over() {
                     None => self.fits.push(priced),
                     Some(over) => self.too_large.push((priced, over)),
                 },

@@ -12,7 +12,7 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
     let Priced { options, simulation, memory, .. } = priced;
     let step_seconds = rounded(simulation.seconds);
     let exposed_seconds = rounded(simulation.exposed());
-    let memory_bytes = memory.total();
+    let memory_bytes = memory.total;
     let outcome = if priced.options == winner.options {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason: why_chosen(simulation) }
     } else {
@@ -34,7 +34,7 @@ pub(super) fn too_large(priced: &Priced, over: u64) -> Alternative {
     let outcome = Outcome::OutOfMemory {
         step_seconds: rounded(simulation.seconds),
         exposed_seconds: rounded(simulation.exposed()),
-        memory_bytes: memory.total(),
+        memory_bytes: memory.total,
         over_bytes: over,
         tensor: largest.map_or_else(String::new, |h| h.name.clone()),
         tensor_bytes: largest.map_or(0, |h| h.bytes),
@@ -57,8 +57,8 @@ fn why_slower(priced: &Priced, winner: &Priced) -> String {
     let (this, best) = (&priced.simulation, &winner.simulation);
     let more = rounded(this.seconds) - rounded(best.seconds);
     if more <= 0.0 {
-        return if priced.memory.total() > winner.memory.total() {
-            format!("as fast, with {} more memory", bytes(priced.memory.total() - winner.memory.total()))
+        return if priced.memory.total > winner.memory.total {
+            format!("as fast, with {} more memory", bytes(priced.memory.total - winner.memory.total))
         } else {
             "as fast and as large; the winner comes first by name".to_owned()
         };

@@ -96,7 +96,7 @@ pub(super) fn refusal(
                 units::bytes(*over),
             );
             Diagnostic::new("P32", message)
-                .help(format!("it needs {}{tensor}", units::bytes(priced.memory.total())))
+                .help(format!("it needs {}{tensor}", units::bytes(priced.memory.total)))
         }
         (None, [(_, only)]) => only.clone(),
         (None, refused) => {

@@ -42,7 +42,7 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     pub(super) fn new(compiler: &'a dyn Compiler, cluster: &'a Cluster) -> Self {
-        let (registry, floor) = (compiler.registry(), Floor::of(compiler));
+        let (registry, floor) = (compiler.registry(), Floor::of(compiler, cluster));
         Self { compiler, cluster, registry, floor, left: Cell::new(EFFORT), least: Cell::new(None) }
     }
 
@@ -160,8 +160,8 @@ impl<'a> Search<'a> {
             budget.set(budget.get() - cost(options));
         }
         let priced = price(self.compiler, self.cluster, options).ok()?;
-        let fits = priced.memory.over(self.cluster).is_none();
-        let bytes = priced.memory.total();
+        let fits = priced.memory.over().is_none();
+        let bytes = priced.memory.total;
         self.least.set(Some(self.least.get().map_or(bytes, |least| least.min(bytes))));
         fits.then_some(priced)
     }

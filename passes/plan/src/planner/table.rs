@@ -2,7 +2,7 @@
 
 use ithaca_ir::units::{bytes, seconds};
 
-use crate::plan::{Alternative, MeshAxis, Outcome};
+use crate::plan::{Alternative, Outcome, mesh_text};
 
 /// The alternatives as a table for a terminal, with a final newline.
 ///
@@ -68,12 +68,6 @@ fn row(alternative: &Alternative) -> [String; 6] {
     };
     let figures = figures.map(|(step, exposed, memory)| [seconds(step), seconds(exposed), bytes(memory)]);
     let [step, exposed, memory] = figures.unwrap_or_else(|| ["-"; 3].map(str::to_owned));
-    [strategy.clone(), mesh_text(mesh), step, exposed, memory, reason]
-}
-
-fn mesh_text(mesh: &[MeshAxis]) -> String {
-    match mesh {
-        [] => "-".to_owned(),
-        _ => mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect::<Vec<_>>().join(","),
-    }
+    let mesh = if mesh.is_empty() { "-".to_owned() } else { mesh_text(mesh) };
+    [strategy.clone(), mesh, step, exposed, memory, reason]
 }

@@ -29,7 +29,7 @@ impl Priced {
     /// The order of rank: by time, then by memory, then by name.
     pub(super) fn cmp_rank(&self, other: &Self) -> Ordering {
         let seconds = |p: &Self| rounded(p.simulation.seconds);
-        let by_memory = || self.memory.total().cmp(&other.memory.total());
+        let by_memory = || self.memory.total.cmp(&other.memory.total);
         let by_name = || self.options.strategy.cmp(&other.options.strategy);
         seconds(self).total_cmp(&seconds(other)).then_with(by_memory).then_with(by_name)
     }
@@ -53,6 +53,6 @@ pub(super) fn price(
 ) -> Result<Priced, Diagnostic> {
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
-    let memory = memory::of_schedule(&compiled.schedule);
+    let memory = memory::of_schedule(cluster, &compiled.schedule);
     Ok(Priced { options: options.clone(), compiled, simulation, memory })
 }

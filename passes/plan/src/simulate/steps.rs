@@ -6,7 +6,7 @@ use ithaca_ir::{Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
 use crate::cluster::Cluster;
-use crate::cost::{self, OnRank};
+use crate::cost::OnRank;
 
 /// The tasks of a frame.
 #[derive(Clone, Debug)]
@@ -113,7 +113,7 @@ pub(super) fn kernel_seconds(
     ranks: &[Rank],
 ) -> Vec<f64> {
     let copied = |bytes: u64| {
-        vec![cluster.accelerator.launch_seconds.value + cost::stream_seconds(cluster, 2.0 * bytes as f64)]
+        vec![cluster.accelerator.launch_seconds.value + cluster.stream_seconds(2.0 * bytes as f64)]
     };
     let bytes = |buffers: &[_]| buffers.iter().map(|&b| frame.buffers[b].bytes(space)).sum();
     match &task.work {

@@ -262,7 +262,7 @@ fn prices_on_ranks_are_those_of_their_pairs() {
     let op = Op::Attention(attention);
     let empty = on_rank.op_seconds(&op, &[&ty, &next, &next], &[&ty], &[Rank(0)])[0];
     let bytes = 8192.0 * 32.0 * 128.0 * 2.0;
-    near(empty, cluster.accelerator.launch_seconds.value + cost::stream_seconds(&cluster, bytes));
+    near(empty, cluster.accelerator.launch_seconds.value + cluster.stream_seconds(bytes));
 }
 
 #[test]

@@ -16,6 +16,11 @@ use super::super::steps::kernel_seconds;
 use crate::cluster::{Cluster, Load, Part};
 use crate::cost::OnRank;
 
+/// Seconds of a class; one number applies to all classes.
+pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
+    seconds[class.min(seconds.len() - 1)]
+}
+
 /// Which ranks are alike.
 #[derive(Clone, Debug)]
 pub(super) struct Alike {
@@ -45,21 +50,14 @@ impl Alike {
         let mesh = &schedule.space.mesh;
         let combination: Vec<usize> = mesh.iter_ranks().map(|rank| combinations.combination(rank)).collect();
         let work = numbered(combinations.ranks().iter().enumerate().map(|(c, &rank)| {
-            let tasks = schedule
-                .frames
-                .values()
-                .zip(&seconds)
-                .flat_map(|(f, s)| f.tasks.iter().zip(s).map(move |t| (f, t)));
-            let one = |(frame, (task, on)): (&_, (&_, &Vec<f64>))| match ithaca_ir::schedule::Frame::runs(
-                frame,
-                &schedule.space,
-                task,
-                rank,
-            ) {
-                true => on[c.min(on.len() - 1)].to_bits(),
-                false => u64::MAX,
-            };
-            tasks.map(one).collect()
+            let mut work = Vec::new();
+            for (frame, seconds) in schedule.frames.values().zip(&seconds) {
+                work.extend(frame.tasks.iter().zip(seconds).map(|(task, seconds)| {
+                    let runs = frame.runs(&schedule.space, task, rank);
+                    if runs { on(seconds, c).to_bits() } else { u64::MAX }
+                }));
+            }
+            work
         }));
         let start: Vec<usize> = combination.iter().map(|&c| work[c]).collect();
         let classes = Self::numbered(tell_apart(cluster, schedule, start));
@@ -211,13 +209,8 @@ impl Peers {
                     found.groups.push(axes.to_vec());
                 }
             } else {
-                let takes_part = |rank: &Rank| {
-                    transfer.parcels().iter().any(|p| {
-                        let here = |ty: &ithaca_ir::TensorType| {
-                            ty.layout.at.is_none_or(|at| at.has(&space.mesh, *rank))
-                        };
-                        here(&p.from) || here(&p.to)
-                    })
+                let takes_part = |&rank: &Rank| {
+                    transfer.parcels().iter().any(|p| space.holds(&p.from, rank) || space.holds(&p.to, rank))
                 };
                 let ranks = space.mesh.iter_ranks().filter(takes_part);
                 let part = |rank| (rank, cluster.part(space, transfer.parcels(), rank));

@@ -3,15 +3,24 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use super::alike::on;
 use super::links::Links;
-use super::program::{Does, Loop, Meeting, Program, on};
-use super::record::Record;
+use super::program::{Does, Loop, Meeting, Program};
 
 /// Classes whose runs are written down at most; of more, every second one, or third.
 const WRITTEN: usize = 64;
 
 /// A class and one of its streams.
 type Lane = (usize, usize);
+
+/// Whether the runs of tasks are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Times only.
+    Times,
+    /// Every run of every task on the first rank of each class; of more than 64 classes, on some of them.
+    Spans,
+}
 
 /// The run of a class.
 pub(super) struct Ran {

@@ -15,12 +15,11 @@ mod alike;
 mod engine;
 mod links;
 mod program;
-mod record;
 
 #[cfg(test)]
 mod tests;
 
-pub use record::Record;
+pub use engine::Record;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;

@@ -5,8 +5,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::ScanOrder;
 use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Work};
 
-use super::alike::{Alike, FrameSeconds, sharers};
-use crate::cluster::{Cluster, Way};
+use super::alike::{Alike, FrameSeconds, on, sharers};
+use crate::cluster::{Cluster, Load, Way};
 
 /// The schedule of all classes.
 pub(super) struct Program {
@@ -124,11 +124,6 @@ impl Program {
     }
 }
 
-/// Seconds of a class; one number applies to all.
-pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
-    seconds[class.min(seconds.len() - 1)]
-}
-
 struct Compiler<'a> {
     cluster: &'a Cluster,
     schedule: &'a Schedule,
@@ -167,11 +162,8 @@ impl Compiler<'_> {
                         Does::Runs(call)
                     } else {
                         tasks.inside[i] = Some(call);
-                        Does::Takes(
-                            (0..n)
-                                .map(|class| call.layers as f64 * self.inside(call.callee, class))
-                                .collect(),
-                        )
+                        let inside = |class| call.layers as f64 * self.inside(call.callee, class);
+                        Does::Takes((0..n).map(inside).collect())
                     }
                 }
                 Work::Exchange(transfer) => Does::Exchanges(self.meetings(space, transfer)),
@@ -220,15 +212,12 @@ impl Compiler<'_> {
             meeting.with.sort_unstable();
             meeting.with.dedup();
             for load in part.loads {
-                if self.cluster.levels[load.level].contention.value > 1.0 {
-                    meeting.shared.push(Shared {
-                        level: load.level,
-                        way: load.way,
-                        seconds: load.seconds,
-                        far: load.far.map(|far| alike.class(far)),
-                    })
+                let Load { level, way, seconds, far } = load;
+                if self.cluster.levels[level].contention.value > 1.0 {
+                    let far = far.map(|far| alike.class(far));
+                    meeting.shared.push(Shared { level, way, seconds, far });
                 } else {
-                    meeting.own = meeting.own.max(load.seconds)
+                    meeting.own = meeting.own.max(seconds);
                 }
             }
             meetings.push(meeting);
