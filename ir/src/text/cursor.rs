@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Span, nearest};
-use crate::text::lexer::{Lexer, Token, unescape};
+use crate::text::lexer::{Lexer, Notation, Token, unescape};
 
 /// The result of parsing. The error is boxed because success is the common case.
-pub(crate) type Parsed<T> = Result<T, Box<Diagnostic>>;
+pub type Parsed<T> = Result<T, Box<Diagnostic>>;
 
 /// A place in the text.
-pub(crate) struct Cursor<'a> {
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
     lexer: Lexer<'a>,
     token: Token<'a>,
     span: Span,
@@ -18,19 +19,20 @@ pub(crate) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        let mut lexer = Lexer::new(text);
+    /// The start of a text in this notation.
+    pub fn new(text: &'a str, notation: Notation) -> Self {
+        let mut lexer = Lexer::new(text, notation);
         let (token, span) = lexer.token();
         Self { lexer, token, span, last: Span::default() }
     }
 
     /// The token that comes next.
-    pub(crate) fn peek(&self) -> Token<'a> {
+    pub fn peek(&self) -> Token<'a> {
         self.token
     }
 
     /// The place of the next token.
-    pub(crate) fn span(&self) -> Span {
+    pub fn span(&self) -> Span {
         self.span
     }
 
@@ -43,7 +45,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Whether the next token is this one, which is then taken.
-    pub(crate) fn eat(&mut self, token: Token<'_>) -> bool {
+    pub fn eat(&mut self, token: Token<'_>) -> bool {
         let found = self.token == token;
         if found {
             self.next();
@@ -51,8 +53,47 @@ impl<'a> Cursor<'a> {
         found
     }
 
+    /// Items between commas, up to `close`, which is taken.
+    ///
+    /// # Errors
+    /// A missing comma, and those of `item`.
+    pub fn list<T>(&mut self, close: char, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
+        let mut items = Vec::new();
+        while !self.eat(Token::Punct(close)) {
+            if !items.is_empty() {
+                self.expect(',')?;
+            }
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
+    /// Parts with `sign` between them as one chain, or one part alone.
+    ///
+    /// # Errors
+    /// Those of `part`.
+    pub fn chain<T>(
+        &mut self,
+        sign: char,
+        chain: fn(Vec<T>) -> T,
+        mut part: impl FnMut(&mut Self) -> Parsed<T>,
+    ) -> Parsed<T> {
+        let first = part(self)?;
+        if self.token != Token::Punct(sign) {
+            return Ok(first);
+        }
+        let mut parts = vec![first];
+        while self.eat(Token::Punct(sign)) {
+            parts.push(part(self)?);
+        }
+        Ok(chain(parts))
+    }
+
     /// Takes the character or refuses the next token.
-    pub(crate) fn expect(&mut self, c: char) -> Parsed<Span> {
+    ///
+    /// # Errors
+    /// Another token.
+    pub fn expect(&mut self, c: char) -> Parsed<Span> {
         if self.token == Token::Punct(c) {
             Ok(self.next().1)
         } else {
@@ -70,7 +111,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes any word; `what` says which kind is wanted.
-    pub(crate) fn word(&mut self, what: &str) -> Parsed<(&'a str, Span)> {
+    ///
+    /// # Errors
+    /// Another token.
+    pub fn word(&mut self, what: &str) -> Parsed<(&'a str, Span)> {
         match self.token {
             Token::Word(word) => Ok((word, self.next().1)),
             _ => Err(self.unexpected(what)),
@@ -78,7 +122,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes a name after `sigil`.
-    pub(crate) fn sigil(&mut self, sigil: char, what: &str) -> Parsed<(&'a str, Span)> {
+    ///
+    /// # Errors
+    /// Another token.
+    pub fn sigil(&mut self, sigil: char, what: &str) -> Parsed<(&'a str, Span)> {
         match self.token {
             Token::Sigil(found, name) if found == sigil => Ok((name, self.next().1)),
             _ => Err(self.unexpected(what)),
@@ -86,7 +133,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes a whole number.
-    pub(crate) fn int(&mut self) -> Parsed<u64> {
+    ///
+    /// # Errors
+    /// Another token, or `E03` for a number above 64 bits.
+    pub fn int(&mut self) -> Parsed<u64> {
         match self.token {
             Token::Int(digits) => {
                 let (_, span) = self.next();
@@ -114,22 +164,6 @@ impl<'a> Cursor<'a> {
         Ok(items)
     }
 
-    /// Takes items with commas between them, and `close` after them.
-    pub(crate) fn items_until<T>(
-        &mut self,
-        close: char,
-        mut item: impl FnMut(&mut Self) -> Parsed<T>,
-    ) -> Parsed<Vec<T>> {
-        let mut items = Vec::new();
-        while !self.eat(Token::Punct(close)) {
-            if !items.is_empty() {
-                self.expect(',')?;
-            }
-            items.push(item(self)?);
-        }
-        Ok(items)
-    }
-
     /// Takes the word that spells one of `all`, which messages call `what`.
     pub(crate) fn choice<T: Copy>(
         &mut self,
@@ -143,6 +177,21 @@ impl<'a> Cursor<'a> {
         found.ok_or_else(|| unknown(what, word, span, all.iter().map(|&choice| name(choice))))
     }
 
+    /// Takes a real number.
+    ///
+    /// # Errors
+    /// `E03` for one beyond the range.
+    pub fn float(&mut self) -> Parsed<f64> {
+        let (Token::Float(digits) | Token::Int(digits)) = self.token else {
+            return Err(self.unexpected("a number"));
+        };
+        let (_, span) = self.next();
+        digits.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| {
+            let message = format!("`{digits}` is larger than a real number can be");
+            mistake("E03", message, span, "too large")
+        })
+    }
+
     /// Takes a whole number that counts things in memory.
     pub(crate) fn count(&mut self) -> Parsed<usize> {
         let span = self.span;
@@ -152,7 +201,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes a string.
-    pub(crate) fn string(&mut self) -> Parsed<String> {
+    ///
+    /// # Errors
+    /// Another token, or `E02` for an unknown escape.
+    pub fn string(&mut self) -> Parsed<String> {
         match self.token {
             Token::Text(raw) => {
                 let (_, span) = self.next();
@@ -168,7 +220,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The diagnostic for a next token that is not `expected`.
-    pub(crate) fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
+    pub fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
         let span = match self.token {
             // The end has no byte of its own; the last token is pointed at.
             Token::End => self.last,
@@ -178,11 +230,8 @@ impl<'a> Cursor<'a> {
             Token::Bad(_) => "E02",
             _ => "E01",
         };
-        let label = match self.token {
-            Token::End => format!("{expected} must follow"),
-            _ => format!("{expected} must stand here"),
-        };
-        mistake(code, format!("expected {expected}, found {}", self.token), span, label)
+        let message = format!("expected {expected}, found {}", self.token);
+        mistake(code, message, span, format!("{expected} is expected here"))
     }
 }
 

@@ -149,7 +149,8 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
             dim.order = read_order(cx)?;
         } else if cx.eat(Token::Word("fetches")) {
             let of = read_dim_name(cx, space)?;
-            let parts = read_list(cx, read_ranges)?;
+            cx.expect('[')?;
+            let parts = cx.list(']', read_ranges)?;
             dim.fetched = Some(Fetched { of, parts });
         } else if cx.eat(Token::Word("part")) {
             dim.part = Some(read_part(cx, space)?);
@@ -208,7 +209,7 @@ fn read_ranges(cx: &mut Cursor<'_>) -> Parsed<Vec<Range<u64>>> {
 
 fn read_list<'a, T>(cx: &mut Cursor<'a>, item: impl Fn(&mut Cursor<'a>) -> Parsed<T>) -> Parsed<Vec<T>> {
     cx.expect('[')?;
-    cx.items_until(']', item)
+    cx.list(']', item)
 }
 
 fn read_dim_name(cx: &mut Cursor<'_>, space: &Space) -> Parsed<DimId> {
@@ -349,10 +350,7 @@ pub(crate) fn read_attrs(cx: &mut Cursor<'_>) -> Parsed<Vec<(String, Attr)>> {
 
 fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(String, Attr)>> {
     let mut pairs: Vec<(String, Attr)> = Vec::new();
-    while !cx.eat(Token::Punct(close)) {
-        if !pairs.is_empty() {
-            cx.expect(',')?;
-        }
+    cx.list(close, |cx| {
         let (key, span) = cx.word("the name of an attribute")?;
         if pairs.iter().any(|(k, _)| k == key) {
             return Err(twice("attribute", key, span));
@@ -362,14 +360,15 @@ fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(Str
         }
         cx.expect('=')?;
         pairs.push((key.to_owned(), read_attr(cx, depth)?));
-    }
+        Ok(())
+    })?;
     Ok(pairs)
 }
 
 /// The attribute that `text` spells and nothing else, for tests of what attributes mean.
 #[cfg(test)]
 pub(crate) fn parse_attr(text: &str) -> Parsed<Attr> {
-    let mut cx = Cursor::new(text);
+    let mut cx = Cursor::new(text, crate::text::Notation::Module);
     let attr = read_attr(&mut cx, 0)?;
     match cx.peek() {
         Token::End => Ok(attr),
@@ -379,25 +378,7 @@ pub(crate) fn parse_attr(text: &str) -> Parsed<Attr> {
 
 /// `a & b | c`: of the two signs `&` binds more tightly.
 fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
-    read_chain(cx, '|', Attr::Any, |cx| read_chain(cx, '&', Attr::All, |cx| read_plain_attr(cx, depth)))
-}
-
-/// Parts with `sign` between them, or one part alone.
-fn read_chain<'a>(
-    cx: &mut Cursor<'a>,
-    sign: char,
-    chain: impl Fn(Vec<Attr>) -> Attr,
-    part: impl Fn(&mut Cursor<'a>) -> Parsed<Attr>,
-) -> Parsed<Attr> {
-    let first = part(cx)?;
-    if cx.peek() != Token::Punct(sign) {
-        return Ok(first);
-    }
-    let mut parts = vec![first];
-    while cx.eat(Token::Punct(sign)) {
-        parts.push(part(cx)?);
-    }
-    Ok(chain(parts))
+    cx.chain('|', Attr::Any, |cx| cx.chain('&', Attr::All, |cx| read_plain_attr(cx, depth)))
 }
 
 fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
@@ -410,15 +391,7 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
             let first = cx.int()?;
             if cx.eat(Token::Dots) { Attr::Range(first, cx.int()?) } else { Attr::Int(first) }
         }
-        Token::Float(digits) => {
-            let (_, span) = cx.next();
-            let value: f64 = digits.parse().unwrap_or(f64::INFINITY);
-            if !value.is_finite() {
-                let message = format!("`{digits}` is larger than a real number can be");
-                return Err(mistake("E03", message, span, "too large"));
-            }
-            Attr::Float(value)
-        }
+        Token::Float(_) => Attr::Float(cx.float()?),
         Token::Text(_) => Attr::Text(cx.string()?),
         Token::Sigil('@', name) => {
             cx.next();
@@ -429,7 +402,7 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
             if !cx.eat(Token::Punct('(')) {
                 Attr::Word(word.to_owned())
             } else if matches!(cx.peek(), Token::Int(_)) {
-                Attr::Numbers(word.to_owned(), cx.items_until(')', Cursor::int)?)
+                Attr::Numbers(word.to_owned(), cx.list(')', Cursor::int)?)
             } else {
                 Attr::Call(word.to_owned(), read_pairs(cx, ')', depth + 1)?)
             }
@@ -441,9 +414,13 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
             inner
         }
         Token::Punct('[') => Attr::List(read_list(cx, |cx| read_attr(cx, depth + 1))?),
-        Token::Sigil(..) | Token::Dots | Token::Arrow | Token::Punct(_) | Token::Bad(_) | Token::End => {
-            return Err(cx.unexpected("the value of an attribute"));
-        }
+        Token::Sigil(..)
+        | Token::Dots
+        | Token::Arrow
+        | Token::Punct(_)
+        | Token::Sign(_)
+        | Token::Bad(_)
+        | Token::End => return Err(cx.unexpected("the value of an attribute")),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Tokens of the text form, with their spans.
+//! Tokens of the text form and of rewrite rules, with their spans.
 //!
 //! White space and `//` comments separate tokens and mean nothing else; lines do not matter. The lexer never fails: what
 //! it cannot read is a [`Token::Bad`], which the parser refuses where it meets it.
@@ -10,10 +10,10 @@ use crate::identifier::word_len;
 
 /// A token; names and strings are slices of the text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Token<'a> {
+pub enum Token<'a> {
     /// A bare word.
     Word(&'a str),
-    /// `%name`, `@name`, `$name`; the sigil and the name, which may be a number.
+    /// `%name`, `@name`, `$name`, in rules `?name`; the sigil and the name, which may be a number.
     Sigil(char, &'a str),
     /// A whole number, unread: it may be too large.
     Int(&'a str),
@@ -25,8 +25,10 @@ pub(crate) enum Token<'a> {
     Dots,
     /// `->`
     Arrow,
-    /// One of `(){}[],=:&|+@`; `@` is one when no name follows it directly.
+    /// One of `(){}[],=:&|+@`, in rules `-*/<#` too; `@` is one when no name follows it directly.
     Punct(char),
+    /// One of `=>`, `!=`, `<=`, in rules.
+    Sign(&'static str),
     /// Text that is not a token, and the reason.
     Bad(&'static str),
     /// The end of the text.
@@ -42,22 +44,36 @@ impl fmt::Display for Token<'_> {
             Token::Dots => f.write_str("`..`"),
             Token::Arrow => f.write_str("`->`"),
             Token::Punct(c) => write!(f, "`{c}`"),
+            Token::Sign(sign) => write!(f, "`{sign}`"),
             Token::Bad(why) => f.write_str(why),
             Token::End => f.write_str("the end of the file"),
         }
     }
 }
 
+/// The notation of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notation {
+    /// Modules and schedules.
+    Module,
+    /// Rewrite rules, with arithmetic: a minus is no part of a number, and a dash no part of a name after a sigil.
+    Rules,
+}
+
+/// The signs of rules with two characters.
+const SIGNS: [&str; 3] = ["=>", "!=", "<="];
+
 /// Reads tokens one by one.
 #[derive(Clone, Debug)]
 pub(crate) struct Lexer<'a> {
     text: &'a str,
     at: usize,
+    notation: Notation,
 }
 
 impl<'a> Lexer<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        Self { text, at: 0 }
+    pub(crate) fn new(text: &'a str, notation: Notation) -> Self {
+        Self { text, at: 0, notation }
     }
 
     /// The next token; [`Token::End`] for ever at the end.
@@ -68,7 +84,12 @@ impl<'a> Lexer<'a> {
         let Some(&first) = bytes.get(start) else {
             return (Token::End, Span::new(start, start));
         };
+        let in_rules = self.notation == Notation::Rules;
+        let sign = SIGNS.into_iter().find(|sign| in_rules && bytes[start..].starts_with(sign.as_bytes()));
         let token = match first {
+            _ if sign.is_some() => self.take(2, sign.map_or(Token::End, Token::Sign)),
+            b'?' if in_rules => self.sigil(first),
+            b'-' | b'*' | b'/' | b'<' | b'#' if in_rules => self.take(1, Token::Punct(char::from(first))),
             b'a'..=b'z' | b'A'..=b'Z' | b'_' => Token::Word(self.word()),
             b'0'..=b'9' => self.number(),
             b'-' if bytes.get(start + 1) == Some(&b'>') => self.take(2, Token::Arrow),
@@ -114,8 +135,12 @@ impl<'a> Lexer<'a> {
     fn sigil(&mut self, sigil: u8) -> Token<'a> {
         self.at += 1;
         let rest = &self.text.as_bytes()[self.at..];
-        let n_digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
-        let len = if n_digits > 0 { n_digits } else { word_len(rest) };
+        let while_any = |fits: fn(&u8) -> bool| rest.iter().take_while(|b| fits(b)).count();
+        let len = match (self.notation, while_any(u8::is_ascii_digit)) {
+            (Notation::Rules, _) => while_any(|b| b.is_ascii_alphanumeric() || *b == b'_'),
+            (Notation::Module, 0) => word_len(rest),
+            (Notation::Module, n_digits) => n_digits,
+        };
         let name = &self.text[self.at..self.at + len];
         self.at += len;
         match (len, sigil) {
@@ -208,7 +233,11 @@ mod tests {
     use super::*;
 
     fn tokens(text: &str) -> Vec<Token<'_>> {
-        let mut lexer = Lexer::new(text);
+        tokens_in(text, Notation::Module)
+    }
+
+    fn tokens_in(text: &str, notation: Notation) -> Vec<Token<'_>> {
+        let mut lexer = Lexer::new(text, notation);
         std::iter::from_fn(|| Some(lexer.token().0).filter(|t| *t != Token::End)).collect()
     }
 
@@ -225,6 +254,24 @@ mod tests {
     fn words_may_have_dashes_but_arrows_stay_arrows() {
         assert_eq!(tokens("q.k-v->x"), [Token::Word("q.k-v"), Token::Arrow, Token::Word("x")]);
         assert_eq!(tokens("s@(a"), tokens("s @ ( a"));
+    }
+
+    #[test]
+    fn rules_have_arithmetic() {
+        assert_eq!(
+            tokens_in("?a-1e-2 // rest\n0..4 => a-b", Notation::Rules),
+            [
+                Token::Sigil('?', "a"),
+                Token::Punct('-'),
+                Token::Float("1e-2"),
+                Token::Int("0"),
+                Token::Dots,
+                Token::Int("4"),
+                Token::Sign("=>"),
+                Token::Word("a-b")
+            ]
+        );
+        assert!(matches!(tokens("? #")[..], [Token::Bad(_), Token::Bad(_)]));
     }
 
     #[test]

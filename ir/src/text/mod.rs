@@ -11,9 +11,11 @@ pub(crate) mod show;
 mod write;
 
 pub use crate::identifier::is_identifier;
+pub use cursor::{Cursor, Parsed};
 pub use grammar::VERSION;
 #[cfg(test)]
 pub(crate) use grammar::parse_attr;
+pub use lexer::{Notation, Token};
 pub use read::parse;
 pub use show::{TypeText, show};
 pub use write::print;

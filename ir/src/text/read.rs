@@ -12,7 +12,7 @@ use crate::text::cursor::{Cursor, Parsed, mistake, unknown};
 use crate::text::grammar::{
     Header, make_op, read_attrs, read_header, read_outputs, read_phase, read_type, twice,
 };
-use crate::text::lexer::Token;
+use crate::text::lexer::{Notation, Token};
 use crate::types::TensorType;
 
 /// The most bytes of a text, so that every place in it has a span.
@@ -41,7 +41,7 @@ pub(crate) fn check_length(text: &str) -> Parsed<()> {
 
 fn parse_module(text: &str) -> Parsed<Module> {
     check_length(text)?;
-    let mut cx = Cursor::new(text);
+    let mut cx = Cursor::new(text, Notation::Module);
     let levels = [Level::Program, Level::Sharded, Level::PerRank].map(Level::name);
     let Header { kind, name, pipeline, space } = read_header(&mut cx, &levels)?;
     let level = Level::parse(&kind).expect("the header admits the names of levels only");

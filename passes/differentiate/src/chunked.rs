@@ -25,8 +25,8 @@ use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, Ten
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Forward, Tape, store_gradient};
 use super::split::Halves;
+use super::tape::{Accumulation, Forward, Tape, store_gradients};
 
 /// The function that computes the loss, and the parts of its tokens.
 pub(super) struct Chunked {
@@ -299,10 +299,7 @@ pub(super) fn halves(
     for node in source.nodes.iter().rev().filter(|n| kind_of(n) == ValueKind::Shared) {
         let found: Vec<Option<ValueId>> = node.results.iter().map(|&r| gradients.shared.of(r)).collect();
         if let (Op::Param(binding), &[Some(gradient)]) = (&node.op, &found[..]) {
-            match weights.iter_mut().find(|(known, _)| *known == binding) {
-                None => weights.push((binding, gradient)),
-                Some((_, sum)) => *sum = b.add(*sum, gradient)?,
-            }
+            weights.push((binding, gradient));
             continue;
         }
         let mut narrow = Vec::with_capacity(found.len());
@@ -311,9 +308,7 @@ pub(super) fn halves(
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
-    for (binding, gradient) in weights {
-        store_gradient(&mut b, binding, gradient, accumulation(binding))?;
-    }
+    store_gradients(&mut b, weights, accumulation)?;
 
     let mut outputs = vec![Output { name: None, value: map[output] }];
     let mut returned = Vec::new();

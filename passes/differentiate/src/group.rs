@@ -13,7 +13,8 @@
 //! @block.group2 (%x): %y = call %x {callee=@block, layers=0..2, stride=4}
 //! ```
 //! A group counts the layers of `main` in execution order, across functions: if two kinds of layers alternate, a group
-//! calls both. Consecutive equal groups become one call. `regroup` builds the two halves of a group.
+//! calls both. Consecutive equal groups become one call. `joint`, `split` and `regroup` build the two
+//! halves of a group.
 
 use std::ops::Range;
 

@@ -32,6 +32,7 @@ mod regroup;
 mod split;
 mod stages;
 mod step;
+mod tape;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
@@ -50,10 +51,10 @@ use ithaca_pass::roles::Roles;
 use ithaca_pass::{Context, Pass};
 
 use active::Activity;
-use joint::{Accumulation, joint};
 use pipelined::{Stages, StepParts, TiedWeight};
 use split::{Repetition, split};
 use step::{Cx, DifferentiatedFunction, Optimize, Sweep};
+use tape::Accumulation;
 use update::OwnedWeights;
 
 /// The pass.
@@ -189,11 +190,7 @@ fn stepped(
             accumulation: &accumulation,
             counts: None,
         };
-        let joint = if is_group {
-            regroup::joint(&inner, &stepped.space, &stepped.functions)?
-        } else {
-            joint(&stepped.space, id, function, &activity, |binding| accumulation(id, binding))?
-        };
+        let joint = joint::joint(&inner, &stepped.space, &stepped.functions)?;
         let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
         let runs = if looped { Repetition::Looped } else { Repetition::Once };
         // Layers of a group that is recomputed save every value.

@@ -14,8 +14,8 @@ use ithaca_ir::ops::{Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::joint::zeros;
 use super::step::{Cx, Optimize, Sweep};
+use super::tape::zeros;
 
 /// The name of the function that runs one micro-batch.
 pub(super) const NAME: &str = "micro";

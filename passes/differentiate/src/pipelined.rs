@@ -20,11 +20,11 @@ use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::joint::{Accumulation, assign, prefixed};
 use super::micro::{Split, copy_whole_batch, is_key, is_whole_batch, only_loss, stored};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
 use super::step::{Cx, Optimize, Run, Sweep, call_on};
+use super::tape::{Accumulation, assign, prefixed};
 use super::update::{OwnedWeights, Place, gradient_type};
 
 /// The stages that run the layers of each function.

@@ -17,42 +17,8 @@ use ithaca_ir::ops::OpError;
 use ithaca_ir::{Arena, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::joint::Joint;
 use super::split::Halves;
-use super::step::{Cx, Run};
-
-/// The joint function of the group, which is the `main` of `cx`.
-///
-/// # Errors
-/// None on a program that verifies.
-pub(super) fn joint(
-    cx: &Cx<'_>,
-    space: &Space,
-    functions: &Arena<FuncId, Function>,
-) -> Result<Joint, OpError> {
-    let source = cx.function();
-    let mut b = FunctionBuilder::like(source, space, functions);
-    let known = ValueMap::with_params(&mut b, source);
-    let mut seeds = Vec::new();
-    for (i, output) in source.outputs.iter().enumerate() {
-        if cx.activity.is_active(cx.main, output.value) {
-            seeds.push((i, b.param(source.ty(output.value).clone(), None)));
-        }
-    }
-    let mut run = Run::new(cx, known);
-    for i in 0..source.nodes.len() {
-        cx.forward(&mut b, &mut run, i, None)?;
-    }
-    let n_forward = b.function().nodes.len();
-    for &(i, seed) in &seeds {
-        run.tape.add(&mut b, source.outputs[i].value, seed)?;
-    }
-    for i in (0..source.nodes.len()).rev() {
-        cx.backward(&mut b, &mut run, i, None)?;
-    }
-    let gradients = source.params.iter().map(|&p| run.tape.of(p)).collect();
-    Ok(Joint { function: b.finish([]), outputs: run.map.outputs(), n_forward, seeds, gradients })
-}
+use super::step::Cx;
 
 /// The forward half of a group: as in `halves`, but its layers save nothing.
 ///

@@ -20,8 +20,23 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Joint, or_zeros};
+
 use super::options::Recompute;
+use super::tape::or_zeros;
+
+/// The joint function.
+pub(super) struct Joint {
+    /// Parameters: those of the function, then the gradients of its active results. No outputs.
+    pub(super) function: Function,
+    /// The outputs of the source in the function.
+    pub(super) outputs: Vec<Output>,
+    /// The number of forward nodes, which come first.
+    pub(super) n_forward: usize,
+    /// For each active result its index and the parameter that is its gradient.
+    pub(super) seeds: Vec<(usize, ValueId)>,
+    /// For each parameter of the source its gradient, if it has one.
+    pub(super) gradients: Vec<Option<ValueId>>,
+}
 
 /// The forward and backward half of a function, and the operands of the backward half.
 pub(super) struct Halves {

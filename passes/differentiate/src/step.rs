@@ -7,8 +7,8 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Forward, Tape, assign, or_zeros, store_gradient, zeros};
 use super::split::Halves;
+use super::tape::{Accumulation, Forward, Tape, assign, or_zeros, store_gradients, zeros};
 use super::update::Place;
 
 /// A function of the source and its halves.
@@ -40,17 +40,25 @@ pub(super) struct Cx<'a> {
 pub(super) struct Run<'a> {
     /// The new value of each old one.
     pub(super) map: ValueMap<'a>,
-    /// By node.
-    calls: Vec<Option<ForwardCall<'a>>>,
+    /// By node; `None` before it runs.
+    records: Vec<Option<Record<'a>>>,
     pub(super) tape: Tape,
+    /// The weights that the function reads, with their gradients.
+    pub(super) weights: Vec<(&'a Binding, ValueId)>,
+}
+
+/// The values of a forward node that its backward pass needs.
+enum Record<'a> {
+    Node(Forward<'a>),
+    Call(ForwardCall<'a>),
 }
 
 impl<'a> Run<'a> {
     /// A run with some values known.
     pub(super) fn new(cx: &Cx<'_>, map: ValueMap<'a>) -> Self {
         let source = cx.function();
-        let calls = source.nodes.iter().map(|_| None).collect();
-        Self { map, calls, tape: Tape::new(source.values.len()) }
+        let records = source.nodes.iter().map(|_| None).collect();
+        Self { map, records, tape: Tape::new(source.values.len()), weights: Vec::new() }
     }
 }
 
@@ -90,6 +98,7 @@ impl<'a> Cx<'a> {
         for i in (0..source.nodes.len()).rev().filter(|&i| runs(&source.nodes[i])) {
             self.backward(b, &mut run, i, None)?;
         }
+        store_gradients(b, run.weights, |binding| (self.accumulation)(self.main, binding))?;
         Ok(run.map)
     }
 
@@ -105,16 +114,17 @@ impl<'a> Cx<'a> {
         stage: Option<Stage>,
     ) -> Result<(), OpError> {
         let node = &self.function().nodes[i];
-        match &node.op {
+        run.records[i] = match &node.op {
             Op::Call { callee, layers, stride, .. } => {
                 let layers = (layers, *stride);
-                run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
+                Some(Record::Call(self.call(b, &mut run.map, node, (*callee, layers, stage))?))
             }
             Op::Random(Random::Key { .. }) => {
                 run.map.insert(node.result(), self.key(b, node)?);
+                None
             }
-            _ => run.map.copy(b, node)?,
-        }
+            _ => Some(Record::Node(Forward::run(b, node, &mut run.map)?)),
+        };
         Ok(())
     }
 
@@ -160,22 +170,23 @@ impl<'a> Cx<'a> {
         stage: Option<Stage>,
     ) -> Result<(), OpError> {
         let node = &self.function().nodes[i];
-        let Run { map, calls, tape } = run;
+        let Run { records, tape, weights, .. } = run;
         let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
         if gradients.iter().all(Option::is_none) {
             return Ok(());
         }
-        match (&node.op, &calls[i]) {
+        match (&node.op, &records[i]) {
             (Op::Param(binding), _) => {
-                let gradient = gradients[0].expect("a parameter has one result");
-                store_gradient(b, binding, gradient, (self.accumulation)(self.main, binding))
+                weights.push((binding, gradients[0].expect("a parameter has one result")));
+                Ok(())
             }
-            (_, Some(called)) => self.call_backward(b, tape, node, (called, stage), &gradients),
-            (_, None) => {
+            (_, Some(Record::Call(called))) => self.call_backward(b, tape, node, (called, stage), &gradients),
+            (_, Some(Record::Node(record))) => {
                 let is_active = |v: ValueId| self.activity.is_active(self.main, v);
-                let record = Forward::copied(node, map);
                 record.adjoint(b, &gradients, is_active, |b, old, part| tape.add(b, old, part))
             }
+            // A key has no gradient.
+            (_, None) => Ok(()),
         }
     }
 

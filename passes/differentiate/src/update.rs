@@ -8,7 +8,7 @@ use ithaca_ir::ops::{AdamW, Binding, OpError, Optimizer, Stage, Target, cast, st
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::joint::{Accumulation, assign, prefixed, zeros};
+use super::tape::{Accumulation, assign, prefixed, zeros};
 
 /// A range of layers and its stage.
 pub(super) type Place = (Layers, Option<Stage>);

@@ -131,15 +131,15 @@ fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
     for alias in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"] {
         small.remove(alias);
     }
-    let head_dim = t5.head_dim.min(8);
+    let head_dim = t5.sizes.head_dim.min(8);
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
     // Heads together may be wider than the stream; the ratio stays.
-    set("d_model", scaled(t5.hidden, head_dim, t5.head_dim));
+    set("d_model", scaled(t5.sizes.hidden, head_dim, t5.sizes.head_dim));
     set("d_kv", head_dim);
-    set("num_heads", t5.heads);
-    set("d_ff", alike(t5.ffn, multiple, 48));
-    set("vocab_size", alike(t5.vocab, multiple, 96));
-    set("num_layers", t5.encoder_layers.min(layers.max(2)));
+    set("num_heads", t5.sizes.heads);
+    set("d_ff", alike(t5.sizes.ffn, multiple, 48));
+    set("vocab_size", alike(t5.sizes.vocab, multiple, 96));
+    set("num_layers", t5.sizes.layers.min(layers.max(2)));
     set("num_decoder_layers", t5.decoder_layers.min(layers.max(2)));
 }
 

@@ -1,7 +1,7 @@
-//! Passes: what they are, and the manager that runs, verifies, times and dumps them.
+//! Passes, and the manager that runs, verifies and times them.
 //!
-//! A pass reads a verified module and leaves a module that verifies. It opens no device, file or clock, and prints
-//! nothing; what it wants to say goes to [`Context::note`].
+//! A pass reads a verified module and returns a module that verifies. It opens no device, file or clock, and prints
+//! nothing; its messages go to [`Context::note`].
 
 pub mod options;
 pub mod rebuild;
@@ -34,7 +34,7 @@ pub trait Prices {
     }
 }
 
-/// What [`Volume`] takes for a byte that a kernel reads or writes, and for a kernel, seconds.
+/// Seconds of a kernel, and of each byte that it reads or writes, by [`Volume`].
 const KERNEL: f64 = 1e-3;
 
 /// Prices that count bytes only, at one byte a second, plus one second for each collective: no cluster needed.
@@ -50,7 +50,7 @@ impl Prices for Volume {
         1.0 + ithaca_ir::boxes::bytes_sent(space, op, from, to, rank) as f64
     }
 
-    /// A kernel takes a thousandth of what a collective of as many bytes takes.
+    /// A kernel takes a thousandth of the time of a collective of as many bytes.
     fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
         if op.is_communication() {
             return self.collective_seconds(space, op, operands[0], results[0]);
@@ -64,7 +64,7 @@ impl Prices for Volume {
     }
 }
 
-/// What a pass may use and say.
+/// The prices and the messages of a run of passes.
 pub struct Context<'a> {
     /// Prices of collectives on the cluster at hand.
     pub prices: &'a dyn Prices,
@@ -84,7 +84,7 @@ impl<'a> Context<'a> {
         self
     }
 
-    /// Says something that the user should know of the result, once.
+    /// Adds a message about the result for the user, unless it is there already.
     pub fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if !self.notes.contains(&note) {
@@ -92,7 +92,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// What passes said so far.
+    /// The messages so far.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -112,8 +112,8 @@ impl<'a> Context<'a> {
 
 /// A transformation of modules.
 ///
-/// [`rebuild`](crate::rebuild::rebuild) does all of a rewrite but the rewriting. A pass of one's own is named in pipelines
-/// once it is in a `Registry`; `docs/guide/your-first-sharding-pass.md` writes one.
+/// [`rebuild`](crate::rebuild::rebuild) copies the nodes that a rewrite does not change. A pipeline can name a pass of
+/// a `Registry`; `docs/guide/your-first-sharding-pass.md` adds one.
 pub trait Pass {
     /// The name in a pipeline.
     fn name(&self) -> &'static str;
@@ -170,7 +170,7 @@ pub fn print(passes: &[Box<dyn Pass>]) -> String {
 
 /// Watches a pipeline run.
 pub trait Instrument {
-    /// After a pass, with the module it left and the time it took, verification excluded.
+    /// After a pass, with the new module and the time of the pass without verification.
     fn after(&mut self, pass: &dyn Pass, module: &Module, took: Duration);
 }
 

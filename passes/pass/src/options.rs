@@ -1,4 +1,4 @@
-//! Options of passes: structs that serde derives, read from the text of a pipeline and written to it.
+//! Options of passes: structs with derived serde traits, read from the text of a pipeline and written to it.
 //!
 //! A pass declares its options once. [`read`] fills the struct from the `key=value` pairs of a pipeline, [`write()`]
 //! returns the pairs that differ from the default. A value is a number, the name of a variant, a text that a type parses
@@ -74,7 +74,7 @@ pub fn pass<P: Pass + DeserializeOwned + 'static>(
     Ok(Box::new(read::<P>(pass, usage, options)?))
 }
 
-/// The options as a pipeline has them, in the order of the fields; those that are as by default are left out.
+/// The options in a pipeline, in the order of the fields, without those with their default value.
 pub fn write<T: Serialize + Default>(options: &T) -> Vec<(String, String)> {
     let fields = |options: &T| match serde_json::to_value(options) {
         Ok(Value::Object(fields)) => fields,
@@ -166,10 +166,7 @@ pub fn optional_text<S: serde::Serializer>(
     value: &Option<impl Display>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => serializer.collect_str(value),
-        None => serializer.serialize_none(),
-    }
+    value.as_ref().map(ToString::to_string).serialize(serializer)
 }
 
 fn value_text(value: &Value) -> String {
@@ -186,18 +183,18 @@ fn value_text(value: &Value) -> String {
     }
 }
 
-/// Why options are refused; the option at hand is the last that was read.
+/// The reason of a refusal; it concerns the option that was read last.
 #[derive(Debug)]
 enum Problem {
-    /// No such option; these are known.
+    /// The option is unknown; these are known.
     Unknown(&'static [&'static str]),
-    /// An option that must be there.
+    /// A required option is missing.
     Missing(&'static str),
-    /// An option that is there already.
+    /// An option is repeated.
     Twice(&'static str),
-    /// A value that is not one of these.
+    /// The value is none of these.
     Variant(&'static [&'static str]),
-    /// A value that does not fit this description.
+    /// The value does not fit this description.
     Value(String),
 }
 

@@ -1,4 +1,4 @@
-//! Rebuilds modules node by node: what a pass does not touch is copied.
+//! Rebuilds modules node by node; unchanged nodes are copied.
 
 use std::ops::Index;
 
@@ -69,24 +69,9 @@ impl<'a> Copy<'a> {
         self.values.param(&mut self.b, old);
     }
 
-    /// The new value of `old`, which is defined.
-    pub fn get(&self, old: ValueId) -> ValueId {
-        self.values[old]
-    }
-
-    /// Makes `new` the value of `old`.
-    pub fn set(&mut self, old: ValueId, new: ValueId) {
-        self.values.insert(old, new);
-    }
-
     /// Makes each of `new` the value of one of `old`, with its name.
     pub fn set_all(&mut self, old: &[ValueId], new: &[ValueId]) {
         self.values.replace(&mut self.b, old, new);
-    }
-
-    /// The new operands of a node.
-    pub fn operands(&self, node: &Node) -> Vec<ValueId> {
-        self.values.operands(node)
     }
 
     /// Adds a node unchanged.

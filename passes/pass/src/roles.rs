@@ -1,4 +1,4 @@
-//! Roles of dimensions, read off a program's operations: which are heads, sequences, vocabulary, feed-forward width.
+//! Roles of dimensions by a program's operations: heads, sequences, vocabulary, feed-forward width.
 
 use std::collections::BTreeSet;
 
@@ -34,10 +34,10 @@ impl Roles {
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
         let mut explicit = Explicit::default();
-        // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
+        // A backward pass has the dimensions of its forward pass, and its parameters may be any of its values.
         let forward = |f: &&Function| f.origin.is_none();
         for function in module.functions.values().filter(forward) {
-            // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
+            // The residual stream: inputs, arguments and results of functions, rows of tables, and normalised values.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
             }
@@ -76,7 +76,7 @@ impl Roles {
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
-                    // Routers compare all experts, so what they score is never split.
+                    // Routers compare all experts, so their scores are never split.
                     Op::Experts(Experts::Route(route) | Experts::RouteBackward(route)) => {
                         widths.extend([route.over, route.top]);
                     }
@@ -164,8 +164,8 @@ struct Explicit {
 }
 
 impl Explicit {
-    /// Scores are those of tokens, each under two names, and of heads, which weights have; what weights have beside heads is
-    /// the width of one, or the stream's.
+    /// The dimensions of scores are tokens, under two names, and heads, which weights have too; the other dimensions of
+    /// these weights are widths of a head or of the residual stream.
     fn assign(self, roles: &mut Roles, widths: &mut BTreeSet<DimId>) {
         let over: BTreeSet<DimId> = self.scores.iter().map(|&(over, _)| over).collect();
         for (from, to) in self.renamed {

@@ -1,8 +1,8 @@
-//! What operations cost: a roofline for each node, summed over a module.
+//! The cost of operations: a roofline for each node, summed over a module.
 //!
 //! A kernel takes its launch and the longer of its FLOPs at the rate that its kind reaches and its bytes at the
-//! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). Collectives take what the cluster says.
-//! Nothing overlaps here; see [`crate::simulate`] for what a schedule hides.
+//! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). The cluster prices
+//! collectives. Nothing overlaps here; [`crate::simulate`] accounts for overlap.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
     }
 }
 
-/// What kernels take on one rank after another; what positions a rank has is worked out once.
+/// The time of kernels, rank by rank; the positions of a rank are computed once.
 #[derive(Clone, Debug)]
 pub struct OnRank<'a> {
     cluster: &'a Cluster,
@@ -80,7 +80,7 @@ impl<'a> OnRank<'a> {
     /// Seconds that a kernel of `op` takes on each of `ranks`: none where a rank holds nothing of any result. Attention
     /// counts the pairs of a rank's own queries and keys; where the mask leaves none it writes its results only.
     ///
-    /// One number stands for all ranks where they hold as much of every tensor, and positions make no difference.
+    /// The result has one number for all ranks if they hold equal parts of every tensor and positions do not matter.
     pub fn op_seconds(
         &mut self,
         op: &Op,

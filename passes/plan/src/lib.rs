@@ -1,4 +1,4 @@
-//! Plans: what a layout costs on a cluster, and the search for the one that takes least time.
+//! Plans: the cost of a layout on a cluster, and the search for the layout that takes least time.
 //!
 //! A cluster prices kernels and messages, the simulator times a schedule by these prices, memory is counted, and the planner
 //! tries every strategy on every mesh. The winner becomes a document.

@@ -156,8 +156,8 @@ fn loaded(schedule: &Schedule, at: Option<At>) -> Vec<(&Place, TensorType, Vec<L
     found
 }
 
-/// Adds the buffers that are alive when the frame is fullest, following the call that fills it; gives the bytes of those
-/// that lie there to be sent or unpacked.
+/// Adds the buffers that are alive when the frame is fullest, following the call that fills it; returns the bytes of the
+/// wire buffers among them.
 fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) -> u64 {
     let space = &schedule.space;
     let lives = lives(frame);
@@ -185,7 +185,7 @@ fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) ->
     communication + callee(&frame.tasks[peak]).map_or(0, |callee| at_peak(schedule, callee, largest))
 }
 
-/// For each buffer that lies in the frame, the tasks from its first use to its last; an output lives to the end.
+/// For each buffer in the frame, the tasks from its first use to its last; an output lives to the end.
 fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
     let mut used: Vec<Option<Range<usize>>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {

@@ -18,7 +18,7 @@ use crate::text::cursor::{Cursor, Parsed, mistake, unknown};
 use crate::text::grammar::{
     Header, Named, make_op, read_attrs, read_dtype, read_header, read_outputs, read_phase, read_type, twice,
 };
-use crate::text::lexer::Token;
+use crate::text::lexer::{Notation, Token};
 use crate::text::read::check_length;
 
 /// Reads the text form.
@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Result<Schedule, Diagnostics> {
 
 fn parse_schedule(text: &str) -> Parsed<Schedule> {
     check_length(text)?;
-    let mut cx = Cursor::new(text);
+    let mut cx = Cursor::new(text, Notation::Module);
     let Header { name, pipeline, space, .. } = read_header(&mut cx, &["schedule"])?;
     let mut schedule = Schedule { name, pipeline, space, frames: Arena::new() };
     let mut frames: HashMap<&str, FrameId> = HashMap::new();

@@ -13,27 +13,18 @@ use ithaca_ir::ops::{Attention, AttentionDims, Binary, Unary, Window, cast};
 use ithaca_ir::{DType, Dim, DimId, Mask, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Tensors};
+use super::dims::Dims;
 use super::drops::{Drops, Place};
 use crate::spec::{Bert, BertHead, NormForm, Sizes, usual_scale};
 use crate::workload::Workload;
 
-#[derive(Clone, Copy)]
-struct Dims {
-    b: DimId,
-    s: DimId,
-    m: DimId,
-    h: DimId,
-    d: DimId,
-    f: DimId,
-    v: DimId,
-    p: DimId,
-    y: DimId,
-    n: DimId,
-}
-
 struct Cx<'a> {
     bert: &'a Bert,
     dims: Dims,
+    /// Token types.
+    y: DimId,
+    /// The output width of the head's product.
+    n: DimId,
 }
 
 /// The program of a BERT.
@@ -44,25 +35,14 @@ pub(super) fn module(
     dtype: DType,
     drops: Drops,
 ) -> Built<Module> {
-    let Sizes { hidden, heads, head_dim, ffn, vocab, layers, max_positions, .. } = bert.sizes;
+    let Sizes { hidden, layers, max_positions, .. } = bert.sizes;
     let mut space = Space::default();
-    let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-    let dims = Dims {
-        b: dim("b", workload.batch),
-        s: dim("s", workload.sequence),
-        m: dim("m", hidden),
-        h: dim("h", heads),
-        d: dim("d", head_dim),
-        f: dim("f", ffn),
-        v: dim("v", vocab),
-        p: dim("p", max_positions),
-        y: dim("y", bert.types),
-        n: dim("n", hidden),
-    };
+    let dims = Dims::of_sizes(&mut space, &bert.sizes, Some(max_positions), workload);
+    let [y, n] = [("y", bert.types), ("n", hidden)].map(|(name, size)| space.dims.push(Dim::new(name, size)));
     let Dims { b, s, .. } = dims;
     let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
     let mut program = Program::new(space, tensors, drops);
-    let cx = Cx { bert, dims };
+    let cx = Cx { bert, dims, y, n };
     let embed = program.function("embed", |f| cx.embed(f))?;
     let block = program.function("block", |f| cx.block(f))?;
     let head = program.function("head", |f| match bert.head {
@@ -105,14 +85,15 @@ impl Cx<'_> {
 
     /// Token ids, token types and positions to the residual stream.
     fn embed(&self, f: &mut Body<'_>) -> Built<[Output; 1]> {
-        let Dims { b, s, m, v, p, y, .. } = self.dims;
+        let Dims { b, s, m, v, p, .. } = self.dims;
         let ty = TensorType::new(DType::I32, [b, s]);
         let ids = f.param(ty.clone(), Some("input_ids"));
         let types = f.param(ty, Some("token_type_ids"));
         f.take_key(Place::Embedding);
         let positions = f.positions(s)?;
         let mut x = f.embed(&self.embedding(), [v, m], self.bert.sizes.padding, ids)?;
-        for (part, over, ids) in [("token_type", y, types), ("position", p, positions)] {
+        let position = p.map(|p| ("position", p, positions));
+        for (part, over, ids) in std::iter::once(("token_type", self.y, types)).chain(position) {
             let name = self.name(&format!("embeddings.{part}_embeddings.weight"));
             let embedded = f.embed(&name, [over, m], None, ids)?;
             x = f.add(x, embedded)?;
@@ -163,12 +144,12 @@ impl Cx<'_> {
 
     /// The first token through a product and tanh; the stream is returned too.
     fn pooler(&self, f: &mut Body<'_>) -> Built<Vec<Output>> {
-        let Dims { m, n, .. } = self.dims;
+        let m = self.dims.m;
         let x = self.stream(f);
         let first = self.is_first(f)?;
         let first = f.product(x, first)?;
         f.name(first, Some("first"));
-        let pooled = dense(f, first, "pooler.dense", &[n], &[m])?;
+        let pooled = dense(f, first, "pooler.dense", &[self.n], &[m])?;
         let pooled = f.push(Op::Unary(Unary::Tanh), &[pooled])?;
         f.name(pooled, Some("pooled"));
         Ok([x, pooled].map(|value| Output { name: None, value }).to_vec())
@@ -197,7 +178,7 @@ impl Cx<'_> {
 
     /// A score for each token of the vocabulary.
     fn masked_lm(&self, f: &mut Body<'_>) -> Built<Vec<Output>> {
-        let Dims { m, v, n, .. } = self.dims;
+        let (Dims { m, v, .. }, n) = (self.dims, self.n);
         let Sizes { activation, tied, .. } = self.bert.sizes;
         let x = self.stream(f);
         let x = dense(f, x, "cls.predictions.transform.dense", &[n], &[m])?;

@@ -24,17 +24,28 @@ pub(super) struct Dims {
 
 impl Dims {
     pub(super) fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
-        let Sizes { hidden, heads, kv_heads, head_dim, ffn, vocab, .. } = spec.sizes;
+        let dims = Self::of_sizes(space, &spec.sizes, spec.learned, workload);
+        let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, e, workload));
+        let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
+        Self { experts, latent, ..dims }
+    }
+
+    /// The dimensions that every family has, with as many learned positions.
+    pub(super) fn of_sizes(
+        space: &mut Space,
+        sizes: &Sizes,
+        learned: Option<u64>,
+        workload: &Workload,
+    ) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, ffn, vocab, .. } = *sizes;
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
         let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", hidden));
         let h = dim("h", heads);
         let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
         let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
-        let p = spec.learned.map(|n| dim("p", n));
+        let p = learned.map(|n| dim("p", n));
         space.dims[h].granule = heads / kv_heads;
-        let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, e, workload));
-        let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
-        Self { b, s, m, h, k, d, f, v, p, experts, latent }
+        Self { b, s, m, h, k, d, f, v, p, experts: None, latent: None }
     }
 }
 

@@ -44,11 +44,11 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, dro
         b: dim("b", workload.batch),
         s: dim("s", workload.sequence),
         t: dim("t", T5::target(workload)),
-        m: dim("m", t5.hidden),
-        h: dim("h", t5.heads),
-        d: dim("d", t5.head_dim),
-        f: dim("f", t5.ffn),
-        v: dim("v", t5.vocab),
+        m: dim("m", t5.sizes.hidden),
+        h: dim("h", t5.sizes.heads),
+        d: dim("d", t5.sizes.head_dim),
+        f: dim("f", t5.sizes.ffn),
+        v: dim("v", t5.sizes.vocab),
         r: dim("r", t5.buckets),
     };
     let Dims { b, s, t, .. } = dims;
@@ -87,7 +87,7 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, dro
         let (source, target) = (f.input("input_ids", [b, s])?, f.input("decoder_input_ids", [b, t])?);
         f.make_key()?;
         let x = f.call_with_key(Place::Embedding, embed_source, 0..1, &[source])?;
-        let x = f.call_with_key(Place::Block, encoder_block, 0..t5.encoder_layers, &[x])?;
+        let x = f.call_with_key(Place::Block, encoder_block, 0..t5.sizes.layers, &[x])?;
         let encoded = f.call_with_key(Place::Embedding, encoder_norm, 0..1, &[x])?;
         f.name(encoded, Some("encoded"));
         let y = f.call_with_key(Place::Embedding, embed_target, 0..1, &[target])?;
@@ -187,10 +187,10 @@ impl Stack<'_> {
         };
         let inner = if self.t5.gated {
             let (gate, inner) = (up(f, "wi_0")?, up(f, "wi_1")?);
-            f.gated(self.t5.activation, gate, inner)?
+            f.gated(self.t5.sizes.activation, gate, inner)?
         } else {
             let inner = up(f, "wi")?;
-            f.push(Op::Unary(self.t5.activation), &[inner])?
+            f.push(Op::Unary(self.t5.sizes.activation), &[inner])?
         };
         let inner = f.drop(Place::Block, inner)?;
         let out = linear(f, inner, &name("DenseReluDense.wo"), &[m], &[ffn])?;
@@ -205,7 +205,7 @@ impl Stack<'_> {
     }
 
     fn norm(&self, f: &mut Body<'_>, x: ValueId, name: &str) -> Built<ValueId> {
-        f.norm((NormForm::Rms { offset: 0.0 }, self.t5.eps), x, name, self.dims.m)
+        f.norm((NormForm::Rms { offset: 0.0 }, self.t5.sizes.eps), x, name, self.dims.m)
     }
 
     /// The last norm and the logits.
@@ -214,9 +214,9 @@ impl Stack<'_> {
         let x = self.stream(f, "x");
         let mut x = self.last_norm(f, x)?;
         if self.t5.scaled {
-            x = f.push(Op::Scale { factor: (self.t5.hidden as f64).powf(-0.5) }, &[x])?;
+            x = f.push(Op::Scale { factor: (self.t5.sizes.hidden as f64).powf(-0.5) }, &[x])?;
         }
-        let weight = f.weight(if self.t5.tied { TABLE } else { "lm_head.weight" }, &[v, m])?;
+        let weight = f.weight(if self.t5.sizes.tied { TABLE } else { "lm_head.weight" }, &[v, m])?;
         let logits = f.product(x, weight)?;
         f.returns(logits, "logits")
     }

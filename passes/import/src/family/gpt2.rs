@@ -9,7 +9,7 @@ use ithaca_ir::{Diagnostic, Mask};
 use super::sizes::{derived_head_dim, read_activation};
 use crate::fields::Fields;
 use crate::spec::{
-    Biases, Kind, Layout, Mlp, MlpLayout, NormForm, Norms, Projections, Sizes, Spec, Spelling, check_layers,
+    Biases, Kind, Layout, MlpLayout, NormForm, Norms, Projections, Sizes, Spec, Spelling, check_layers,
     usual_scale,
 };
 
@@ -56,19 +56,12 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
         "summary_use_proj",
     ]);
     let scale = if fields.flag("scale_attn_weights", true)? { usual_scale(head_dim) } else { 1.0 };
-    let kind = |label: String, scale: f64| Kind {
-        label,
-        mask: Mask::Causal,
-        scale,
-        softcap: None,
-        rotary: None,
-        mlp: Mlp::Dense,
-    };
+    let kind = Kind { scale, ..Kind::new("block", Mask::Causal, None, &sizes) };
     let spec = if fields.flag("scale_attn_by_inverse_layer_idx", false)? {
-        let kinds = (0..layers).map(|i| kind(i.to_string(), scale / (i + 1) as f64)).collect();
-        Spec::new(sizes, kinds, 0..layers as usize)
+        let own = |i: u64| Kind { label: i.to_string(), scale: scale / (i + 1) as f64, ..kind.clone() };
+        Spec::new(sizes, (0..layers).map(own).collect(), 0..layers as usize)
     } else {
-        Spec::new(sizes, vec![kind("block".to_owned(), scale)], (0..layers).map(|_| 0))
+        Spec::new(sizes, vec![kind], (0..layers).map(|_| 0))
     };
     Ok(Spec {
         layout: &LAYOUT,

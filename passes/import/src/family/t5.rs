@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::sizes::{activation, read_activation};
 use crate::fields::Fields;
-use crate::spec::{T5, check_layers};
+use crate::spec::{Sizes, T5, check_layers};
 
 /// Fields that other families must leave neutral.
 pub(super) const OWN: &[&str] = &["is_encoder_decoder"];
@@ -50,20 +50,22 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
     }
     // Sequence lengths of training, and options of older versions.
     fields.skip(&["n_positions", "output_past", "initializer_factor"]);
-    Ok(T5 {
-        hidden: fields.aliased_size(["d_model", "hidden_size"], 512)?,
-        heads: fields.aliased_size(["num_heads", "num_attention_heads"], 8)?,
+    let hidden = fields.aliased_size(["d_model", "hidden_size"], 512)?;
+    let heads = fields.aliased_size(["num_heads", "num_attention_heads"], 8)?;
+    let sizes = Sizes {
+        hidden,
+        heads,
+        kv_heads: heads,
         head_dim: fields.aliased_size(["d_kv", "head_dim"], 64)?,
         ffn: fields.size("d_ff", 2048)?,
         vocab: fields.size("vocab_size", 32_128)?,
         eps: fields.epsilon("layer_norm_epsilon", 1e-6)?,
         activation,
-        gated,
-        encoder_layers: check_layers("num_layers", layers)?,
-        decoder_layers: check_layers("num_decoder_layers", decoder_layers)?,
-        buckets,
-        max_distance,
+        layers: check_layers("num_layers", layers)?,
+        max_positions: u64::MAX,
         tied: scaled && !own_head,
-        scaled,
-    })
+        padding: None,
+    };
+    let decoder_layers = check_layers("num_decoder_layers", decoder_layers)?;
+    Ok(T5 { sizes, gated, decoder_layers, buckets, max_distance, scaled })
 }

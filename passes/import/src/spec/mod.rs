@@ -212,10 +212,15 @@ pub(super) fn window(width: u64) -> Mask {
 }
 
 impl Kind {
-    /// A kind with rotary positions, usual scores and one MLP for all tokens.
-    pub(super) fn new(label: impl Into<String>, mask: Mask, rotary: RotarySpec, sizes: &Sizes) -> Self {
+    /// A kind with usual scores and one MLP for all tokens.
+    pub(super) fn new(
+        label: impl Into<String>,
+        mask: Mask,
+        rotary: impl Into<Option<RotarySpec>>,
+        sizes: &Sizes,
+    ) -> Self {
         let scale = usual_scale(sizes.head_dim);
-        Self { label: label.into(), mask, scale, softcap: None, rotary: Some(rotary), mlp: Mlp::Dense }
+        Self { label: label.into(), mask, scale, softcap: None, rotary: rotary.into(), mlp: Mlp::Dense }
     }
 }
 

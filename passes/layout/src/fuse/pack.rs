@@ -268,7 +268,7 @@ fn rewritten(
     let mut copy = Copy::of(function, &module.space, &module.functions);
     for unit in order {
         let nodes: Vec<_> = unit.iter().map(|&i| &function.nodes[i]).collect();
-        let operands: Vec<ValueId> = nodes.iter().flat_map(|node| copy.operands(node)).collect();
+        let operands: Vec<ValueId> = nodes.iter().flat_map(|node| copy.values.operands(node)).collect();
         let results: Vec<ValueId> = nodes.iter().flat_map(|node| node.results.iter().copied()).collect();
         let op = match nodes.as_slice() {
             [one] => one.op.clone(),

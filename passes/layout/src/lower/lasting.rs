@@ -1,6 +1,6 @@
 //! Reads and writes of weights and states in a frame: in place where that is right, by copies elsewhere.
 //!
-//! A `state` or `param` gives the elements that it finds. Its value lives in the buffer of what it reads, and gets one
+//! A `state` or `param` gives the elements that it finds. Its value is in the buffer that it reads, and gets a buffer
 //! of its own when something writes there before the value was read for the last time. A value that is assigned is
 //! made in the buffer that the assignment would copy it to, unless someone still needs what is there.
 

@@ -4,11 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use ithaca_ir::ops::Attr;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Attr, Context};
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
-use super::draw::LAYOUT_OPS;
 use super::evaluate::{Evaluate, Evaluated};
 use super::instance::{Missed, instance};
 use super::rewrite::{Budget, rewrite};
@@ -88,7 +87,7 @@ struct Check<'a> {
 }
 
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
-    let about_layouts = rule.mentions(LAYOUT_OPS);
+    let about_layouts = rule.changes_layouts();
     let mut check =
         Check { rule, evaluator, about_layouts, agreed: 0, differed: Vec::new(), missed: BTreeMap::new() };
     for seed in 0..DRAWS {
@@ -245,7 +244,7 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     };
     let mut allow = || true;
     let mut budget = Budget::new(1, 1, &mut allow);
-    let (after, rewritten) = applied(&before, rule, &mut budget);
+    let rewritten = rewrite(&before, std::slice::from_ref(rule), &mut budget);
     if budget.applied[0] == 0 {
         return match budget.type_mismatch {
             Some(difference) => {
@@ -254,9 +253,14 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
             None => Trial::Missed(Missed::Replacement, budget.illegal.unwrap_or_default()),
         };
     }
-    if let Err(message) = rewritten {
-        return Trial::Missed(Missed::Replacement, message);
-    }
+    let verdict = rewritten.map_err(|error| error.message).and_then(|after| match verify::verify(&after) {
+        Ok(_) => Ok(after),
+        Err(found) => Err(found[0].message.clone()),
+    });
+    let after = match verdict {
+        Ok(after) => after,
+        Err(message) => return Trial::Missed(Missed::Replacement, message),
+    };
     let expected = match evaluator.outputs(&before, &before, seed) {
         Ok(outputs) => outputs,
         Err(message) => return Trial::Missed(Missed::Run, message),
@@ -273,20 +277,6 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     }
 }
 
-/// The program with the rule applied once, and whether it verifies.
-fn applied(before: &Module, rule: &Rule, budget: &mut Budget<'_>) -> (Module, Result<(), String>) {
-    let mut after = before.emptied(before.level);
-    for function in before.functions.values() {
-        let cx = Context { space: &before.space, functions: &after.functions };
-        match rewrite(cx, before.level, function, std::slice::from_ref(rule), budget) {
-            Ok(function) => after.functions.push(function),
-            Err(error) => return (after, Err(error.message)),
-        };
-    }
-    let verdict = verify::verify(&after).map(|_| ()).map_err(|found| found[0].message.clone());
-    (after, verdict)
-}
-
 /// The first element that differs by more than rounding.
 fn difference(expected: &[Evaluated], found: &[Evaluated]) -> Option<String> {
     for (a, b) in expected.iter().zip(found) {
@@ -300,23 +290,13 @@ fn difference(expected: &[Evaluated], found: &[Evaluated]) -> Option<String> {
         let equal = |x: f64, y: f64| x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= tolerance;
         let first = a.elements.iter().zip(&b.elements).position(|(&x, &y)| !equal(x, y));
         if let Some(i) = first {
-            let at = unravel(&a.shape, i);
+            let stride = |d: usize| a.shape[d + 1..].iter().product::<u64>();
+            let at: Vec<u64> = (0..a.shape.len()).map(|d| i as u64 / stride(d) % a.shape[d]).collect();
             let (x, y) = (a.elements[i], b.elements[i]);
             return Some(format!("element {at:?} of `{}` is {x:e} before and {y:e} after", a.name));
         }
     }
     None
-}
-
-fn unravel(shape: &[u64], i: usize) -> Vec<u64> {
-    let mut left = i as u64;
-    let mut at: Vec<u64> = Vec::new();
-    for &n in shape.iter().rev() {
-        at.push(left % n.max(1));
-        left /= n.max(1);
-    }
-    at.reverse();
-    at
 }
 
 /// The text of a module without unused dimensions.

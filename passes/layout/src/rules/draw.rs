@@ -8,25 +8,6 @@ use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Part, Space, Te
 use super::sizes::Focus;
 use super::syntax::{Rule, Term};
 
-/// Operations that change layouts.
-pub(super) const LAYOUT_OPS: &[&str] = &[
-    "reshard",
-    "all_to_all",
-    "all_gather",
-    "slice",
-    "reduce_scatter",
-    "all_reduce",
-    "permute",
-    "fetch",
-    "fetch_sum",
-];
-
-/// Attributes that name dimensions.
-pub(super) const DIM_KEYS: &[&str] = &[
-    "over", "dim", "split", "concat", "heads", "kv_heads", "queries", "keys", "width", "columns", "from",
-    "parts",
-];
-
 /// Random numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub(super) struct Rng(u64);
@@ -92,17 +73,17 @@ impl Draw {
             space: Space::default(),
             layouts: match rule {
                 _ if rule.mentions(&["permute", "merge", "accumulate"]) => Layouts::Moved,
-                _ if rule.mentions(LAYOUT_OPS) => Layouts::Pending,
+                _ if rule.changes_layouts() => Layouts::Pending,
                 _ => Layouts::Split,
             },
             focus,
             made: 0,
         };
         let (dims, axes) = literals(rule);
-        let needed = rule.mentions(LAYOUT_OPS) || !axes.is_empty();
+        let needed = rule.changes_layouts() || !axes.is_empty();
         // A large program on many ranks takes too long, and few layouts fit its size.
         if needed || draw.focus.as_ref().is_none_or(|focus| focus.size <= 32) {
-            draw.mesh(&axes, rule.mentions(LAYOUT_OPS));
+            draw.mesh(&axes, rule.changes_layouts());
         } else {
             draw.space.mesh = Mesh::single();
         }
@@ -303,16 +284,14 @@ impl Draw {
 fn literals(rule: &Rule) -> (Vec<String>, Vec<String>) {
     let (mut dims, mut axes) = (Vec::new(), Vec::new());
     for (app, _) in rule.apps() {
+        let declared = app.info().map(|info| info.attrs()).unwrap_or_default();
         for (key, term) in &app.attrs {
-            let key = key.text.as_str();
-            let is_dim = DIM_KEYS.contains(&key) || (key == "to" && app.op != "cast");
-            let (names, terms) = match term {
-                term if key == "axis" => (&mut axes, std::slice::from_ref(term)),
-                Term::List(terms) if is_dim => (&mut dims, terms.as_slice()),
-                term if is_dim => (&mut dims, std::slice::from_ref(term)),
+            let names = match declared.iter().find(|attr| attr.name == key.text).map(|attr| attr.kind) {
+                Some("an axis of the mesh") => &mut axes,
+                Some("a dimension" | "a list of dimensions") => &mut dims,
                 _ => continue,
             };
-            for term in terms {
+            for term in [term].into_iter().chain(term.parts()) {
                 match term {
                     Term::Literal(Attr::Word(word)) if !names.contains(word) => names.push(word.clone()),
                     _ => {}

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Attr, Attrs, Binding, Context, OpError};
 use ithaca_ir::{
     Arena, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, TensorType, ValueId,
@@ -13,6 +14,7 @@ use ithaca_ir::{
 use super::draw::Draw;
 use super::matching::{Bindings, all_hold, bind_attrs, same, value};
 use super::operands::{Fixed, operands};
+use super::replace::{NewNode, Place};
 use super::sizes::{Focus, numbers_within, whole_numbers};
 use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
@@ -51,7 +53,8 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
         draw,
         bindings: Bindings::default(),
         leaves: Vec::new(),
-        nodes: BTreeMap::new(),
+        nodes: Vec::new(),
+        known: BTreeMap::new(),
     };
     builder.settle();
     let want = builder.draw.ty();
@@ -74,8 +77,10 @@ struct ProgramBuilder<'r> {
     bindings: Bindings,
     /// Values of the pattern by name, in order of their first use.
     leaves: Vec<(String, TensorType)>,
-    /// For each key of a pattern its operation and the types of its results.
-    nodes: BTreeMap<String, (Op, Vec<TensorType>)>,
+    /// The operations of the pattern, operands first; a [`Place::Value`] is an index of `leaves`.
+    nodes: Vec<NewNode>,
+    /// The index of the operation of each key of a pattern.
+    known: BTreeMap<String, usize>,
 }
 
 impl ProgramBuilder<'_> {
@@ -104,11 +109,12 @@ impl ProgramBuilder<'_> {
         }
     }
 
-    /// Draws the operation of a pattern and all below it; `None` if the draw failed.
-    fn app(&mut self, app: &App, want: &TensorType) -> Option<()> {
+    /// Draws the operation of a pattern and all below it, and returns the requested result; `None` if the draw failed.
+    fn app(&mut self, app: &App, want: &TensorType) -> Option<Place> {
         let key = app.key();
-        if let Some((_, types)) = self.nodes.get(&key) {
-            return (types.get(app.result) == Some(want)).then_some(());
+        if let Some(&node) = self.known.get(&key) {
+            let fits = self.nodes[node].types.get(app.result) == Some(want);
+            return fits.then_some(Place::New(node, app.result));
         }
         let mut fixed = Fixed::new();
         for (key, term) in &app.attrs {
@@ -146,25 +152,28 @@ impl ProgramBuilder<'_> {
             return None;
         }
         self.settle();
-        for (pattern, ty) in app.operands.iter().zip(&operands) {
-            match pattern {
-                Pattern::App(inner) => self.app(inner, ty)?,
-                Pattern::Value(name) => match self.leaves.iter().find(|(known, _)| *known == name.text) {
-                    Some((_, known)) if known == ty => {}
-                    Some(_) => return None,
-                    None => self.leaves.push((name.text.clone(), ty.clone())),
-                },
+        let places = app.operands.iter().zip(&operands).map(|(pattern, ty)| match pattern {
+            Pattern::App(inner) => self.app(inner, ty),
+            Pattern::Value(name) => {
+                let known = self.leaves.iter().position(|(known, _)| *known == name.text);
+                let leaf = known.unwrap_or_else(|| {
+                    self.leaves.push((name.text.clone(), ty.clone()));
+                    self.leaves.len() - 1
+                });
+                (self.leaves[leaf].1 == *ty).then_some(Place::Value(ValueId::new(leaf)))
             }
-        }
-        self.nodes.insert(key, (op, types));
-        Some(())
+        });
+        let operands = places.collect::<Option<Vec<Place>>>()?;
+        self.known.insert(key, self.nodes.len());
+        self.nodes.push(NewNode { op, operands, types });
+        Some(Place::New(self.nodes.len() - 1, app.result))
     }
 
     /// The program that returns the results of the rule's left side.
     fn program(mut self) -> Option<Module> {
         let level = if self.rule.mentions(&["reshard"]) {
             Level::Sharded
-        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.mentions(super::draw::LAYOUT_OPS) {
+        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.changes_layouts() {
             Level::Program
         } else {
             Level::PerRank
@@ -186,49 +195,29 @@ impl ProgramBuilder<'_> {
 
     fn main(&self, sums: &[Option<DimId>], functions: &Arena<FuncId, Function>) -> Result<Function, OpError> {
         let mut b = FunctionBuilder::new("main", &self.draw.space, functions);
-        let mut values: BTreeMap<&str, ValueId> = BTreeMap::new();
+        let mut values: Vec<ValueId> = Vec::new();
         for ((name, ty), sum) in self.leaves.iter().zip(sums) {
             let value = match *sum {
                 None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
                 Some(dim) => summands(&mut b, name, ty, dim)?,
             };
             b.name(value, Some(name));
-            values.insert(name, value);
+            values.push(value);
+        }
+        let mut results: Vec<Vec<ValueId>> = Vec::new();
+        for node in &self.nodes {
+            let operands: Vec<ValueId> =
+                node.operands.iter().map(|place| place.of(|leaf| values[leaf.index()], &results)).collect();
+            results.push(b.node(node.op.clone(), &operands, &node.types)?.into_vec());
         }
         let mut outputs = Vec::new();
-        let results = self.add(&mut b, &self.rule.left, &values, &mut BTreeMap::new())?;
-        for (i, mut value) in results.into_iter().enumerate() {
+        for (i, mut value) in results.pop().into_iter().flatten().enumerate() {
             for axis in b.ty(value).layout.partial.clone() {
                 value = b.push(Op::AllReduce { axis }, &[value])?;
             }
             outputs.push(Output { name: Some(format!("y{i}")), value });
         }
         Ok(b.finish(outputs))
-    }
-
-    /// Adds the operation of a pattern, after all below it, unless it exists; returns its results.
-    fn add(
-        &self,
-        b: &mut FunctionBuilder<'_>,
-        app: &App,
-        values: &BTreeMap<&str, ValueId>,
-        added: &mut BTreeMap<String, Vec<ValueId>>,
-    ) -> Result<Vec<ValueId>, OpError> {
-        let key = app.key();
-        if let Some(known) = added.get(&key) {
-            return Ok(known.clone());
-        }
-        let mut operands = Vec::new();
-        for pattern in &app.operands {
-            operands.push(match pattern {
-                Pattern::Value(name) => values[name.text.as_str()],
-                Pattern::App(inner) => self.add(b, inner, values, added)?[inner.result],
-            });
-        }
-        let (op, types) = &self.nodes[&key];
-        let results = b.node(op.clone(), &operands, types)?.into_vec();
-        added.insert(key, results.clone());
-        Ok(results)
     }
 }
 

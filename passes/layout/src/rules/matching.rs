@@ -195,19 +195,9 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
     x.is_finite().then_some(Attr::Float(x))
 }
 
-/// Whether all conditions of a rule hold.
+/// Whether all conditions of a rule hold; one that does not apply to the bound values does not hold.
 pub(super) fn all_hold<'t>(
     rule: &Rule,
-    bindings: &Bindings,
-    space: &Space,
-    ty: &dyn Fn(&str) -> Option<&'t TensorType>,
-) -> bool {
-    rule.conditions.iter().all(|condition| holds(condition, bindings, space, ty))
-}
-
-/// Whether a condition holds; one that does not apply to the bound values does not hold.
-fn holds<'t>(
-    condition: &Condition,
     bindings: &Bindings,
     space: &Space,
     ty: &dyn Fn(&str) -> Option<&'t TensorType>,
@@ -217,7 +207,7 @@ fn holds<'t>(
         _ => None,
     };
     let dim = |term: &Term| word(term).and_then(|w| space.dim(&w));
-    match condition {
+    rule.conditions.iter().all(|condition| match condition {
         Condition::Compare(a, comparison, b) => {
             let (Some(a), Some(b)) = (value(a, bindings), value(b, bindings)) else { return false };
             let numbers = || Some((number(&a)?, number(&b)?));
@@ -252,5 +242,5 @@ fn holds<'t>(
             }
         }
         Condition::Alike(x, y) => matches!((ty(&x.text), ty(&y.text)), (Some(a), Some(b)) if a == b),
-    }
+    })
 }

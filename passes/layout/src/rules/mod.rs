@@ -18,7 +18,6 @@ mod check;
 mod draw;
 mod evaluate;
 mod instance;
-mod lexer;
 mod matching;
 mod operands;
 mod parse;
@@ -33,7 +32,6 @@ mod tests;
 
 use std::cell::RefCell;
 
-use ithaca_ir::ops;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_pass::{Context, Pass};
@@ -90,12 +88,7 @@ impl Pass for ApplyRules {
         let rules = &self.rules.rules;
         let mut allow = || cx.rewrite();
         let mut budget = Budget::new(rules.len(), MAX_APPLICATIONS, &mut allow);
-        let mut rewritten = module.emptied(module.level);
-        for function in module.functions.values() {
-            let inference = ops::Context { space: &rewritten.space, functions: &rewritten.functions };
-            let function = rewrite(inference, module.level, function, rules, &mut budget)?;
-            rewritten.functions.push(function);
-        }
+        let rewritten = rewrite(module, rules, &mut budget)?;
         let Budget { applied, stopped, .. } = budget;
         for (rule, _) in rules.iter().zip(&stopped).filter(|(_, stopped)| **stopped) {
             cx.note(format!(

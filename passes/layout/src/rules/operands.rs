@@ -36,7 +36,7 @@ pub(super) fn operands(
             vec![want.clone()]
         }
         "cast" => {
-            d.attr("to", Attr::Word(want.dtype.name().to_owned()));
+            d.attr("to", word(want.dtype.name()));
             // A mask is not a number.
             let numbers: Vec<DType> = DType::ALL.into_iter().filter(|&t| t != DType::Bool).collect();
             vec![TensorType { dtype: d.draw.rng.one_of(&numbers)?, ..want.clone() }]
@@ -61,12 +61,12 @@ pub(super) fn operands(
         "merge_parts" => {
             let (o, lse) = d.rows(want);
             let over = d.own_dim("over", &[2, 3])?;
-            vec![with_first(over, &o), with_first(over, &lse)]
+            vec![with_dim(&o, 0, over), with_dim(&lse, 0, over)]
         }
         "sink" => {
             let (o, lse) = d.rows(want);
             let heads = d.draw.rng.one_of(&lse.dims)?;
-            let logits = TensorType::new(DType::F32, [heads]).split(heads, lse.axes_of(heads).to_vec());
+            let logits = laid_out_as(&lse, DType::F32, vec![heads]);
             vec![o, lse, logits]
         }
         "scores" => d.scores(want)?,
@@ -162,14 +162,18 @@ impl Drawer<'_> {
     }
 
     fn dim(&mut self, key: &str, dim: DimId) {
-        let name = self.draw.space.dims[dim].name.clone();
-        self.attrs.push((key.to_owned(), Attr::Word(name)));
+        self.attrs.push((key.to_owned(), word(&self.draw.space.dims[dim].name)));
     }
 
     /// The fixed dimension, if there is one.
     fn fixed_dim(&self, key: &str) -> Option<DimId> {
-        match self.fixed.get(key) {
-            Some(Attr::Word(word)) => self.draw.space.dim(word),
+        self.fixed.get(key).and_then(|attr| self.named(attr))
+    }
+
+    /// The dimension that an attribute names.
+    fn named(&self, attr: &Attr) -> Option<DimId> {
+        match attr {
+            Attr::Word(word) => self.draw.space.dim(word),
             _ => None,
         }
     }
@@ -199,8 +203,7 @@ impl Drawer<'_> {
             Some(_) => return None,
             None => self.draw.rng.one_of(candidates)?,
         };
-        let name = self.draw.space.mesh.axes[axis].name.clone();
-        self.attrs.push(("axis".to_owned(), Attr::Word(name)));
+        self.attrs.push(("axis".to_owned(), word(&self.draw.space.mesh.axes[axis].name)));
         Some(axis)
     }
 
@@ -217,10 +220,8 @@ impl Drawer<'_> {
 
     fn einsum(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let mut parts: [Vec<(DimId, AxisList)>; 2] = Default::default();
-        let home =
-            TensorType { layout: Layout { partial: AxisList::new(), ..want.layout.clone() }, ..want.clone() };
         for &d in &want.dims {
-            let axes: AxisList = home.axes_of(d).into();
+            let axes: AxisList = want.axes_of(d).into();
             let side = self.draw.rng.below(4);
             if side != 1 {
                 parts[0].push((d, axes.clone()));
@@ -259,8 +260,8 @@ impl Drawer<'_> {
         let degree = self.draw.space.mesh.degree(&want.layout.partial);
         let over = self.own_dim("over", &[2 * degree, 3 * degree])?;
         let ids = laid_out_as(want, DType::I32, want.dims[..n_ids].to_vec());
-        let mut table = with_first(over, &laid_out_as(want, want.dtype, want.dims[n_ids..].to_vec()));
-        table.layout.split[0] = want.layout.partial.clone();
+        let rows = laid_out_as(want, want.dtype, want.dims[n_ids..].to_vec());
+        let table = with_dim(&rows, 0, over).split(over, want.layout.partial.clone());
         Some(vec![table, ids])
     }
 
@@ -280,13 +281,7 @@ impl Drawer<'_> {
 
     fn rms_scale(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let over: Vec<DimId> = match self.fixed.get("over") {
-            Some(Attr::List(items)) => {
-                let name = |attr: &Attr| match attr {
-                    Attr::Word(word) => self.draw.space.dim(word),
-                    _ => None,
-                };
-                items.iter().map(name).collect::<Option<Vec<_>>>()?
-            }
+            Some(Attr::List(items)) => items.iter().map(|item| self.named(item)).collect::<Option<_>>()?,
             _ => {
                 let mut dims = want.dims.to_vec();
                 self.draw.rng.shuffle(&mut dims);
@@ -294,7 +289,7 @@ impl Drawer<'_> {
                 dims
             }
         };
-        let names = over.iter().map(|&d| Attr::Word(self.draw.space.dims[d].name.clone())).collect();
+        let names = over.iter().map(|&d| word(&self.draw.space.dims[d].name)).collect();
         self.attr("over", Attr::List(names));
         self.number("eps", &[1e-6, 1e-2]);
         let sum = if want.dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -308,8 +303,8 @@ impl Drawer<'_> {
         let width = self.draw.rng.one_of(&[width, 2])?;
         self.attr("width", Attr::Int(width));
         self.number("theta", &[100.0, 10_000.0]);
-        let linear = Attr::Call("linear".to_owned(), vec![("factor".to_owned(), Attr::Float(2.0))]);
-        let scaling = self.draw.rng.one_of(&[Attr::Word("none".to_owned()), linear])?;
+        let linear = call("linear", [("factor", Attr::Float(2.0))]);
+        let scaling = self.draw.rng.one_of(&[word("none"), linear])?;
         self.attr("scaling", scaling);
         let others: Vec<DimId> = want.dims.iter().copied().filter(|&d| d != over).collect();
         let tokens = self.draw.rng.one_of(&others)?;
@@ -324,8 +319,7 @@ impl Drawer<'_> {
             let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
             return (TensorType { dtype, ..o }, want.clone());
         }
-        let dims = want.dims[..want.dims.len() - 1].to_vec();
-        let mut lse = laid_out_as(want, DType::F32, dims);
+        let mut lse = without_last(want, DType::F32);
         lse.layout.moved.clone_from(&want.layout.moved);
         (want.clone(), lse)
     }
@@ -345,21 +339,16 @@ impl Drawer<'_> {
             return None;
         }
         let (queries, heads) = (rows.dims[n - 2], rows.dims[n - 1]);
-        let allowed = |key: &str, d: DimId| self.fixed_dim(key).is_none_or(|fixed| fixed == d);
-        if !allowed("queries", queries) || !allowed("heads", heads) {
-            return None;
-        }
         let kv_heads = self.kv_heads(rows, heads)?;
         let keys = match self.fixed_dim("keys") {
             Some(keys) => keys,
             None if rows.axes_of(queries).is_empty() && self.draw.rng.once_in(2) => queries,
             None => self.draw.sized_dim(&[2, 3, 4, 8]),
         };
-        let width = match (self.fixed_dim("width"), width, e) {
-            (Some(fixed), Some(width), _) if fixed != width => return None,
-            (Some(width), _, _) | (None, Some(width), _) => width,
-            (None, None, Some(e)) if self.draw.rng.once_in(2) => e,
-            (None, None, _) => self.draw.fresh_dim(&[2, 3]),
+        let width = match (width.or(self.fixed_dim("width")), e) {
+            (Some(width), _) => width,
+            (None, Some(e)) if self.draw.rng.once_in(2) => e,
+            (None, _) => self.draw.fresh_dim(&[2, 3]),
         };
         let e = match e {
             Some(e) => e,
@@ -391,18 +380,14 @@ impl Drawer<'_> {
             return Some(fixed);
         }
         let dim = self.draw.space.dims[heads].clone();
-        if dim.granule != 1
-            || dim.copies.is_some()
-            || dim.order != Order::Contiguous
-            || self.draw.rng.once_in(3)
-        {
-            return (dim.granule == 1).then_some(heads);
+        if dim.granule != 1 {
+            return None;
+        }
+        if dim.copies.is_some() || dim.order != Order::Contiguous || self.draw.rng.once_in(3) {
+            return Some(heads);
         }
         let degree = self.draw.space.mesh.degree(rows.axes_of(heads));
-        let groups: Vec<u64> = [1, 2, 3, 4]
-            .into_iter()
-            .filter(|g| dim.size.is_multiple_of(*g) && (dim.size / g).is_multiple_of(degree))
-            .collect();
+        let groups: Vec<u64> = (1..=4).filter(|g| dim.size.is_multiple_of(g * degree)).collect();
         let group = self.draw.rng.one_of(&groups)?;
         let kv_heads = self.draw.fresh_dim(&[dim.size / group]);
         self.draw.space.dims[heads].granule = group;
@@ -412,11 +397,9 @@ impl Drawer<'_> {
 
     fn scores_attrs(&mut self, queries: DimId, keys: DimId) {
         let (n_queries, n_keys) = (self.draw.space.size(queries), self.draw.space.size(keys));
-        let word = |w: &str| Attr::Word(w.to_owned());
         let mut masks = vec![word("full"), Attr::Numbers("prefix".to_owned(), vec![1])];
         if n_queries == n_keys {
-            let sides = [("left", 1), ("right", 0)].map(|(k, n)| (k.to_owned(), Attr::Int(n)));
-            let window = Attr::Call("window".to_owned(), sides.to_vec());
+            let window = call("window", [("left", Attr::Int(1)), ("right", Attr::Int(0))]);
             masks.extend([word("causal"), window.clone(), Attr::All(vec![word("causal"), window])]);
         }
         let mask = self.draw.rng.one_of(&masks).unwrap_or(word("full"));
@@ -440,11 +423,10 @@ impl Drawer<'_> {
             }
         }
         if returns != "output" || self.names("returns") {
-            self.attr("returns", Attr::Word(returns.clone()));
+            self.attr("returns", word(&returns));
         }
-        let last = want.dims.len() - 1;
         let (rows, e) = match self.app.result {
-            0 => (laid_out_as(want, want.dtype, want.dims[..last].to_vec()), Some(want.dims[last])),
+            0 => (without_last(want, want.dtype), want.dims.last().copied()),
             _ => (want.clone(), None),
         };
         let dtype = match (self.app.result, returns.as_str()) {
@@ -460,18 +442,11 @@ impl Drawer<'_> {
     fn bias(&mut self, n_others: usize, rows: &TensorType, operands: &mut Vec<TensorType>) -> Option<()> {
         if self.app.operands.len() > n_others {
             let buckets = self.draw.fresh_dim(&[4, 8]);
-            let name = self.draw.space.dims[buckets].name.clone();
-            let sides = self.draw.rng.one_of(&["both", "before"])?;
-            let args = [
-                ("buckets", Attr::Word(name)),
-                ("max_distance", Attr::Int(16)),
-                ("sides", Attr::Word(sides.to_owned())),
-            ];
-            let args = args.into_iter().map(|(k, a)| (k.to_owned(), a)).collect();
-            self.attr("bias", Attr::Call("relative".to_owned(), args));
-            let heads = *rows.dims.last()?;
-            let axes = rows.axes_of(heads).to_vec();
-            operands.push(TensorType::new(DType::F32, [buckets, heads]).split(heads, axes));
+            let name = word(&self.draw.space.dims[buckets].name);
+            let sides = word(self.draw.rng.one_of(&["both", "before"])?);
+            let args = [("buckets", name), ("max_distance", Attr::Int(16)), ("sides", sides)];
+            self.attr("bias", call("relative", args));
+            operands.push(laid_out_as(rows, DType::F32, vec![buckets, *rows.dims.last()?]));
         }
         Some(())
     }
@@ -480,9 +455,8 @@ impl Drawer<'_> {
         if self.app.result > 0 {
             return None;
         }
-        let last = want.dims.len() - 1;
-        let (rows, width) = (laid_out_as(want, want.dtype, want.dims[..last].to_vec()), want.dims[last]);
-        let [q, k, v] = self.sides(&rows, want.dtype, Some(width), None)?;
+        let rows = without_last(want, want.dtype);
+        let [q, k, v] = self.sides(&rows, want.dtype, want.dims.last().copied(), None)?;
         let d_o = TensorType { dtype: want.dtype, ..with_last(&rows, *v.dims.last()?) };
         let lse = TensorType { dtype: DType::F32, ..rows.clone() };
         let mut operands = vec![q, k, v, d_o, lse.clone(), lse];
@@ -491,9 +465,8 @@ impl Drawer<'_> {
     }
 
     fn scores(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let last = want.dims.len() - 1;
-        let columns = self.one_dim("columns", &[want.dims[last]])?;
-        let rows = laid_out_as(want, want.dtype, want.dims[..last].to_vec());
+        let columns = self.one_dim("columns", &[*want.dims.last()?])?;
+        let rows = without_last(want, want.dtype);
         let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16])?;
         let [q, k, _] = self.sides(&rows, dtype, None, None)?;
         let k = self.with_columns(k, columns)?;
@@ -501,9 +474,8 @@ impl Drawer<'_> {
     }
 
     fn weigh(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let last = want.dims.len() - 1;
-        let rows = laid_out_as(want, DType::F32, want.dims[..last].to_vec());
-        let [_, _, v] = self.sides(&rows, DType::F32, None, Some(want.dims[last]))?;
+        let rows = without_last(want, DType::F32);
+        let [_, _, v] = self.sides(&rows, DType::F32, None, want.dims.last().copied())?;
         let columns = self.own_dim("columns", &[2, 3, 4])?;
         let v = self.with_columns(v, columns)?;
         Some(vec![with_last(&rows, columns), rows, v])
@@ -577,6 +549,14 @@ impl Drawer<'_> {
     }
 }
 
+fn word(name: &str) -> Attr {
+    Attr::Word(name.to_owned())
+}
+
+fn call<const N: usize>(name: &str, args: [(&str, Attr); N]) -> Attr {
+    Attr::Call(name.to_owned(), args.map(|(key, attr)| (key.to_owned(), attr)).to_vec())
+}
+
 fn whole_dims(ty: &TensorType) -> Vec<DimId> {
     ty.dims.iter().copied().filter(|&d| ty.axes_of(d).is_empty()).collect()
 }
@@ -584,6 +564,11 @@ fn whole_dims(ty: &TensorType) -> Vec<DimId> {
 /// A tensor with some dimensions of `ty`, in its layout.
 fn laid_out_as(ty: &TensorType, dtype: DType, dims: Vec<DimId>) -> TensorType {
     from_parts(dtype, dims.into_iter().map(|d| (d, ty.axes_of(d).into())).collect())
+}
+
+/// A tensor with all dimensions of `ty` but the last, in its layout.
+fn without_last(ty: &TensorType, dtype: DType) -> TensorType {
+    laid_out_as(ty, dtype, ty.dims[..ty.dims.len() - 1].to_vec())
 }
 
 fn from_parts(dtype: DType, parts: Vec<(DimId, AxisList)>) -> TensorType {
@@ -599,11 +584,7 @@ fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
     with_dim(ty, ty.dims.len(), dim)
 }
 
-/// The type with `dim`, unsplit, as its first dimension.
-fn with_first(dim: DimId, ty: &TensorType) -> TensorType {
-    with_dim(ty, 0, dim)
-}
-
+/// The type with `dim`, unsplit, at a position.
 fn with_dim(ty: &TensorType, at: usize, dim: DimId) -> TensorType {
     let mut ty = ty.clone();
     ty.dims.insert(at, dim);

@@ -11,9 +11,9 @@
 //! ```
 
 use ithaca_ir::ops::Attr;
-use ithaca_ir::{Diagnostic, Diagnostics, Span};
+use ithaca_ir::text::{Cursor, Notation, Parsed, Token};
+use ithaca_ir::{Diagnostic, Diagnostics};
 
-use super::lexer::{Token, tokens};
 use super::resolve::resolve;
 use super::syntax::{App, Comparison, Condition, DimTest, Name, Pattern, Rest, Rule, Sign, Term};
 
@@ -30,8 +30,6 @@ const CONDITIONS: &str = "conditions: comparisons, float(?t), divides(?a, ?d), h
 /// The operators in order of increasing precedence.
 const SIGNS: [[Sign; 2]; 2] = [[Sign::Plus, Sign::Minus], [Sign::Times, Sign::Over]];
 
-type Parsed<T> = Result<T, Box<Diagnostic>>;
-
 /// Reads rules.
 ///
 /// # Errors
@@ -40,372 +38,235 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, Diagnostics> {
     if u32::try_from(text.len()).is_err() {
         return Err(vec![Diagnostic::new("P60", format!("a file of {} bytes is too long", text.len()))]);
     }
-    let mut reader = Reader { tokens: tokens(text), at: 0, rule: None };
-    let rules = reader.rules().map_err(|diagnostic| vec![*diagnostic])?;
+    let rules = read_rules(&mut Cursor::new(text, Notation::Rules))
+        .map_err(|diagnostic| vec![Diagnostic { code: "P60", ..*diagnostic }])?;
     let found = resolve(&rules);
     if found.is_empty() { Ok(rules) } else { Err(found) }
 }
 
-struct Reader<'a> {
-    tokens: Vec<(Token<'a>, Span)>,
-    at: usize,
-    /// The current rule, for messages.
-    rule: Option<&'a str>,
+fn refused(cx: &Cursor<'_>, message: String, label: &str) -> Box<Diagnostic> {
+    Box::new(Diagnostic::new("P60", message).at(cx.span()).label(label))
 }
 
-impl<'a> Reader<'a> {
-    fn peek(&self) -> Token<'a> {
-        self.tokens[self.at].0
-    }
+fn too_deep(cx: &Cursor<'_>) -> Box<Diagnostic> {
+    refused(cx, format!("rules nest deeper than {MAX_DEPTH} levels"), "the first that is too deep")
+}
 
-    fn span(&self) -> Span {
-        match self.peek() {
-            // The end has no span; use the last token's.
-            Token::End => self.tokens[self.at.saturating_sub(1)].1,
-            _ => self.tokens[self.at].1,
+fn value(cx: &mut Cursor<'_>) -> Parsed<Name> {
+    cx.sigil('%', "a value, `%name`").map(Name::from)
+}
+
+fn read_rules(cx: &mut Cursor<'_>) -> Parsed<Vec<Rule>> {
+    let mut rules = Vec::new();
+    while cx.peek() != Token::End {
+        if rules.len() == MAX_RULES {
+            return Err(refused(cx, format!("more than {MAX_RULES} rules"), "one too many"));
+        }
+        if !cx.eat(Token::Word("rule")) {
+            return Err(cx.unexpected("`rule`"));
+        }
+        let name = Name::from(cx.word("the name of the rule")?);
+        let place = format!("rule `{}`: ", name.text);
+        rules.push(read_rule(cx, name).map_err(|mut diagnostic| {
+            diagnostic.message.insert_str(0, &place);
+            diagnostic
+        })?);
+    }
+    if rules.is_empty() {
+        let diagnostic = Diagnostic::new("P60", "the file has no rules");
+        return Err(Box::new(diagnostic.help("write `rule NAME pattern => replacement`")));
+    }
+    Ok(rules)
+}
+
+fn read_rule(cx: &mut Cursor<'_>, name: Name) -> Parsed<Rule> {
+    let left = read_app(cx, 0)?;
+    if !cx.eat(Token::Sign("=>")) {
+        return Err(cx.unexpected("`=>`"));
+    }
+    let right = match cx.peek() {
+        Token::Sigil('%', _) | Token::Punct('(') => read_operand(cx, 0)?,
+        _ => Pattern::App(read_app(cx, 0)?),
+    };
+    let mut conditions = Vec::new();
+    if cx.eat(Token::Word("where")) {
+        conditions.push(read_condition(cx)?);
+        while cx.eat(Token::Punct(',')) {
+            conditions.push(read_condition(cx)?);
         }
     }
+    Ok(Rule { name: name.text, span: name.span, left, right, conditions })
+}
 
-    fn next(&mut self) -> (Token<'a>, Span) {
-        let taken = self.tokens[self.at];
-        if taken.0 != Token::End {
-            self.at += 1;
-        }
-        taken
+fn read_app(cx: &mut Cursor<'_>, depth: usize) -> Parsed<App> {
+    if depth == MAX_DEPTH {
+        return Err(too_deep(cx));
     }
-
-    fn eat(&mut self, sign: &'static str) -> bool {
-        let found = self.peek() == Token::Sign(sign);
-        if found {
-            self.next();
-        }
-        found
-    }
-
-    fn expect(&mut self, sign: &'static str) -> Parsed<()> {
-        if self.eat(sign) { Ok(()) } else { Err(self.unexpected(&format!("`{sign}`"))) }
-    }
-
-    fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
-        let place = self.rule.map(|name| format!("rule `{name}`: ")).unwrap_or_default();
-        let message = format!("{place}expected {expected}, found {}", self.peek());
-        Box::new(
-            Diagnostic::new("P60", message).at(self.span()).label(format!("{expected} is expected here")),
-        )
-    }
-
-    fn too_deep(&self) -> Box<Diagnostic> {
-        let message = format!("rules nest deeper than {MAX_DEPTH} levels");
-        Box::new(Diagnostic::new("P60", message).at(self.span()).label("the first that is too deep"))
-    }
-
-    /// Takes the next token, whose name is `text`.
-    fn name(&mut self, text: &str) -> Name {
-        Name { text: text.to_owned(), span: self.next().1 }
-    }
-
-    fn word(&mut self, expected: &str) -> Parsed<Name> {
-        match self.peek() {
-            Token::Word(text) => Ok(self.name(text)),
-            _ => Err(self.unexpected(expected)),
+    let op = Name::from(cx.word("an operation")?);
+    let mut operands = Vec::new();
+    loop {
+        let comma = !operands.is_empty() && cx.eat(Token::Punct(','));
+        match cx.peek() {
+            Token::Sigil('%', _) | Token::Punct('(') => operands.push(read_operand(cx, depth + 1)?),
+            _ if comma => return Err(cx.unexpected("a value or an operation in parentheses")),
+            _ => break,
         }
     }
-
-    fn value(&mut self) -> Parsed<Name> {
-        match self.peek() {
-            Token::Value(text) => Ok(self.name(text)),
-            _ => Err(self.unexpected("a value, `%name`")),
-        }
-    }
-
-    /// Whether the next token is this word, which is then taken.
-    fn eat_word(&mut self, word: &str) -> bool {
-        let found = self.peek() == Token::Word(word);
-        if found {
-            self.next();
-        }
-        found
-    }
-
-    /// Items between commas up to `close`.
-    fn list<T>(
-        &mut self,
-        close: &'static str,
-        mut item: impl FnMut(&mut Self) -> Parsed<T>,
-    ) -> Parsed<Vec<T>> {
-        let mut items = Vec::new();
-        while !self.eat(close) {
-            if !items.is_empty() {
-                self.expect(",")?;
+    let like = if cx.eat(Token::Word("as")) { Some(value(cx)?) } else { None };
+    let (mut attrs, mut rest) = (Vec::new(), Rest::Absent);
+    if cx.eat(Token::Punct('{')) {
+        while !cx.eat(Token::Punct('}')) {
+            if !attrs.is_empty() {
+                cx.expect(',')?;
             }
-            items.push(item(self)?);
-        }
-        Ok(items)
-    }
-
-    fn rules(&mut self) -> Parsed<Vec<Rule>> {
-        let mut rules = Vec::new();
-        while self.peek() != Token::End {
-            self.rule = None;
-            if rules.len() == MAX_RULES {
-                let message = format!("more than {MAX_RULES} rules");
-                return Err(Box::new(Diagnostic::new("P60", message).at(self.span()).label("one too many")));
+            if cx.eat(Token::Dots) {
+                rest = match cx.sigil('?', "a variable") {
+                    Ok(name) => Rest::Bound(name.into()),
+                    Err(_) => Rest::Ignored,
+                };
+                cx.expect('}')?;
+                break;
             }
-            if !self.eat_word("rule") {
-                return Err(self.unexpected("`rule`"));
-            }
-            rules.push(self.rule()?);
+            let key = Name::from(cx.word("the name of an attribute, or `..`")?);
+            cx.expect('=')?;
+            attrs.push((key, read_term(cx, depth + 1)?));
         }
-        if rules.is_empty() {
-            let diagnostic = Diagnostic::new("P60", "the file has no rules");
-            return Err(Box::new(diagnostic.help("write `rule NAME pattern => replacement`")));
-        }
-        Ok(rules)
     }
+    Ok(App { op: op.text, span: op.span, operands, attrs, rest, like, result: 0 })
+}
 
-    fn rule(&mut self) -> Parsed<Rule> {
-        let Token::Word(name) = self.peek() else { return Err(self.unexpected("the name of the rule")) };
-        self.rule = Some(name);
-        let name = self.name(name);
-        let left = self.app(0)?;
-        self.expect("=>")?;
-        let right = match self.peek() {
-            Token::Value(_) => Pattern::Value(self.value()?),
-            Token::Sign("(") => self.operand(0)?,
-            _ => Pattern::App(self.app(0)?),
+fn read_operand(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Pattern> {
+    if !cx.eat(Token::Punct('(')) {
+        return value(cx).map(Pattern::Value);
+    }
+    let mut app = read_app(cx, depth)?;
+    cx.expect(')')?;
+    if cx.eat(Token::Punct('#')) {
+        let Token::Int(digits) = cx.peek() else { return Err(cx.unexpected("the number of a result")) };
+        app.result = digits.parse().ok().filter(|n| *n < 10).ok_or_else(|| cx.unexpected("one digit"))?;
+        cx.eat(cx.peek());
+    }
+    Ok(Pattern::App(app))
+}
+
+/// `a | b`, `a & b`, `a + b`, `a * b`, in order of increasing precedence.
+fn read_term(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Term> {
+    if depth >= MAX_DEPTH {
+        return Err(too_deep(cx));
+    }
+    cx.chain('|', Term::Any, |cx| cx.chain('&', Term::All, |cx| read_arithmetic(cx, depth, &SIGNS)))
+}
+
+/// A chain of the first of these pairs of operators, over chains of the others; each operator adds a level.
+fn read_arithmetic(cx: &mut Cursor<'_>, depth: usize, signs: &[[Sign; 2]]) -> Parsed<Term> {
+    let Some((own, inner)) = signs.split_first() else { return read_plain(cx, depth) };
+    let mut term = read_arithmetic(cx, depth, inner)?;
+    for n in 0.. {
+        let Some(&sign) = own.iter().find(|sign| cx.peek() == Token::Punct(sign.spelling())) else { break };
+        if n == MAX_DEPTH {
+            return Err(too_deep(cx));
+        }
+        cx.eat(cx.peek());
+        term = Term::Arithmetic(sign, Box::new(term), Box::new(read_arithmetic(cx, depth, inner)?));
+    }
+    Ok(term)
+}
+
+fn read_plain(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Term> {
+    Ok(match cx.peek() {
+        Token::Sigil('?', _) => Term::Variable(cx.sigil('?', "a variable")?.into()),
+        Token::Int(_) => {
+            let first = cx.int()?;
+            let is_range = cx.eat(Token::Dots);
+            Term::Literal(if is_range { Attr::Range(first, cx.int()?) } else { Attr::Int(first) })
+        }
+        Token::Float(_) => Term::Literal(Attr::Float(cx.float()?)),
+        Token::Punct('-') => {
+            cx.eat(Token::Punct('-'));
+            Term::Literal(Attr::Float(-cx.float()?))
+        }
+        Token::Text(_) => Term::Literal(Attr::Text(cx.string()?)),
+        Token::Word(_) => read_named(cx, depth)?,
+        Token::Punct('(') => {
+            cx.eat(Token::Punct('('));
+            let inner = read_term(cx, depth + 1)?;
+            cx.expect(')')?;
+            inner
+        }
+        Token::Punct('[') => {
+            cx.eat(Token::Punct('['));
+            Term::List(cx.list(']', |cx| read_term(cx, depth + 1))?)
+        }
+        _ => return Err(cx.unexpected("the value of an attribute")),
+    })
+}
+
+/// `word`, `word(1, 2)`, `word(key=term, …)`.
+fn read_named(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Term> {
+    let name = cx.word("a word")?.0.to_owned();
+    if !cx.eat(Token::Punct('(')) {
+        return Ok(Term::Literal(Attr::Word(name)));
+    }
+    if let Token::Int(_) = cx.peek() {
+        return Ok(Term::Literal(Attr::Numbers(name, cx.list(')', Cursor::int)?)));
+    }
+    let args = cx.list(')', |cx| {
+        let (key, _) = cx.word("the name of an argument")?;
+        cx.expect('=')?;
+        Ok((key.to_owned(), read_term(cx, depth + 1)?))
+    })?;
+    Ok(Term::Call(name, args))
+}
+
+fn read_condition(cx: &mut Cursor<'_>) -> Parsed<Condition> {
+    let mut ahead = cx.clone();
+    let (Ok((name, _)), true) = (ahead.word("a condition"), ahead.eat(Token::Punct('('))) else {
+        return read_comparison(cx);
+    };
+    let test = DimTest::ALL.into_iter().find(|(_, known)| *known == name);
+    if test.is_none() && !["float", "divides", "alike"].contains(&name) {
+        return match ahead.peek() {
+            Token::Sigil('%' | '?', _) => Err(no_condition(cx, "a condition")),
+            _ => read_comparison(cx),
         };
-        let mut conditions = Vec::new();
-        if self.eat_word("where") {
-            conditions.push(self.condition()?);
-            while self.eat(",") {
-                conditions.push(self.condition()?);
-            }
-        }
-        Ok(Rule { name: name.text, span: name.span, left, right, conditions })
     }
+    *cx = ahead;
+    let condition = match (name, test) {
+        (_, Some((test, _))) => {
+            let value = value(cx)?;
+            cx.expect(',')?;
+            Condition::Dimension(test, value, read_term(cx, 1)?)
+        }
+        ("float", None) => Condition::Float(read_term(cx, 1)?),
+        ("divides", None) => {
+            let first = read_term(cx, 1)?;
+            cx.expect(',')?;
+            Condition::Divides(first, read_term(cx, 1)?)
+        }
+        (_, None) => {
+            let first = value(cx)?;
+            cx.expect(',')?;
+            Condition::Alike(first, value(cx)?)
+        }
+    };
+    cx.expect(')')?;
+    Ok(condition)
+}
 
-    fn app(&mut self, depth: usize) -> Parsed<App> {
-        if depth == MAX_DEPTH {
-            return Err(self.too_deep());
-        }
-        let op = self.word("an operation")?;
-        let mut operands = Vec::new();
-        loop {
-            let comma = !operands.is_empty() && self.eat(",");
-            match self.peek() {
-                Token::Value(_) | Token::Sign("(") => operands.push(self.operand(depth + 1)?),
-                _ if comma => return Err(self.unexpected("a value or an operation in parentheses")),
-                _ => break,
-            }
-        }
-        let like = if self.eat_word("as") { Some(self.value()?) } else { None };
-        let (mut attrs, mut rest) = (Vec::new(), Rest::Absent);
-        if self.eat("{") {
-            while !self.eat("}") {
-                if !attrs.is_empty() {
-                    self.expect(",")?;
-                }
-                if self.eat("..") {
-                    rest = match self.peek() {
-                        Token::Variable(text) => Rest::Bound(self.name(text)),
-                        _ => Rest::Ignored,
-                    };
-                    self.expect("}")?;
-                    break;
-                }
-                let key = self.word("the name of an attribute, or `..`")?;
-                self.expect("=")?;
-                attrs.push((key, self.term(depth + 1)?));
-            }
-        }
-        Ok(App { op: op.text, span: op.span, operands, attrs, rest, like, result: 0 })
-    }
+fn read_comparison(cx: &mut Cursor<'_>) -> Parsed<Condition> {
+    let first = read_term(cx, 1)?;
+    let spelled = match cx.peek() {
+        Token::Punct('=') => "=",
+        Token::Punct('<') => "<",
+        Token::Sign(sign) => sign,
+        _ => "",
+    };
+    let known = Comparison::ALL.into_iter().find(|(_, spelling)| *spelling == spelled);
+    let Some((comparison, _)) = known else { return Err(no_condition(cx, "`=`, `!=`, `<` or `<=`")) };
+    cx.eat(cx.peek());
+    Ok(Condition::Compare(first, comparison, read_term(cx, 1)?))
+}
 
-    fn operand(&mut self, depth: usize) -> Parsed<Pattern> {
-        if !self.eat("(") {
-            return self.value().map(Pattern::Value);
-        }
-        let mut app = self.app(depth)?;
-        self.expect(")")?;
-        if self.eat("#") {
-            app.result = match self.peek() {
-                Token::Int(digits) if digits.len() == 1 => {
-                    self.next();
-                    usize::from(digits.as_bytes()[0] - b'0')
-                }
-                _ => return Err(self.unexpected("the number of a result")),
-            };
-        }
-        Ok(Pattern::App(app))
-    }
-
-    /// `a | b`, `a & b`, `a + b`, `a * b`, in order of increasing precedence.
-    fn term(&mut self, depth: usize) -> Parsed<Term> {
-        if depth >= MAX_DEPTH {
-            return Err(self.too_deep());
-        }
-        self.chain("|", Term::Any, &mut |r| r.chain("&", Term::All, &mut |r| r.arithmetic(depth, &SIGNS)))
-    }
-
-    fn chain(
-        &mut self,
-        sign: &'static str,
-        make: fn(Vec<Term>) -> Term,
-        part: &mut dyn FnMut(&mut Self) -> Parsed<Term>,
-    ) -> Parsed<Term> {
-        let first = part(self)?;
-        if self.peek() != Token::Sign(sign) {
-            return Ok(first);
-        }
-        let mut parts = vec![first];
-        while self.eat(sign) {
-            parts.push(part(self)?);
-        }
-        Ok(make(parts))
-    }
-
-    /// A chain of the first of these pairs of operators, over chains of the others; each operator adds a level.
-    fn arithmetic(&mut self, depth: usize, signs: &[[Sign; 2]]) -> Parsed<Term> {
-        let Some((own, inner)) = signs.split_first() else { return self.plain(depth) };
-        let mut term = self.arithmetic(depth, inner)?;
-        for n in 0.. {
-            let Token::Sign(text) = self.peek() else { break };
-            let known = Sign::ALL.into_iter().find(|(sign, known)| *known == text && own.contains(sign));
-            let Some((sign, _)) = known else { break };
-            if n == MAX_DEPTH {
-                return Err(self.too_deep());
-            }
-            self.next();
-            term = Term::Arithmetic(sign, Box::new(term), Box::new(self.arithmetic(depth, inner)?));
-        }
-        Ok(term)
-    }
-
-    fn plain(&mut self, depth: usize) -> Parsed<Term> {
-        Ok(match self.peek() {
-            Token::Variable(text) => Term::Variable(self.name(text)),
-            Token::Int(_) => {
-                let first = self.int()?;
-                if self.eat("..") {
-                    Term::Literal(Attr::Range(first, self.int()?))
-                } else {
-                    Term::Literal(Attr::Int(first))
-                }
-            }
-            Token::Float(digits) => self.float(digits, 1.0)?,
-            Token::Sign("-") => {
-                self.next();
-                match self.peek() {
-                    Token::Int(digits) | Token::Float(digits) => self.float(digits, -1.0)?,
-                    _ => return Err(self.unexpected("a number")),
-                }
-            }
-            Token::Text(text) => {
-                self.next();
-                Term::Literal(Attr::Text(text.to_owned()))
-            }
-            Token::Word(_) => self.named(depth)?,
-            Token::Sign("(") => {
-                self.next();
-                let inner = self.term(depth + 1)?;
-                self.expect(")")?;
-                inner
-            }
-            Token::Sign("[") => {
-                self.next();
-                Term::List(self.list("]", |r| r.term(depth + 1))?)
-            }
-            Token::Sign(_) | Token::Value(_) | Token::Bad | Token::End => {
-                return Err(self.unexpected("the value of an attribute"));
-            }
-        })
-    }
-
-    /// `word`, `word(1, 2)`, `word(key=term, …)`.
-    fn named(&mut self, depth: usize) -> Parsed<Term> {
-        let name = self.word("a word")?.text;
-        if !self.eat("(") {
-            return Ok(Term::Literal(Attr::Word(name)));
-        }
-        if let Token::Int(_) = self.peek() {
-            return Ok(Term::Literal(Attr::Numbers(name, self.list(")", Self::int)?)));
-        }
-        let args = self.list(")", |r| {
-            let key = r.word("the name of an argument")?.text;
-            r.expect("=")?;
-            Ok((key, r.term(depth + 1)?))
-        })?;
-        Ok(Term::Call(name, args))
-    }
-
-    fn int(&mut self) -> Parsed<u64> {
-        let Token::Int(digits) = self.peek() else { return Err(self.unexpected("a whole number")) };
-        match digits.parse() {
-            Ok(n) => {
-                self.next();
-                Ok(n)
-            }
-            Err(_) => Err(self.unexpected("a number below 2^64")),
-        }
-    }
-
-    fn float(&mut self, digits: &str, sign: f64) -> Parsed<Term> {
-        match digits.parse::<f64>() {
-            Ok(x) if x.is_finite() => {
-                self.next();
-                Ok(Term::Literal(Attr::Float(sign * x)))
-            }
-            _ => Err(self.unexpected("a number that a 64-bit real can be")),
-        }
-    }
-
-    fn condition(&mut self) -> Parsed<Condition> {
-        let next = |n: usize| self.tokens.get(self.at + n).map(|(token, _)| *token);
-        let (Token::Word(name), Some(Token::Sign("("))) = (self.peek(), next(1)) else {
-            return self.comparison();
-        };
-        let test = DimTest::ALL.into_iter().find(|(_, known)| *known == name);
-        if test.is_none() && !["float", "divides", "alike"].contains(&name) {
-            return match next(2) {
-                Some(Token::Value(_) | Token::Variable(_)) => Err(self.no_condition("a condition")),
-                _ => self.comparison(),
-            };
-        }
-        self.next();
-        self.expect("(")?;
-        let condition = match (name, test) {
-            (_, Some((test, _))) => {
-                let value = self.value()?;
-                self.expect(",")?;
-                Condition::Dimension(test, value, self.term(1)?)
-            }
-            ("float", None) => Condition::Float(self.term(1)?),
-            ("divides", None) => {
-                let first = self.term(1)?;
-                self.expect(",")?;
-                Condition::Divides(first, self.term(1)?)
-            }
-            (_, None) => {
-                let first = self.value()?;
-                self.expect(",")?;
-                Condition::Alike(first, self.value()?)
-            }
-        };
-        self.expect(")")?;
-        Ok(condition)
-    }
-
-    fn comparison(&mut self) -> Parsed<Condition> {
-        let first = self.term(1)?;
-        match Comparison::ALL.into_iter().find(|(_, sign)| self.eat(sign)) {
-            Some((comparison, _)) => Ok(Condition::Compare(first, comparison, self.term(1)?)),
-            None => Err(self.no_condition("`=`, `!=`, `<` or `<=`")),
-        }
-    }
-
-    fn no_condition(&self, expected: &str) -> Box<Diagnostic> {
-        let mut diagnostic = self.unexpected(expected);
-        diagnostic.helps.push(CONDITIONS.to_owned());
-        diagnostic
-    }
+fn no_condition(cx: &Cursor<'_>, expected: &str) -> Box<Diagnostic> {
+    Box::new(cx.unexpected(expected).help(CONDITIONS))
 }

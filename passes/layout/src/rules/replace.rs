@@ -1,10 +1,10 @@
 //! Builds the replacement of a match: new operations with their types, or the reason of a refusal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::ops::{Attrs, Context};
 use ithaca_ir::text::show;
-use ithaca_ir::{DType, Layout, Level, Op, Space, TensorType, ValueId};
+use ithaca_ir::{Layout, Level, Op, Space, TensorType, ValueId};
 
 use super::matching::{Bindings, Program, value};
 use super::syntax::{App, Pattern, Rest, Rule};
@@ -30,6 +30,16 @@ pub(crate) struct NewNode {
 pub(crate) enum Place {
     Value(ValueId),
     New(usize, usize),
+}
+
+impl Place {
+    /// The value of the place: an existing one, or one of the results of new operations.
+    pub(crate) fn of<T: Copy>(self, existing: impl FnOnce(ValueId) -> T, results: &[Vec<T>]) -> T {
+        match self {
+            Place::Value(value) => existing(value),
+            Place::New(node, i) => results[node][i],
+        }
+    }
 }
 
 /// Why a match is not replaced.
@@ -212,17 +222,12 @@ impl ReplacementBuilder<'_> {
     fn product(&self, x: &TensorType, y: &TensorType, like: &TensorType) -> TensorType {
         let operands = [x, y];
         let elsewhere = |d| {
-            like.has(d)
-                || self.bindings.values.values().any(|&v| {
-                    let ty = self.site.program.type_of(v);
-                    ty.has(d) && !operands.contains(&ty)
-                })
+            let mut types = self.bindings.values.values().map(|&v| self.site.program.type_of(v));
+            types.any(|ty| ty.has(d) && !operands.contains(&ty))
         };
         let own = |d| x.has(d) || y.has(d);
-        let first = like.dims.iter().copied().filter(|&d| own(d));
-        let more = x.dims.iter().chain(&y.dims).copied().filter(|&d| !like.has(d) && elsewhere(d));
-        let mut dims: Vec<_> = first.collect();
-        for d in more {
+        let mut dims: Vec<_> = like.dims.iter().copied().filter(|&d| own(d)).collect();
+        for d in x.dims.iter().chain(&y.dims).copied().filter(|&d| elsewhere(d)) {
             if !dims.contains(&d) {
                 dims.push(d);
             }
@@ -242,11 +247,9 @@ fn laid_out_like(x: &TensorType, like: &TensorType) -> TensorType {
 }
 
 /// Whether dimensions and axes are distinct, and every split is legal.
-pub(super) fn is_sound(space: &Space, ty: &TensorType) -> bool {
-    let axes: Vec<_> = ty.layout.axes().collect();
-    let once = |i: usize| !axes[..i].contains(&axes[i]);
-    (0..ty.dims.len()).all(|i| !ty.dims[..i].contains(&ty.dims[i]))
-        && (0..axes.len()).all(once)
+fn is_sound(space: &Space, ty: &TensorType) -> bool {
+    let (dims, axes): (BTreeSet<_>, BTreeSet<_>) = (ty.dims.iter().collect(), ty.layout.axes().collect());
+    dims.len() == ty.dims.len()
+        && axes.len() == ty.layout.axes().count()
         && ty.dims.iter().zip(&ty.layout.split).all(|(&d, axes)| space.can_split(d, axes))
-        && DType::ALL.contains(&ty.dtype)
 }

@@ -67,7 +67,7 @@ impl<'r> Resolver<'r> {
 
     fn app(&mut self, app: &'r App, side: Side) {
         let place = Name { text: app.op.clone(), span: app.span };
-        let Some(info) = TABLE.iter().find(|row| row.name == app.op) else {
+        let Some(info) = app.info() else {
             let message = format!("there is no operation `{}`", app.op);
             let near = nearest(&app.op, TABLE.iter().map(|row| row.name));
             let diagnostic = self.refuse("P62", &place, message, "unknown");

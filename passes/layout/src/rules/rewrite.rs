@@ -1,13 +1,15 @@
-//! Applies rules to a function in one sweep.
+//! Applies rules to each function of a module in one sweep.
 //!
 //! Operations are copied in order. The rules are tried on each operation in the order of the file; if one matches, the
 //! operations of its replacement take the place of the operation and the rules are tried on them too. Operands are
 //! final when an operation is visited, so one sweep leaves no match. Unused operations are removed at the end.
 
+use std::collections::BTreeSet;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Context, OpError};
-use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, TensorType, ValueId};
+use ithaca_ir::{Function, FunctionBuilder, Level, Module, Op, Output, TensorType, ValueId};
 use ithaca_pass::rebuild::Copy;
 
 use super::matching::{Maker, Program, matches};
@@ -37,11 +39,22 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// The function with the rules applied; parameters, outputs and their types stay.
+/// The module with the rules applied.
 ///
 /// # Errors
 /// A broken invariant: a bug, because replacements are checked first.
-pub(super) fn rewrite(
+pub(super) fn rewrite(module: &Module, rules: &[Rule], budget: &mut Budget<'_>) -> Result<Module, OpError> {
+    let mut rewritten = module.emptied(module.level);
+    for function in module.functions.values() {
+        let cx = Context { space: &rewritten.space, functions: &rewritten.functions };
+        let function = rewrite_function(cx, module.level, function, rules, budget)?;
+        rewritten.functions.push(function);
+    }
+    Ok(rewritten)
+}
+
+/// The function with the rules applied; parameters, outputs and their types stay.
+fn rewrite_function(
     cx: Context<'_>,
     level: Level,
     function: &Function,
@@ -49,12 +62,33 @@ pub(super) fn rewrite(
     budget: &mut Budget<'_>,
 ) -> Result<Function, OpError> {
     let before: u64 = budget.applied.iter().sum();
-    let sweep = Sweep::new(cx, level, function);
-    let (rewritten, kept) = sweep.run(function, rules, budget)?;
+    let mut b = FunctionBuilder::like(function, cx.space, cx.functions);
+    // The first slots are the old function's values.
+    let mut values = vec![None; function.values.len()];
+    for &param in &function.params {
+        let value = &function.values[param];
+        values[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
+    }
+    let defined = vec![None; function.params.len()];
+    let mut sweep = Sweep { cx, level, function, b, values, defined, kept: BTreeSet::new() };
+    let used = used(function);
+    for node in &function.nodes {
+        let mut tasks = vec![task(function, node, &used)];
+        while let Some(task) = tasks.pop() {
+            let operands: Vec<ValueId> = task.operands.iter().map(|&s| sweep.value(s)).collect();
+            match sweep.apply(&task, &operands, rules, budget) {
+                Some(replacement) => sweep.queue(task, replacement, &mut tasks),
+                None => sweep.add(task, &operands)?,
+            }
+        }
+    }
     if budget.applied.iter().sum::<u64>() == before {
         return Ok(function.clone());
     }
-    without_unused(cx, &rewritten, &kept)
+    let outputs = function.outputs.iter();
+    let outputs: Vec<Output> =
+        outputs.map(|o| Output { name: o.name.clone(), value: sweep.value(o.value.index()) }).collect();
+    without_unused(cx, &sweep.b.finish(outputs), &sweep.kept)
 }
 
 /// A function under construction.
@@ -95,53 +129,16 @@ struct Task {
 struct Sweep<'a> {
     cx: Context<'a>,
     level: Level,
+    function: &'a Function,
     b: FunctionBuilder<'a>,
     /// The value of each slot, once it exists.
     values: Vec<Option<ValueId>>,
-    names: Vec<Option<Box<str>>>,
     defined: Vec<Option<(usize, usize)>>,
     /// Unused nodes that stay.
-    kept: Vec<usize>,
+    kept: BTreeSet<usize>,
 }
 
-impl<'a> Sweep<'a> {
-    fn new(cx: Context<'a>, level: Level, function: &Function) -> Self {
-        let mut b = FunctionBuilder::like(function, cx.space, cx.functions);
-        // The first slots are the old function's values.
-        let mut values = vec![None; function.values.len()];
-        for &param in &function.params {
-            let value = &function.values[param];
-            values[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
-        }
-        let names = function.values.values().map(|v| v.name.clone()).collect();
-        Self { cx, level, b, values, names, defined: vec![None; function.params.len()], kept: Vec::new() }
-    }
-
-    fn run(
-        mut self,
-        function: &Function,
-        rules: &[Rule],
-        budget: &mut Budget<'_>,
-    ) -> Result<(Function, Vec<usize>), OpError> {
-        let used = used(function);
-        for node in &function.nodes {
-            let mut tasks = vec![task(function, node, &used)];
-            while let Some(task) = tasks.pop() {
-                let operands: Vec<ValueId> = task.operands.iter().map(|&s| self.value(s)).collect();
-                match self.apply(&task, &operands, rules, budget) {
-                    Some(replacement) => self.queue(task, replacement, &mut tasks),
-                    None => self.add(task, &operands)?,
-                }
-            }
-        }
-        let outputs: Vec<Output> = function
-            .outputs
-            .iter()
-            .map(|o| Output { name: o.name.clone(), value: self.value(o.value.index()) })
-            .collect();
-        Ok((self.b.finish(outputs), self.kept))
-    }
-
+impl Sweep<'_> {
     fn value(&self, slot: Slot) -> ValueId {
         self.values[slot].expect("operations are added after those that they need")
     }
@@ -189,17 +186,15 @@ impl<'a> Sweep<'a> {
                 self.values[old] = Some(v);
             }
         }
-        let mut new: Vec<Task> = Vec::new();
+        let (mut new, mut slots): (Vec<Task>, Vec<Vec<Slot>>) = (Vec::new(), Vec::new());
         for (n, node) in nodes.into_iter().enumerate() {
-            let operand = |place| match place {
-                Place::New(node, i) => new[node].results[i],
-                Place::Value(v) => self.slot(Some(v)),
-            };
+            let operand = |place: Place| place.of(|v| self.slot(Some(v)), &slots);
             let operands = node.operands.into_iter().map(operand).collect();
             // A result that replaces an old one takes its slot and its name.
             let taken = |i| results.iter().position(|&place| place == Place::New(n, i));
             let slot = |i| taken(i).map_or_else(|| self.slot(None), |old| task.results[old]);
-            let results = (0..node.types.len()).map(slot).collect();
+            let results: Vec<Slot> = (0..node.types.len()).map(slot).collect();
+            slots.push(results.clone());
             new.push(Task { op: node.op, operands, types: node.types, results, stays: false });
         }
         if let Some(last) = new.last_mut() {
@@ -210,7 +205,6 @@ impl<'a> Sweep<'a> {
 
     fn slot(&mut self, value: Option<ValueId>) -> Slot {
         self.values.push(value);
-        self.names.push(None);
         self.values.len() - 1
     }
 
@@ -220,10 +214,11 @@ impl<'a> Sweep<'a> {
         for (i, (&slot, &value)) in task.results.iter().zip(&results).enumerate() {
             self.values[slot] = Some(value);
             self.defined.push(Some((n, i)));
-            self.b.name(value, self.names[slot].as_deref());
+            let old = self.function.values.get(ValueId::new(slot));
+            self.b.name(value, old.and_then(|old| old.name.as_deref()));
         }
         if task.stays {
-            self.kept.push(n);
+            self.kept.insert(n);
         }
         Ok(())
     }
@@ -248,19 +243,18 @@ pub(crate) fn used(function: &Function) -> Vec<bool> {
 }
 
 /// The function without unused operations, except `kept` ones.
-fn without_unused(cx: Context<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
-    let mut needed = vec![false; function.values.len()];
-    function.outputs.iter().for_each(|o| needed[o.value.index()] = true);
-    let mut stays = vec![false; function.nodes.len()];
+fn without_unused(cx: Context<'_>, function: &Function, kept: &BTreeSet<usize>) -> Result<Function, OpError> {
+    let mut needed: BTreeSet<ValueId> = function.outputs.iter().map(|o| o.value).collect();
+    let mut stays = kept.clone();
     for (n, node) in function.nodes.iter().enumerate().rev() {
-        stays[n] = kept.contains(&n) || node.results.iter().any(|v| needed[v.index()]);
-        if stays[n] {
-            node.operands.iter().for_each(|v| needed[v.index()] = true);
+        if stays.contains(&n) || node.results.iter().any(|v| needed.contains(v)) {
+            stays.insert(n);
+            needed.extend(&node.operands);
         }
     }
     let mut copy = Copy::of(function, cx.space, cx.functions);
-    for (node, _) in function.nodes.iter().zip(stays).filter(|(_, stays)| *stays) {
-        copy.node(node)?;
+    for n in stays {
+        copy.node(&function.nodes[n])?;
     }
     Ok(copy.finish())
 }

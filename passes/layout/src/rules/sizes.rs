@@ -154,11 +154,8 @@ impl Constants {
             },
             Attr::Range(start, end) => self.whole.extend([*start, *end]),
             Attr::Numbers(_, numbers) => self.whole.extend(numbers),
-            Attr::List(items) | Attr::All(items) | Attr::Any(items) => {
-                items.iter().for_each(|a| self.attr(key, a));
-            }
-            Attr::Call(_, args) => args.iter().for_each(|(k, a)| self.attr(k, a)),
-            Attr::Text(_) | Attr::Word(_) | Attr::Func(_) => {}
+            // Literals have no parts.
+            _ => {}
         }
     }
 
@@ -171,14 +168,9 @@ impl Constants {
     /// A table of blocks fits sequences with as many blocks as rows.
     fn blocks(&mut self, args: &[(String, Term)]) {
         let arg = |key: &str| args.iter().find(|(k, _)| k == key).map(|(_, term)| term);
-        let (Some(size), Some(rows)) = (arg("size"), arg("rows")) else { return };
-        let n_rows = match rows {
-            Term::List(rows) => rows.len(),
-            Term::Literal(Attr::List(rows)) => rows.len(),
-            _ => return,
-        };
-        if let Some(Attr::Int(size)) = value(size, &Bindings::default()) {
-            self.whole.insert(size.saturating_mul(n_rows as u64));
+        let size = arg("size").and_then(|term| value(term, &Bindings::default()));
+        if let (Some(Attr::Int(size)), Some(Term::List(rows))) = (size, arg("rows")) {
+            self.whole.insert(size.saturating_mul(rows.len() as u64));
         }
     }
 }

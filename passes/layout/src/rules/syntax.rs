@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ithaca_ir::ops::Attr;
+use ithaca_ir::ops::{Attr, Class, OpInfo, TABLE};
 use ithaca_ir::{Diagnostic, Span};
 
 /// A rewrite rule: if `left` matches and `conditions` hold, `right` is an equal value.
@@ -123,10 +123,21 @@ pub(super) enum Condition {
     Alike(Name, Name),
 }
 
+impl From<(&str, Span)> for Name {
+    fn from((text, span): (&str, Span)) -> Self {
+        Self { text: text.to_owned(), span }
+    }
+}
+
 impl Sign {
-    /// Every operator with its spelling.
-    pub(super) const ALL: [(Self, &str); 4] =
-        [(Sign::Plus, "+"), (Sign::Minus, "-"), (Sign::Times, "*"), (Sign::Over, "/")];
+    pub(super) fn spelling(self) -> char {
+        match self {
+            Sign::Plus => '+',
+            Sign::Minus => '-',
+            Sign::Times => '*',
+            Sign::Over => '/',
+        }
+    }
 }
 
 impl Comparison {
@@ -173,6 +184,12 @@ impl Rule {
         Diagnostic::new(code, message).at(self.span).label("this rule is not used")
     }
 
+    /// Whether the rule contains an operation that changes layouts.
+    pub(super) fn changes_layouts(&self) -> bool {
+        let mut infos = self.apps().into_iter().filter_map(|(app, _)| app.info());
+        infos.any(|info| matches!(info.class, Class::Layout | Class::Collective))
+    }
+
     /// Whether the rule contains one of these operations.
     pub(super) fn mentions(&self, ops: &[&str]) -> bool {
         self.apps().iter().any(|(app, _)| ops.contains(&app.op.as_str()))
@@ -180,6 +197,11 @@ impl Rule {
 }
 
 impl App {
+    /// The declaration of the operation, if it exists.
+    pub(super) fn info(&self) -> Option<&'static OpInfo> {
+        TABLE.iter().copied().find(|row| row.name == self.op)
+    }
+
     fn collect<'r>(&'r self, side: Side, apps: &mut Vec<(&'r App, Side)>) {
         apps.push((self, side));
         for operand in &self.operands {
@@ -299,11 +321,11 @@ impl fmt::Display for Term {
             Term::List(items) => write!(f, "[{}]", joined(items, ", ")),
             Term::Call(name, args) => {
                 let args: Vec<String> = args.iter().map(|(key, term)| format!("{key}={term}")).collect();
-                write!(f, "{name}({})", args.join(", "))
+                write!(f, "{name}({})", joined(&args, ", "))
             }
             Term::All(items) => write!(f, "({})", joined(items, " & ")),
             Term::Any(items) => write!(f, "({})", joined(items, " | ")),
-            Term::Arithmetic(sign, a, b) => write!(f, "({a} {} {b})", spelling(&Sign::ALL, *sign)),
+            Term::Arithmetic(sign, a, b) => write!(f, "({a} {} {b})", sign.spelling()),
         }
     }
 }

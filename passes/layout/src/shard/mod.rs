@@ -1,7 +1,7 @@
 //! `shard`: lays a program out over a mesh.
 //!
-//! A strategy says which axes split inputs, weights and the inside of attention; everything else follows from factor
-//! rules, and a `reshard` stands where an operation needs a layout that its operand has not.
+//! A strategy states which axes split inputs, weights and the inside of attention; everything else follows from factor
+//! rules, and a `reshard` changes the layout of an operand where an operation needs another.
 //!
 //! ```text
 //! %q = einsum %x, %wq : bf16[b s h d]

@@ -1,4 +1,4 @@
-//! What a function is rewritten by, and the state of that.
+//! The plan by which functions are rewritten, and the state of the rewriting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::stages::Stages;
 use super::zero::Zero;
 use crate::strategy::Placement;
 
-/// What the rewriting goes by.
+/// The decisions that the rewriting follows.
 pub(super) struct Plan {
     /// Which axes split what, by function.
     pub(super) placements: Placements,
@@ -54,7 +54,7 @@ impl Plan {
     }
 }
 
-/// What lies outside attention.
+/// Values outside attention.
 #[derive(Clone, Copy)]
 pub(super) enum Outside {
     /// Inputs, and integers between functions.

@@ -1,4 +1,4 @@
-//! ZeRO: what ranks hold of parameters, gradients and the optimizer where tokens are split (Rajbhandari et al., arXiv
+//! ZeRO: the parts of parameters, gradients and optimizer states on ranks that split tokens (Rajbhandari et al., arXiv
 //! 1910.02054).
 //!
 //! Ranks that hold other tokens hold the same weights, so one dimension of each tensor can be split among them further
@@ -67,7 +67,7 @@ impl Zero {
         })
     }
 
-    /// Whether the stage splits what is kept under `binding`.
+    /// Whether the stage splits the tensor under `binding`.
     pub(super) fn splits(self, target: Target, binding: &Binding) -> bool {
         let of_optimizer = [state::FIRST_MOMENT, state::SECOND_MOMENT, state::MASTER];
         match target {

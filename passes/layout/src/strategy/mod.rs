@@ -1,6 +1,6 @@
-//! Strategies: a name, the mesh axes it uses, and where it puts things.
+//! Strategies: a name, the mesh axes that it uses, and the dimensions that they split.
 //!
-//! A strategy says only which axes split which role of dimension, outside attention and inside, and which movement brings
+//! A strategy states only which axes split which role of dimension, outside attention and inside, and which movement brings
 //! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
 //! each strategy adds its axes to one [`Placement`].
 
@@ -36,10 +36,10 @@ pub struct Placement {
     pub experts: AxisList,
     /// The axis of the stages of a pipeline; it splits nothing.
     pub stages: AxisList,
-    /// How keys and queries meet that the remaining axes keep apart inside attention; names a
-    /// [`Movement`](crate::movement::Movement).
+    /// The movement that brings keys and queries together if the remaining axes split them inside attention: the name of
+    /// a [`Movement`](crate::movement::Movement).
     pub movement: Option<String>,
-    /// Movements beyond the first that were asked for, which is one too many.
+    /// Further movements that strategies of the product requested; a product has one movement.
     pub contested: Vec<String>,
 }
 
@@ -106,22 +106,22 @@ impl Placement {
     }
 }
 
-/// Whether a planner tries a strategy of its own accord.
+/// When the planner tries a strategy that the request does not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// It does.
+    /// Always.
     Candidate,
-    /// Where some mask is more than causal and leaves blocks empty.
+    /// If a mask is more than causal and leaves blocks empty.
     Sparse,
-    /// Where the model has experts.
+    /// If the model has experts.
     Experts,
-    /// In training in micro-batches, where nothing fits otherwise.
+    /// In training with micro-batches, if no other candidate fits.
     Stages,
-    /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
+    /// Never: another strategy has the same layouts and movement, or is never slower.
     Named,
 }
 
-/// A way to distribute a transformer: which axes of the mesh split what, and which movement serves attention.
+/// A way to distribute a transformer: the dimensions that each mesh axis splits, and the movement of attention.
 ///
 /// Everything else follows from it: collectives between layouts, the backward pass, bytes, the price, the schedule. A
 /// strategy has no state, so one of your own is a unit struct in a `static` place:
@@ -155,21 +155,20 @@ pub enum Search {
 /// assert!(registry.strategy("gathered").is_some());
 /// ```
 pub trait Strategy: Sync {
-    /// The name, as `--strategy` takes it.
+    /// The name, as in `--strategy`.
     fn name(&self) -> &'static str;
     /// One sentence with its source.
     fn summary(&self) -> &'static str;
     /// The required divisibility, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
     /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`, `pp`.
-    /// Strategies
-    /// of a product use different ones.
+    /// Strategies of a product use different axes.
     fn axes(&self) -> &'static [&'static str];
-    /// Whether a planner that is told no strategy tries it.
+    /// When the planner tries it unnamed.
     fn search(&self) -> Search {
         Search::Candidate
     }
-    /// Whether it takes the axes that split tokens in the strategies beside it, where the mesh has none of its own.
+    /// Whether it uses the axes by which the other strategies split tokens if the mesh has no axis of its own for it.
     fn shares_axes(&self) -> bool {
         false
     }
@@ -177,7 +176,7 @@ pub trait Strategy: Sync {
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
 }
 
-/// The placement of a product on a mesh, of whose axes something else than a strategy uses `also`.
+/// The placement of a product on a mesh; `also` are axes of the mesh that no strategy uses, but a sequence.
 ///
 /// # Errors
 /// `P11` when the mesh lacks an axis that a strategy uses, or has one that nothing uses, or one of size zero.

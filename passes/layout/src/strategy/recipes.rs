@@ -1,4 +1,4 @@
-//! The strategies that come with Ithaca, a row each: axes, and what each axis splits.
+//! The built-in strategies, a row each: the axes, and the dimensions that each axis splits.
 
 use ithaca_ir::mesh::AxisId;
 

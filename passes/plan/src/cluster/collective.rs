@@ -88,8 +88,8 @@ impl Cluster {
         Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
     }
 
-    /// What a collective in which whole groups take part alike asks of each level, where no link is shared; nothing for
-    /// what is none.
+    /// The time at each level of a collective in which whole groups take part alike, without sharing of links; empty for
+    /// other operations.
     pub(super) fn by_level(
         &self,
         space: &Space,

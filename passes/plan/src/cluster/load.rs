@@ -1,16 +1,16 @@
-//! What a message asks of the links of one rank, so that messages on their way at the same time can share them.
+//! The load of a message on the links of one rank, for simulations in which simultaneous messages share links.
 //!
-//! A device has a link at each level, one direction of it for what leaves and one for what arrives, or shares it with its
-//! neighbours (`contention`). Here every load is what the link would take for it alone.
+//! A device has a link at each level, one direction to send and one to receive, or shares it with its neighbours
+//! (`contention`). A load here is the time of the link without other messages.
 
 use ithaca_ir::Rank;
 
 /// A direction over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {
-    /// What leaves the device.
+    /// From the device.
     Out,
-    /// What arrives at it.
+    /// To the device.
     In,
 }
 
@@ -24,7 +24,7 @@ impl Way {
     }
 }
 
-/// What a message asks of one direction of a link.
+/// The load of a message on one direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// The level of the topology.
@@ -44,7 +44,7 @@ pub struct Part {
     pub peers: Vec<Rank>,
     /// Seconds before the first byte arrives.
     pub latency: f64,
-    /// What it asks of links, one load for each level and direction, ascending. Links work at the same time.
+    /// Its loads, one for each level and direction, ascending. Links work at the same time.
     pub loads: Vec<Load>,
     /// Whether the rank is done only when all of its peers are: a collective ends as a whole, while a message between two
     /// ranks concerns these alone.

@@ -1,9 +1,9 @@
-//! Clusters: what an accelerator can do, how devices are wired, and where each figure comes from.
+//! Clusters: the rates of an accelerator, the links between devices, and the source of each figure.
 //!
 //! A cluster is a TOML file in which every number stands beside its source, as `{ value = …, source = "…" }`; a number
 //! without one is refused. Levels of the topology go from the inside out, each naming how many devices it joins.
 //! Devices are numbered as ranks are: rank `r` is device `r`, so neighbouring ranks share the innermost level.
-//! Profiles of common machines are built in; what a collective costs on them is in `collective`.
+//! Profiles of common machines are built in; `collective` prices collectives.
 
 mod between;
 mod check;

@@ -1,4 +1,4 @@
-//! What links give a collective, and what it takes.
+//! The rate of links for a collective, and its time.
 
 use super::description::Level;
 

@@ -74,7 +74,7 @@ fn same_shape(left: &Value, right: &Value) -> bool {
     matches!((left, right), (Value::Object(_), Value::Object(_)) | (Value::Array(_), Value::Array(_)))
 }
 
-/// Items with what tells them apart: kind, axis and phase; function and movement; strategy and mesh; name; else the
+/// Items with their labels: kind, axis and phase; function and movement; strategy and mesh; name; else the
 /// position.
 fn labelled(items: &[Value]) -> Vec<(String, &Value)> {
     let label = |i: usize, item: &Value| -> String {

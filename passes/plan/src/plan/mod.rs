@@ -1,4 +1,4 @@
-//! The plan: what `plan.json` holds, and how it is read, checked and written.
+//! The plan: the contents of `plan.json`, and how they are read, checked and written.
 //!
 //! A plan is self-contained: the model's configuration and the whole cluster profile are in it, so that running,
 //! verifying and emitting it need no other file, and it is byte-identical from run to run. Its schema is published as
@@ -424,10 +424,10 @@ impl Plan {
         shard::check(registry, &module, &options).map(|_| ())
     }
 
-    /// The per-rank program and the schedule of this plan, both checked, and as it states.
+    /// The per-rank program and the schedule of this plan, both checked and equal to its stated figures.
     ///
     /// # Errors
-    /// As [`compile_with`]; `M33` where the plan states what is not so.
+    /// As [`compile_with`]; `M33` for a stated figure that differs from the computed one.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
         let workload = self.workload.to_import().map_err(|d| vec![d])?;
         let options = self.shard_options().map_err(|d| vec![d])?;
@@ -452,7 +452,7 @@ impl Plan {
     }
 }
 
-/// The option of the passes behind the choice of layouts, beside those of `shard`.
+/// The option for the passes after `shard`.
 const FUSE: &str = "fuse";
 
 /// The options of a layout that are not as by default, as a plan writes them.

@@ -4,7 +4,7 @@ use ithaca_ir::units::seconds;
 
 use crate::simulate::Simulation;
 
-/// Why a plan is the plan: that it takes least time, and what of that time is communication.
+/// Why a plan was chosen: it takes the least time; and the part of that time that is communication.
 pub fn why_chosen(simulation: &Simulation) -> String {
     match simulation.most_exposed() {
         None => "least step time; no communication is exposed".to_owned(),

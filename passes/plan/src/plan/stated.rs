@@ -1,4 +1,4 @@
-//! What a plan states of its program, held against what the program gives: nobody believes a figure that was edited.
+//! Compares the stated figures of a plan with those of its program, so that an edited figure is refused.
 
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
@@ -18,13 +18,13 @@ const LAST_DIGIT: f64 = 1.1e-5;
 const SHOWN: usize = 80;
 
 impl Plan {
-    /// Checks that what this plan states of its layout is what `compiled`, its program and schedule, has: dimensions,
-    /// attention, collectives, memory, times and notes, and the figures of the chosen one among what was tried.
+    /// Checks that the figures of this plan are those of `compiled`, its program and schedule: dimensions, attention,
+    /// collectives, memory, times and notes, and the figures of the chosen alternative.
     ///
-    /// What the others of that list would take is not computed again; that they are as much slower as their times say is.
+    /// The times of the other alternatives are not computed again, but their differences to the chosen one are.
     ///
     /// # Errors
-    /// `M33` with the quantity, what is stated and what is computed.
+    /// `M33` with the quantity, the stated and the computed value.
     pub fn check_stated(&self, compiled: &Compiled) -> Result<(), Diagnostic> {
         let chosen = self.alternatives.iter().filter(|a| matches!(a.outcome, Outcome::Chosen { .. }));
         let chosen = chosen.count();
@@ -49,7 +49,7 @@ impl Plan {
         })
     }
 
-    /// This plan with everything that follows from its program in place of what it states.
+    /// This plan with computed figures in place of the stated ones.
     fn computed(&self, compiled: &Compiled) -> Result<Plan, Diagnostic> {
         let options = self.shard_options()?;
         let simulation = simulate(&self.cluster, &compiled.schedule);

@@ -11,7 +11,7 @@ use crate::planner::compiler::Compiler;
 
 /// The memory of a program on one device, from which a lower bound for each of several follows.
 ///
-/// A parameter, and what belongs to it, is split by no other axes than those that a placement names for weights, experts
+/// A parameter, with its gradient and states, is split by no other axes than those of a placement for weights, experts
 /// and stages, and with ZeRO by all. Each activation is at its peak on some rank, so at most all ranks
 /// share it; where kernels work in chunks, each chunk's scratch is smaller, and half is taken for that.
 pub(super) struct Floor {

@@ -27,7 +27,8 @@ impl LastAxis {
 /// parts along `axis` have opposite orders if possible.
 pub(super) fn last_axes(module: &Module, axis: AxisId) -> Vec<LastAxis> {
     let n = module.space.dims.len();
-    let mut sets = DisjointSets((0..n).collect());
+    // For each dimension the first of those that share its order.
+    let mut shared: Vec<usize> = (0..n).collect();
     let mut exchanges: BTreeSet<(DimId, DimId)> = BTreeSet::new();
     for function in module.functions.values() {
         for node in &function.nodes {
@@ -42,7 +43,8 @@ pub(super) fn last_axes(module: &Module, axis: AxisId) -> Vec<LastAxis> {
                 for (ty, of) in operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)) {
                     for (&dim, &factor) in ty.dims.iter().zip(of) {
                         let known = *first[factor].get_or_insert(dim);
-                        sets.join(known.index(), dim.index());
+                        let (a, b) = (shared[known.index()], shared[dim.index()]);
+                        shared.iter_mut().filter(|d| **d == a.max(b)).for_each(|d| *d = a.min(b));
                     }
                 }
             }
@@ -50,53 +52,23 @@ pub(super) fn last_axes(module: &Module, axis: AxisId) -> Vec<LastAxis> {
     }
     let mut last_axes: Vec<Option<LastAxis>> = vec![None; n];
     // Assign orders component by component; the first dimension of a component ends across nodes.
-    for (from, _) in &exchanges {
-        assign(&mut sets, &exchanges, &mut last_axes, from.index());
-    }
-    (0..n).map(|dim| last_axes[sets.root(dim)].unwrap_or(LastAxis::Across)).collect()
-}
-
-/// Assigns an order to a dimension and to all dimensions connected with it.
-fn assign(
-    sets: &mut DisjointSets,
-    exchanges: &BTreeSet<(DimId, DimId)>,
-    last_axes: &mut [Option<LastAxis>],
-    dim: usize,
-) {
-    let root = sets.root(dim);
-    if last_axes[root].is_some() {
-        return;
-    }
-    last_axes[root] = Some(LastAxis::Across);
-    let mut open = vec![root];
-    while let Some(root) = open.pop() {
-        let other = last_axes[root].unwrap_or(LastAxis::Across).other();
-        for (a, b) in exchanges {
-            let (a, b) = (sets.root(a.index()), sets.root(b.index()));
-            for (here, there) in [(a, b), (b, a)] {
-                if here == root && last_axes[there].is_none() {
-                    last_axes[there] = Some(other);
+    let exchanges = exchanges.into_iter().map(|(a, b)| (shared[a.index()], shared[b.index()]));
+    let exchanges: Vec<(usize, usize)> = exchanges.collect();
+    for &(from, _) in &exchanges {
+        if last_axes[from].is_some() {
+            continue;
+        }
+        last_axes[from] = Some(LastAxis::Across);
+        let mut open = vec![from];
+        while let Some(dim) = open.pop() {
+            let other = last_axes[dim].map(LastAxis::other);
+            for (here, there) in exchanges.iter().flat_map(|&(a, b)| [(a, b), (b, a)]) {
+                if here == dim && last_axes[there].is_none() {
+                    last_axes[there] = other;
                     open.push(there);
                 }
             }
         }
     }
-}
-
-/// Disjoint sets of dimensions.
-struct DisjointSets(Vec<usize>);
-
-impl DisjointSets {
-    fn root(&mut self, mut dim: usize) -> usize {
-        while self.0[dim] != dim {
-            self.0[dim] = self.0[self.0[dim]];
-            dim = self.0[dim];
-        }
-        dim
-    }
-
-    fn join(&mut self, a: usize, b: usize) {
-        let (a, b) = (self.root(a), self.root(b));
-        self.0[a.max(b)] = a.min(b);
-    }
+    shared.into_iter().map(|dim| last_axes[dim].unwrap_or(LastAxis::Across)).collect()
 }

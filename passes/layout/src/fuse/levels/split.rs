@@ -26,20 +26,11 @@ pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
             }
         }
         for node in &function.nodes {
-            match &node.op {
-                Op::AllToAll { axis: a, .. }
-                | Op::AllGather { axis: a, .. }
-                | Op::ReduceScatter { axis: a, .. }
-                | Op::AllReduce { axis: a }
-                | Op::Slice { axis: a, .. }
-                    if *a == axis =>
-                {
-                    return Some("collectives along it are already chosen");
-                }
-                Op::Call { stage, .. } if stage.is_some_and(|stage| stage.along == Some(axis)) => {
-                    return Some("it has pipeline stages");
-                }
-                _ => {}
+            if axis_mut(&mut node.op.clone()).is_some_and(|a| *a == axis) {
+                return Some("collectives along it are already chosen");
+            }
+            if matches!(&node.op, Op::Call { stage: Some(stage), .. } if stage.along == Some(axis)) {
+                return Some("it has pipeline stages");
             }
         }
     }
@@ -53,18 +44,26 @@ pub(super) fn split(module: &Module, axis: AxisId, inside: u64, last_axes: &[Las
     for function in module.functions.values_mut() {
         function.values.values_mut().for_each(|value| retype(&mut value.ty, axis, last_axes));
         for node in &mut function.nodes {
-            match &mut node.op {
-                Op::AllToAll { axis: a, .. }
-                | Op::AllGather { axis: a, .. }
-                | Op::ReduceScatter { axis: a, .. }
-                | Op::AllReduce { axis: a }
-                | Op::Slice { axis: a, .. } => *a = moved(*a, axis),
-                Op::Call { stage: Some(stage), .. } => stage.along = stage.along.map(|a| moved(a, axis)),
-                _ => {}
+            if let Some(a) = axis_mut(&mut node.op) {
+                *a = moved(*a, axis);
+            } else if let Op::Call { stage: Some(stage), .. } = &mut node.op {
+                stage.along = stage.along.map(|a| moved(a, axis));
             }
         }
     }
     module
+}
+
+/// The axis of a collective or of a slice.
+fn axis_mut(op: &mut Op) -> Option<&mut AxisId> {
+    match op {
+        Op::AllToAll { axis, .. }
+        | Op::AllGather { axis, .. }
+        | Op::ReduceScatter { axis, .. }
+        | Op::AllReduce { axis }
+        | Op::Slice { axis, .. } => Some(axis),
+        _ => None,
+    }
 }
 
 fn mesh(mesh: &Mesh, axis: AxisId, inside: u64) -> Mesh {

@@ -92,15 +92,17 @@ fn chunks(
     cuts: &Cuts,
 ) -> Result<(), OpError> {
     let function = copy.values.source;
-    let phases = phases(function, &region.nodes);
+    let communicates = |i: usize| function.nodes[i].op.is_communication();
+    // Consecutive operations on one stream. A collective joins the earliest phase possible.
+    let phases: Vec<&[usize]> = region.nodes.chunk_by(|&a, &b| communicates(a) == communicates(b)).collect();
     let mut own: Vec<BTreeMap<ValueId, ValueId>> = vec![BTreeMap::new(); cuts.len()];
     let last = phases.len() + cuts.len() - 1;
     for step in 0..last {
         // In each step, communication is issued before computation.
-        for kind in [Kind::Communication, Kind::Computation] {
+        for communication in [true, false] {
             for (c, cut) in cuts.iter().enumerate() {
-                let phase = step.checked_sub(c).and_then(|p| phases.get(p)).filter(|p| p.kind == kind);
-                for &i in phase.map_or(&[][..], |p| &p.nodes) {
+                let phase = step.checked_sub(c).and_then(|p| phases.get(p)).copied().unwrap_or_default();
+                for &i in phase.iter().filter(|&&i| communicates(i) == communication) {
                     node(copy, &function.nodes[i], cut, &mut own[c])?;
                 }
             }
@@ -135,7 +137,7 @@ fn node(
         operands.push(match own.entry(operand) {
             Entry::Occupied(known) => *known.get(),
             Entry::Vacant(new) => {
-                let outside = copy.get(operand);
+                let outside = copy.values[operand];
                 let part = function.ty(operand).dims.iter().find_map(|d| cut.get(d));
                 *new.insert(match part {
                     Some(&to) => copy.b.push(Op::Take { to }, &[outside])?,
@@ -156,32 +158,4 @@ fn node(
     let results = copy.b.node(op, &operands, &declared)?;
     own.extend(node.results.iter().copied().zip(results));
     Ok(())
-}
-
-/// The kind of a phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Communication,
-    Computation,
-}
-
-/// Consecutive operations on one stream.
-struct Phase {
-    kind: Kind,
-    nodes: Vec<usize>,
-}
-
-/// The operations of a region, split into phases of communication and computation. A collective joins the earliest
-/// phase possible.
-fn phases(function: &Function, nodes: &[usize]) -> Vec<Phase> {
-    let mut phases: Vec<Phase> = Vec::new();
-    for &i in nodes {
-        let kind =
-            if function.nodes[i].op.is_communication() { Kind::Communication } else { Kind::Computation };
-        match phases.last_mut() {
-            Some(phase) if phase.kind == kind => phase.nodes.push(i),
-            _ => phases.push(Phase { kind, nodes: vec![i] }),
-        }
-    }
-    phases
 }

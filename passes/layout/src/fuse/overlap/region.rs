@@ -89,21 +89,73 @@ impl Region {
         dims: &[DimId],
     ) -> Option<Self> {
         let runs = runs(space, function, dims)?;
-        let cut = Cut { space, function, flow, dims, runs };
-        let fits = |i: usize| cut.is_parallel(&function.nodes[i]);
+        let mut region = Region { nodes: Vec::new(), dims: dims.to_vec(), runs };
+        let fits = |i: usize| region.is_parallel(space, function, flow, &function.nodes[i]);
         if !fits(seed) {
             return None;
         }
         let mut near = flow.connected(seed, fits);
         loop {
-            let region = Region { nodes: trimmed(function, flow, &near), dims: dims.to_vec(), runs };
+            region.nodes = trimmed(function, flow, &near);
             let hides = region.nodes.iter().any(|&i| is_heavy(&function.nodes[i].op));
             if !hides || !region.nodes.contains(&seed) {
                 return None;
             }
             // Operations that need an outside operation that needs the region form another region.
             let Some(first) = region.beyond_others(function, flow) else { return Some(region) };
-            near = region.nodes.into_iter().filter(|&i| i < first).collect();
+            near = region.nodes.iter().copied().filter(|&i| i < first).collect();
+        }
+    }
+
+    /// Whether an operation can run on each part of the dimensions separately.
+    fn is_parallel(&self, space: &Space, function: &Function, flow: &Flow<'_>, node: &Node) -> bool {
+        let (dims, runs) = (self.dims.as_slice(), self.runs);
+        let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
+        // Weights are never cut: it would copy them.
+        let is_weight = |v: &ValueId| {
+            let maker = flow.maker(*v).map(|i| &function.nodes[i].op);
+            matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
+        };
+        let (operands, results) = (function.operand_types(node), function.result_types(node));
+        if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(is_weight) {
+            return false;
+        }
+        match &node.op {
+            Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Slice { .. } => true,
+            // Moved parts belong to another dimension.
+            Op::Permute => {
+                let moved = operands.iter().chain(&results).flat_map(|ty| &ty.layout.moved);
+                let axes: Vec<_> = moved.map(|m| m.axis).collect();
+                let splits =
+                    |ty: &&TensorType| dims.iter().any(|&d| ty.axes_of(d).iter().any(|a| axes.contains(a)));
+                let at = operands.iter().chain(&results).any(|ty| ty.layout.at.is_some());
+                !at && !operands.iter().chain(&results).any(splits)
+            }
+            Op::Attention(a) if !dims.contains(&a.kv_heads) => {
+                let has_one = space.size(a.kv_heads) == runs;
+                dims.contains(&a.heads) && has_one && a.movement.is_none()
+            }
+            Op::Attention(a) | Op::AttentionBackward(a) => {
+                dims.contains(&a.heads) && dims.contains(&a.kv_heads) && a.movement.is_none()
+            }
+            Op::Einsum
+            | Op::Sum
+            | Op::Expand
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::RmsNorm { .. }
+            | Op::RmsScale { .. }
+            | Op::LayerNorm { .. }
+            | Op::Rotary(_)
+            | Op::Merge
+            | Op::Accumulate => by_rule(node, &operands, &results, dims),
+            _ => false,
         }
     }
 
@@ -162,69 +214,6 @@ fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
     }
 }
 
-/// A dimension to cut, and its split.
-struct Cut<'a> {
-    space: &'a Space,
-    function: &'a Function,
-    flow: &'a Flow<'a>,
-    dims: &'a [DimId],
-    runs: u64,
-}
-
-impl Cut<'_> {
-    /// Whether an operation can run on each part of the dimensions separately.
-    fn is_parallel(&self, node: &Node) -> bool {
-        let Cut { space, function, flow, dims, runs } = *self;
-        let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
-        // Weights are never cut: it would copy them.
-        let is_weight = |v: &ValueId| {
-            let maker = flow.maker(*v).map(|i| &function.nodes[i].op);
-            matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
-        };
-        let (operands, results) = (function.operand_types(node), function.result_types(node));
-        if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(is_weight) {
-            return false;
-        }
-        match &node.op {
-            Op::AllToAll { .. }
-            | Op::AllGather { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. }
-            | Op::Slice { .. } => true,
-            // Moved parts belong to another dimension.
-            Op::Permute => {
-                let moved = operands.iter().chain(&results).flat_map(|ty| &ty.layout.moved);
-                let axes: Vec<_> = moved.map(|m| m.axis).collect();
-                let splits =
-                    |ty: &&TensorType| dims.iter().any(|&d| ty.axes_of(d).iter().any(|a| axes.contains(a)));
-                let at = operands.iter().chain(&results).any(|ty| ty.layout.at.is_some());
-                !at && !operands.iter().chain(&results).any(splits)
-            }
-            Op::Attention(a) if !dims.contains(&a.kv_heads) => {
-                let has_one = space.size(a.kv_heads) == runs;
-                dims.contains(&a.heads) && has_one && a.movement.is_none()
-            }
-            Op::Attention(a) | Op::AttentionBackward(a) => {
-                dims.contains(&a.heads) && dims.contains(&a.kv_heads) && a.movement.is_none()
-            }
-            Op::Einsum
-            | Op::Sum
-            | Op::Expand
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Scale { .. }
-            | Op::Cast { .. }
-            | Op::RmsNorm { .. }
-            | Op::RmsScale { .. }
-            | Op::LayerNorm { .. }
-            | Op::Rotary(_)
-            | Op::Merge
-            | Op::Accumulate => by_rule(node, &operands, &results, dims),
-            _ => false,
-        }
-    }
-}
-
 /// Whether the dimensions are one parallel factor of every result by the rule.
 fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims: &[DimId]) -> bool {
     let Some(rule) = node.op.rule(operands, results) else { return false };
@@ -250,15 +239,14 @@ fn trimmed(function: &Function, flow: &Flow<'_>, near: &BTreeSet<usize>) -> Vec<
     // Whether a collective comes before a node, or after it: with no heavy kernel between, and at all.
     let n = function.nodes.len();
     let (mut follows, mut leads) = (vec![(false, false); n], vec![(false, false); n]);
+    let reaches =
+        |known: &[(bool, bool)], p: usize| (is_comm(p) || known[p].0 && !heavy(p), is_comm(p) || known[p].1);
+    let either = |a: (bool, bool), b: (bool, bool)| (a.0 || b.0, a.1 || b.1);
     for &i in near {
-        follows[i] = before(i).fold((false, false), |(directly, at_all), p| {
-            (directly || is_comm(p) || follows[p].0 && !heavy(p), at_all || is_comm(p) || follows[p].1)
-        });
+        follows[i] = before(i).map(|p| reaches(&follows, p)).fold((false, false), either);
     }
     for &i in near.iter().rev() {
-        leads[i] = after(i).fold((false, false), |(directly, at_all), p| {
-            (directly || is_comm(p) || leads[p].0 && !heavy(p), at_all || is_comm(p) || leads[p].1)
-        });
+        leads[i] = after(i).map(|p| reaches(&leads, p)).fold((false, false), either);
     }
     // Light operations after a collective stay only if they lead to a heavy kernel, and the reverse.
     let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);

@@ -104,42 +104,36 @@ pub(super) struct Functions {
 impl Body {
     /// The body of a loop over `function`, the same for all layers.
     pub(super) fn of(space: &Space, function: &Function, of: Loop, prices: &dyn Prices) -> Body {
-        let parts = Parts::of(function);
-        let seconds = timeline::seconds(space, function, prices);
-        let fitted = STRETCHES.iter().find_map(|&stretch| {
-            let layer = Layer::of(function, &parts, &seconds, of.order, stretch);
-            layer.timeline.gathers(&parts, &seconds).map(|starts| (layer, starts))
-        });
-        let (Layer { timeline, deferred, lead }, starts) = fitted.unwrap_or_else(|| {
-            let layer = Layer::of(function, &parts, &seconds, of.order, 1.0);
-            let starts = layer.timeline.crowded(&parts, &seconds);
-            (layer, starts)
-        });
-        let issues = issues(&starts, |gather, at| {
-            let is_ahead = at < 0.0;
-            let start = if is_ahead { at + timeline.end } else { at };
-            let position = timeline.position(start);
-            let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
-            (start, Issue { gather, position: position.min(latest), is_ahead })
-        });
-        let assigned = timeline.position_from(lead);
-        Body { of, issues, deferred, assigned, parts }
+        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES, -f64::INFINITY)
     }
 
     /// The body of a function outside loops, or of a loop whose layers are independent: it has only its own gathers, as
     /// late as possible.
     pub(super) fn alone(space: &Space, function: &Function, callee: FuncId, prices: &dyn Prices) -> Body {
-        let parts = Parts::of(function);
-        let seconds = timeline::seconds(space, function, prices);
-        let timeline = Timeline::of(function, &parts, &seconds, &BTreeSet::new(), 0.0);
-        let starts = timeline.gathers(&parts, &seconds);
-        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
-        let issues = issues(&starts, |gather, at| {
-            let position = timeline.position(at.max(0.0));
-            (at, Issue { gather, position: position.min(parts.gathers[gather].used), is_ahead: false })
-        });
         let of = Loop { callee, order: ScanOrder::Ascending, carried: 0 };
-        Body { of, issues, deferred: Vec::new(), assigned: 0, parts }
+        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES[..1], 0.0)
+    }
+
+    /// The body with the first of these stretches by which all gathers fit. No gather starts before `earliest`; a
+    /// negative start is in the previous layer.
+    fn scheduled(function: &Function, of: Loop, seconds: &[f64], stretches: &[f64], earliest: f64) -> Body {
+        let parts = Parts::of(function);
+        let layer = |&stretch: &f64| Layer::of(function, &parts, seconds, of.order, stretch);
+        let fitted = stretches.iter().map(layer).find(|layer| layer.starts.is_some());
+        let Layer { timeline, deferred, lead, starts } = fitted.unwrap_or_else(|| layer(&1.0));
+        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, seconds));
+        let issue = |(gather, at): (usize, f64)| {
+            let at = at.max(earliest);
+            let is_ahead = at < 0.0;
+            let start = if is_ahead { at + timeline.end } else { at };
+            let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
+            (start, Issue { gather, position: timeline.position(start).min(latest), is_ahead })
+        };
+        let mut issues: Vec<(f64, Issue)> = starts.into_iter().enumerate().map(issue).collect();
+        issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
+        let issues = issues.into_iter().map(|(_, issue)| issue).collect();
+        let assigned = timeline.position_from(lead);
+        Body { of, issues, deferred, assigned, parts }
     }
 
     /// The numbers of messages of weights, of messages that the previous layer gathers, and of reductions that the next
@@ -158,6 +152,20 @@ impl Body {
         self.issues.iter().filter(|issue| issue.is_ahead).map(|issue| &self.parts.gathers[issue.gather])
     }
 
+    fn deferred(&self) -> impl Iterator<Item = &Tail> {
+        self.deferred.iter().map(|&t| &self.parts.tails[t])
+    }
+
+    /// The operands of the gathers ahead.
+    fn sent(&self, function: &Function) -> Vec<ValueId> {
+        self.ahead().flat_map(|gather| function.nodes[gather.node].operands.to_vec()).collect()
+    }
+
+    /// The sums of the tails that the next layer runs.
+    fn sums(&self) -> Vec<ValueId> {
+        self.deferred().flat_map(|tail| tail.sums.iter().copied()).collect()
+    }
+
     /// The weights gathered ahead.
     pub(super) fn gathered(&self, function: &Function) -> Vec<ValueId> {
         self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec()).collect()
@@ -166,25 +174,19 @@ impl Body {
     /// The operands of the tails that the next layer runs.
     pub(super) fn pending(&self) -> Vec<ValueId> {
         let mut seen = BTreeSet::new();
-        let all = self.deferred.iter().flat_map(|&t| self.parts.tails[t].inputs.iter().copied());
+        let all = self.deferred().flat_map(|tail| tail.inputs.iter().copied());
         all.filter(|v| seen.insert(v.index())).collect()
     }
 
     /// The maximum number of a layer's arguments.
     pub(super) fn n_arguments(&self, function: &Function) -> usize {
-        let parts: usize = self.ahead().map(|gather| function.nodes[gather.node].operands.len()).sum();
-        function.params.len() + self.gathered(function).len() + self.pending().len() + parts
+        let values = [self.gathered(function), self.pending(), self.sent(function)];
+        function.params.len() + values.iter().map(Vec::len).sum::<usize>()
     }
 
-    /// The function itself, with its gathers at their positions.
+    /// The function itself, with its own gathers at their positions.
     pub(super) fn arranged(&self, module: &Module, function: &Function) -> Result<Function, OpError> {
-        let within_layer = |issue: &Issue| {
-            if issue.is_ahead { Issue { position: 0, is_ahead: false, ..*issue } } else { *issue }
-        };
-        let mut issues: Vec<Issue> = self.issues.iter().map(within_layer).collect();
-        issues.sort_by_key(|issue| issue.position);
-        let plain = Body { issues, deferred: Vec::new(), ..self.clone() };
-        Writer::new(&plain, module, function, function.name.clone()).layer(None, &Helpers::default())
+        Writer::new(self, module, function, function.name.clone()).layer(None, &Helpers::default())
     }
 
     /// Adds the functions for these positions to `module`, in which functions precede their callers.
@@ -201,13 +203,18 @@ impl Body {
         let mut helpers = Helpers::default();
         let mut gather = None;
         if self.ahead().next().is_some() {
-            let shards = Writer::new(self, module, function, named("shards")).shards()?;
+            let sources = self.ahead().flat_map(|gather| &gather.sources).copied();
+            let writer = Writer::new(self, module, function, named("shards"));
+            let shards = writer.part(&[], sources, &self.sent(function))?;
             helpers.shards = Some(module.functions.push(shards));
-            let first = Writer::new(self, module, function, named("gather")).gather()?;
+            let writer = Writer::new(self, module, function, named("gather"));
+            let first = writer.part(&[], self.ahead().flat_map(Gather::nodes), &self.gathered(function))?;
             gather = Some(module.functions.push(first));
         }
         if !self.deferred.is_empty() {
-            let assign = Writer::new(self, module, function, named("assign")).assign()?;
+            let assignments = self.deferred().flat_map(|tail| &tail.assignment).copied();
+            let writer = Writer::new(self, module, function, named("assign"));
+            let assign = writer.part(&self.sums(), assignments, &[])?;
             helpers.assign = Some(module.functions.push(assign));
         }
         let mut variants: BTreeMap<LayerPosition, (FuncId, u64)> = BTreeMap::new();
@@ -219,14 +226,14 @@ impl Body {
                 variants.insert(layer_position, first);
                 continue;
             }
-            let what = layer_position.name();
+            let suffix = layer_position.name();
             let layer =
-                Writer::new(self, module, function, named(what)).layer(Some(layer_position), &helpers)?;
+                Writer::new(self, module, function, named(suffix)).layer(Some(layer_position), &helpers)?;
             let layer = module.functions.push(layer);
             let below = layer_position.has_next() && self.of.order == ScanOrder::Descending;
             let called = match (below, helpers.shards) {
                 (true, Some(shards)) => {
-                    let outer = for_layer_below(module, layer, shards, named(&format!("{what}.turn")))?;
+                    let outer = for_layer_below(module, layer, shards, named(&format!("{suffix}.turn")))?;
                     (module.functions.push(outer), 1)
                 }
                 (true | false, _) => (layer, 0),
@@ -248,13 +255,15 @@ struct Layer {
     deferred: Vec<usize>,
     /// Seconds of the previous layer's deferred reductions.
     lead: f64,
+    /// The starts of gathers, if they all fit.
+    starts: Option<Vec<f64>>,
 }
 
 impl Layer {
     fn of(function: &Function, parts: &Parts, seconds: &[f64], order: ScanOrder, stretch: f64) -> Layer {
         // No kernel follows the last ones.
         let plain = Timeline::of(function, parts, seconds, &BTreeSet::new(), 0.0);
-        let seconds = timeline::stretched(function, seconds, stretch);
+        let stretched = timeline::stretched(function, seconds, stretch);
         // In a loop upwards, a layer cannot refer to the one below.
         let deferred: Vec<usize> = match order {
             ScanOrder::Ascending => Vec::new(),
@@ -267,17 +276,10 @@ impl Layer {
         let reductions = tails().flat_map(|tail| &tail.reduction);
         let lead: f64 =
             reductions.filter(|&&n| function.nodes[n].op.is_communication()).map(|&n| seconds[n]).sum();
-        let timeline = Timeline::of(function, parts, &seconds, &left_out, lead);
-        Layer { timeline, deferred, lead }
+        let timeline = Timeline::of(function, parts, &stretched, &left_out, lead);
+        let starts = timeline.gathers(parts, seconds);
+        Layer { timeline, deferred, lead, starts }
     }
-}
-
-/// The issues of gathers with these starts, in order of position and time.
-fn issues(starts: &[f64], issue: impl Fn(usize, f64) -> (f64, Issue)) -> Vec<Issue> {
-    let mut issues: Vec<(f64, Issue)> =
-        starts.iter().enumerate().map(|(gather, &at)| issue(gather, at)).collect();
-    issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
-    issues.into_iter().map(|(_, issue)| issue).collect()
 }
 
 /// Functions that layers call.
@@ -324,35 +326,17 @@ impl<'a> Writer<'a> {
         Self { body, function, copy: Copy::into(function, b) }
     }
 
-    /// The shards of the weights gathered ahead.
-    fn shards(mut self) -> Result<Function, OpError> {
-        let sent = self.sent();
-        for gather in self.body.ahead() {
-            self.nodes(&gather.sources)?;
-        }
-        let values = sent.iter().map(|&v| self.copy.get(v)).collect();
-        Ok(self.finish(values))
-    }
-
-    /// Gathers weights ahead.
-    fn gather(mut self) -> Result<Function, OpError> {
-        for gather in self.body.ahead() {
-            self.nodes(&gather.sources)?;
-            self.nodes(&[gather.node])?;
-        }
-        let values = self.body.gathered(self.function).iter().map(|&v| self.copy.get(v)).collect();
-        Ok(self.finish(values))
-    }
-
-    /// Assigns reduced gradients.
-    fn assign(mut self) -> Result<Function, OpError> {
-        for sum in self.sums() {
-            self.copy.param(sum);
-        }
-        for tail in self.deferred() {
-            self.nodes(&tail.assignment)?;
-        }
-        Ok(self.finish(Vec::new()))
+    /// A function of these nodes.
+    fn part(
+        mut self,
+        params: &[ValueId],
+        nodes: impl Iterator<Item = usize>,
+        results: &[ValueId],
+    ) -> Result<Function, OpError> {
+        params.iter().for_each(|&v| self.copy.param(v));
+        self.nodes(nodes)?;
+        let results = results.iter().map(|&v| self.copy.values[v]).collect();
+        Ok(self.finish(results))
     }
 
     /// A layer at a position in a loop; unchanged with `None`.
@@ -368,28 +352,20 @@ impl<'a> Writer<'a> {
         let next = layer_position.is_some_and(LayerPosition::has_next);
         let downwards = body.of.order == ScanOrder::Descending;
 
+        // Values of other layers.
+        let received = |b: &mut FunctionBuilder<'_>, values: &[ValueId]| -> Vec<ValueId> {
+            values.iter().map(|&v| b.param(function.ty(v).clone(), None)).collect()
+        };
         function.params[..carried].iter().for_each(|&p| self.copy.param(p));
         gathered.iter().for_each(|&v| self.copy.param(v));
-        let left: Vec<ValueId> = if before {
-            pending.iter().map(|&v| self.copy.b.param(function.ty(v).clone(), None)).collect()
-        } else {
-            Vec::new()
-        };
+        let left = received(&mut self.copy.b, if before { &pending } else { &[] });
         function.params[carried..].iter().for_each(|&p| self.copy.param(p));
-        let sent = self.sent();
-        let shards: Vec<ValueId> = if next && downwards {
-            sent.iter().map(|&v| self.copy.b.param(function.ty(v).clone(), None)).collect()
-        } else {
-            Vec::new()
-        };
+        let sent = body.sent(function);
+        let shards = received(&mut self.copy.b, if next && downwards { &sent } else { &[] });
 
         let sums = if before { self.reductions(&pending, &left)? } else { Vec::new() };
         let moved = body.parts.of_gathers();
-        let left_out: BTreeSet<usize> = if next {
-            self.deferred().iter().flat_map(|tail| tail.nodes()).collect()
-        } else {
-            BTreeSet::new()
-        };
+        let left_out: BTreeSet<usize> = body.deferred().filter(|_| next).flat_map(Tail::nodes).collect();
         let mut fetched: Vec<ValueId> = Vec::new();
         let mut shards = shards.into_iter();
         for i in 0..=function.nodes.len() {
@@ -400,8 +376,7 @@ impl<'a> Writer<'a> {
                 let gather = &body.parts.gathers[issue.gather];
                 match (layer_position, issue.is_ahead) {
                     (None, _) | (Some(_), false) => {
-                        self.nodes(&gather.sources)?;
-                        self.nodes(&[gather.node])?;
+                        self.nodes(gather.nodes())?;
                     }
                     (Some(_), true) if next => {
                         if let (false, true, Some(callee)) = (downwards, fetched.is_empty(), helpers.shards) {
@@ -417,16 +392,16 @@ impl<'a> Writer<'a> {
                 }
             }
             if i < function.nodes.len() && !moved.contains(&i) && !left_out.contains(&i) {
-                self.nodes(&[i])?;
+                self.nodes([i])?;
             }
         }
 
         let results = carried.min(function.outputs.len());
-        let output = |o: &Output| self.copy.get(o.value);
+        let output = |o: &Output| self.copy.values[o.value];
         let mut values: Vec<ValueId> = function.outputs[..results].iter().map(output).collect();
         if next {
             values.extend(fetched);
-            values.extend(pending.iter().map(|&v| self.copy.get(v)));
+            values.extend(pending.iter().map(|&v| self.copy.values[v]));
         }
         values.extend(function.outputs[results..].iter().map(output));
         let mut finished = self.finish(values);
@@ -441,38 +416,23 @@ impl<'a> Writer<'a> {
     /// The reductions that the previous layer deferred; returns the sums.
     fn reductions(&mut self, pending: &[ValueId], left: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let kept = self.copy.values.clone();
-        pending.iter().zip(left).for_each(|(&old, &new)| self.copy.set(old, new));
-        for tail in self.deferred() {
-            self.nodes(&tail.reduction)?;
-        }
-        let sums = self.sums().iter().map(|&v| self.copy.get(v)).collect();
+        pending.iter().zip(left).for_each(|(&old, &new)| self.copy.values.insert(old, new));
+        self.nodes(self.body.deferred().flat_map(|tail| &tail.reduction).copied())?;
+        let sums = self.body.sums().iter().map(|&v| self.copy.values[v]).collect();
         // The layer's own values replace those of the previous layer.
         self.copy.values = kept;
         Ok(sums)
     }
 
     /// Adds the nodes that are not in the function yet.
-    fn nodes(&mut self, list: &[usize]) -> Result<(), OpError> {
-        for node in list.iter().map(|&i| &self.function.nodes[i]) {
+    fn nodes(&mut self, nodes: impl IntoIterator<Item = usize>) -> Result<(), OpError> {
+        for node in nodes.into_iter().map(|i| &self.function.nodes[i]) {
             let is_done = |v: &ValueId| self.copy.values.get(*v).is_some();
             if node.results.is_empty() || !node.results.iter().all(is_done) {
                 self.copy.node(node)?;
             }
         }
         Ok(())
-    }
-
-    fn deferred(&self) -> Vec<&'a Tail> {
-        self.body.deferred.iter().map(|&t| &self.body.parts.tails[t]).collect()
-    }
-
-    /// The operands of the gathers ahead.
-    fn sent(&self) -> Vec<ValueId> {
-        self.body.ahead().flat_map(|g| self.function.nodes[g.node].operands.to_vec()).collect()
-    }
-
-    fn sums(&self) -> Vec<ValueId> {
-        self.deferred().iter().flat_map(|tail| tail.sums.iter().copied()).collect()
     }
 
     fn finish(self, values: Vec<ValueId>) -> Function {

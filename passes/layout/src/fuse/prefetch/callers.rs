@@ -52,6 +52,11 @@ impl<'a> Call<'a> {
         self.layers.end - self.layers.start
     }
 
+    /// The call of another function for these layers.
+    fn op(&self, callee: FuncId, layers: Layers, scan: Option<Scan>) -> Op {
+        Op::Call { callee, layers, stride: self.stride, scan, stage: self.stage }
+    }
+
     fn looped(&self, node: &Node) -> Loop {
         Loop {
             callee: self.callee,
@@ -151,12 +156,7 @@ impl Plan {
         }
     }
 
-    /// Whether a function calls rewritten loops.
-    pub(super) fn is_rewritten(&self, function: FuncId) -> bool {
-        self.calls.keys().any(|&(id, _)| id == function)
-    }
-
-    /// The function with its loops rewritten; `called` maps functions to new functions, `loops` has the functions of
+    /// The function with its loops rewritten and its callees renumbered; `called` maps functions to new functions, `loops` has the functions of
     /// each body. Declares new dimensions in `module`.
     pub(super) fn rewritten(
         &self,
@@ -226,19 +226,13 @@ struct Caller<'a> {
 
 impl Caller<'_> {
     fn node(&mut self, n: usize, node: &Node) -> Result<(), OpError> {
-        let body = self.plan.calls.get(&(self.id, n)).copied();
         let Some(call) = Call::of(node) else { return self.copy.node(node) };
-        let is_cut = call.scan.is_some_and(|scan| self.plan.cut.contains(&(self.id, scan.over)));
-        match body {
-            Some(number) => self.rewrite_loop(node, call, Some(number)),
-            None if is_cut => self.rewrite_loop(node, call, None),
-            None => {
-                let Call { layers, stride, scan, stage, .. } = call;
-                let callee = self.callee(call.callee);
-                let op = Op::Call { callee, layers: layers.clone(), stride, scan, stage };
-                self.copy.node_as(op, &self.copy.operands(node), &node.results)
-            }
+        let body = self.plan.calls.get(&(self.id, n)).copied();
+        if body.is_some() || call.scan.is_some_and(|scan| self.plan.cut.contains(&(self.id, scan.over))) {
+            return self.rewrite_loop(node, call, body);
         }
+        let op = call.op(self.callee(call.callee), call.layers.clone(), call.scan);
+        self.copy.node_as(op, &self.copy.values.operands(node), &node.results)
     }
 
     fn callee(&self, old: FuncId) -> FuncId {
@@ -255,20 +249,13 @@ impl Caller<'_> {
             run.reverse();
         }
         let mut carried_values: Vec<ValueId> =
-            node.operands[..carried].iter().map(|&v| self.copy.get(v)).collect();
+            node.operands[..carried].iter().map(|&v| self.copy.values[v]).collect();
         if let Some(gather) = body.and_then(|number| self.loops[&number].gather) {
             let first = match order {
                 ScanOrder::Ascending => call.layers.start..call.layers.start + 1,
                 ScanOrder::Descending => call.layers.end - 1..call.layers.end,
             };
-            let op = Op::Call {
-                callee: gather,
-                layers: first,
-                stride: call.stride,
-                scan: None,
-                stage: call.stage,
-            };
-            carried_values.extend(self.copy.b.node(op, &[], &[])?);
+            carried_values.extend(self.copy.b.node(call.op(gather, first, None), &[], &[])?);
         }
         let n_stacked = node.results.len().saturating_sub(carried);
         let mut stacked: Vec<Vec<Option<ValueId>>> = vec![vec![None; n_pieces]; n_stacked];
@@ -278,7 +265,7 @@ impl Caller<'_> {
                 Some(number) => self.loops[&number].variants[&LayerPosition::of(index, n_pieces)],
             };
             let mut operands = carried_values.clone();
-            let given = |v| self.stacks.get(v).map_or_else(|| self.copy.get(*v), |pieces| pieces[piece]);
+            let given = |v| self.stacks.get(v).map_or_else(|| self.copy.values[*v], |pieces| pieces[piece]);
             operands.extend(node.operands[carried..].iter().map(given));
             let n = range.end - range.start;
             let start = call.layers.start + range.start - below;
@@ -288,9 +275,7 @@ impl Caller<'_> {
                 carried: n_carried,
                 order,
             });
-            let op =
-                Op::Call { callee, layers: start..start + n, stride: call.stride, scan, stage: call.stage };
-            let results = self.copy.b.node(op, &operands, &[])?;
+            let results = self.copy.b.node(call.op(callee, start..start + n, scan), &operands, &[])?;
             let n_carried = results.len() - n_stacked;
             carried_values = results[..n_carried].to_vec();
             for (pieces, &value) in stacked.iter_mut().zip(&results[n_carried..]) {

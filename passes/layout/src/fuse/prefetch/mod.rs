@@ -26,10 +26,10 @@ mod tests;
 use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Level};
+use ithaca_ir::module::{FuncId, Level};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -97,16 +97,12 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
         if plan.unused.contains(&id) {
             continue;
         }
-        let function = if plan.is_rewritten(id) {
-            plan.rewritten(&mut new, (id, function), &called, &loops)?
-        } else {
-            let function = renumbered(function, &called);
-            let body = Body::alone(&module.space, &function, id, cx.prices);
-            n_gathers += body.counts().0;
-            match body.counts().0 {
-                0 => function,
-                1.. => body.arranged(&new, &function)?,
-            }
+        let function = plan.rewritten(&mut new, (id, function), &called, &loops)?;
+        let body = Body::alone(&new.space, &function, id, cx.prices);
+        n_gathers += body.counts().0;
+        let function = match body.counts().0 {
+            0 => function,
+            1.. => body.arranged(&new, &function)?,
         };
         called[id.index()] = Some(new.functions.push(function));
     }
@@ -114,15 +110,4 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
         cx.note("`prefetch` has no effect: no weights are gathered; `--zero 3` shards them");
     }
     Ok(new)
-}
-
-/// The function with its callees renumbered.
-fn renumbered(function: &Function, called: &[Option<FuncId>]) -> Function {
-    let mut function = function.clone();
-    for node in &mut function.nodes {
-        if let Op::Call { callee, .. } = &mut node.op {
-            *callee = called[callee.index()].expect("callees precede their callers");
-        }
-    }
-    function
 }

@@ -25,7 +25,7 @@ pub(super) struct Gather {
 
 impl Gather {
     /// All its nodes.
-    fn nodes(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = usize> + '_ {
         self.sources.iter().copied().chain([self.node])
     }
 }
@@ -152,8 +152,8 @@ fn tail(function: &Function, members: &BTreeSet<usize>) -> Option<Tail> {
     let nodes = &function.nodes;
     let mut before: BTreeSet<usize> = BTreeSet::new();
     for &i in members.iter().rev() {
-        let leads =
-            members.range(i + 1..).any(|n| before.contains(n) && reads_any(function, *n, &nodes[i].results));
+        let reads = |n: &usize| nodes[*n].operands.iter().any(|v| nodes[i].results.contains(v));
+        let leads = before.iter().any(reads);
         if is_reduction(&nodes[i].op) || leads {
             before.insert(i);
         }
@@ -182,8 +182,4 @@ fn is_reduction(op: &Op) -> bool {
 /// Element-by-element operations on a reduced gradient.
 fn is_light(op: &Op) -> bool {
     matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Accumulate | Op::Binary(_) | Op::Slice { .. })
-}
-
-fn reads_any(function: &Function, node: usize, values: &[ValueId]) -> bool {
-    function.nodes[node].operands.iter().any(|v| values.contains(v))
 }

@@ -7,7 +7,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Function;
 use ithaca_pass::Prices;
 
-use super::parts::Parts;
+use super::parts::{Parts, Tail};
 
 /// The seconds of each node of a function on the busiest rank.
 pub(super) fn seconds(space: &Space, function: &Function, prices: &dyn Prices) -> Vec<f64> {
@@ -52,8 +52,7 @@ impl Timeline {
         lead: f64,
     ) -> Timeline {
         let gathers = parts.of_gathers();
-        let in_tails: BTreeSet<usize> =
-            parts.tails.iter().flat_map(|t| t.reduction.iter().chain(&t.assignment).copied()).collect();
+        let in_tails: BTreeSet<usize> = parts.tails.iter().flat_map(Tail::nodes).collect();
         let n = function.nodes.len();
         let mut ready = vec![0.0f64; function.values.len()];
         let (mut start, mut finish) = (vec![0.0; n], vec![0.0; n]);

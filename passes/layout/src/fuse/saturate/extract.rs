@@ -52,14 +52,8 @@ pub(super) fn extract(
             as_is[place] = n;
         }
     }
-    let mut best: Option<(f64, Selection)> = None;
-    for start in [as_is, alone] {
-        let found = choices.improved(start);
-        if best.as_ref().is_none_or(|(seconds, _)| found.0 < seconds * (1.0 - BETTER)) {
-            best = Some(found);
-        }
-    }
-    let (_, selection) = best.expect("two selections were improved");
+    let (as_is, alone) = (choices.improved(as_is), choices.improved(alone));
+    let (_, selection) = if alone.0 < as_is.0 * (1.0 - BETTER) { alone } else { as_is };
     let needed = choices.needed(&selection).unwrap_or_default();
     needed.into_iter().map(|c| (choices.classes[c], choices.terms[c][selection[c]].term.clone())).collect()
 }

@@ -16,15 +16,6 @@ use crate::rules::{Place, Replacement, Rule, Site, matches, replacement};
 /// The maximum number of matches of one rule in one class.
 const MATCHES: usize = 256;
 
-/// The limits of an e-graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    /// The number of terms.
-    pub(super) nodes: usize,
-    /// The number of rounds over all rules and classes.
-    pub(super) iterations: usize,
-}
-
 /// The additions of rules, each with the index of its rule, in order.
 #[derive(Debug, Default)]
 pub(super) struct Additions {
@@ -34,17 +25,19 @@ pub(super) struct Additions {
     pub(super) found: Vec<(Id, usize)>,
 }
 
-/// Applies `rules` to `graph`.
+/// Applies `rules` to `graph`, until it has `max_terms` terms, for at most `max_rounds` rounds over all rules and classes.
 pub(super) fn grow(
     graph: &mut Graph,
     cx: Context<'_>,
     level: Level,
     rules: &[Rule],
-    limits: Limits,
+    max_terms: u64,
+    max_rounds: u64,
 ) -> Additions {
+    let is_full = |graph: &Graph| graph.total_size() as u64 >= max_terms;
     let mut additions = Additions::default();
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
-    for _ in 0..limits.iterations {
+    for _ in 0..max_rounds {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
         let index = index(graph);
         let site = Site { cx, level, program: &*graph };
@@ -63,13 +56,13 @@ pub(super) fn grow(
         }
         let before = (graph.total_size(), graph.number_of_classes());
         for (rule, class, replacement) in found {
-            if graph.total_size() >= limits.nodes {
+            if is_full(graph) {
                 break;
             }
             apply(graph, cx.names(), rule, class, replacement, &mut additions);
         }
         graph.rebuild();
-        if graph.total_size() >= limits.nodes || (graph.total_size(), graph.number_of_classes()) == before {
+        if is_full(graph) || (graph.total_size(), graph.number_of_classes()) == before {
             break;
         }
     }
@@ -100,12 +93,8 @@ fn apply(
 ) {
     let Replacement { nodes, results: places } = replacement;
     let mut classes: Vec<Vec<Id>> = Vec::with_capacity(nodes.len());
-    let at = |classes: &[Vec<Id>], place: Place| match place {
-        Place::Value(v) => as_class(v),
-        Place::New(node, i) => classes[node][i],
-    };
     for node in &nodes {
-        let operands: Vec<Id> = node.operands.iter().map(|&place| at(&classes, place)).collect();
+        let operands: Vec<Id> = node.operands.iter().map(|place| place.of(as_class, &classes)).collect();
         let own = add(graph, names, &node.op, &node.types, &operands);
         let symbol = graph.analysis.apply(&node.op, &node.types, names);
         additions.terms.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
@@ -116,6 +105,6 @@ fn apply(
         if matches!(place, Place::Value(_)) {
             additions.found.push((old, rule));
         }
-        graph.union(old, at(&classes, place));
+        graph.union(old, place.of(as_class, &classes));
     }
 }

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
 use extract::extract;
-use grow::{Limits, grow};
+use grow::grow;
 use language::Term;
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
@@ -69,18 +69,12 @@ pub fn builtin() -> Vec<Rule> {
 
 /// `passes` with this pass before and after `lower-reshards`: it first rewrites reshards, then collectives.
 pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
-    let mut all: Vec<Box<dyn Pass>> = Vec::with_capacity(passes.len() + 2);
-    for pass in passes {
+    let with_rewrites = |pass: Box<dyn Pass>| {
         let lowers = pass.name() == "lower-reshards";
-        if lowers {
-            all.push(Box::new(Saturate::default()));
-        }
-        all.push(pass);
-        if lowers {
-            all.push(Box::new(Saturate::default()));
-        }
-    }
-    all
+        let rewrites = || lowers.then(|| Box::new(Saturate::default()) as Box<dyn Pass>);
+        [rewrites(), Some(pass), rewrites()]
+    };
+    passes.into_iter().flat_map(with_rewrites).flatten().collect()
 }
 
 /// The source of rules.
@@ -98,8 +92,10 @@ enum Source {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Saturate {
+    /// The maximum number of terms of an e-graph.
     #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
     nodes: u64,
+    /// The maximum number of rounds over all rules and classes.
     #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
     iterations: u64,
     rules: Source,
@@ -123,11 +119,6 @@ impl Saturate {
     /// Adds these rules to the built-in ones.
     pub fn with_rules(self, rules: CheckedRules) -> Self {
         Self { rules: Source::Added, added: Some(rules), ..self }
-    }
-
-    fn limits(&self) -> Limits {
-        let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        Limits { nodes: size(self.nodes), iterations: size(self.iterations) }
     }
 
     fn rules(&self) -> Result<Vec<Rule>, Diagnostic> {
@@ -224,7 +215,7 @@ impl Saturate {
     ) -> Result<Option<Cheaper>, OpError> {
         let before = prices.of_function(function);
         let mut block = Block::of(function, cx.names());
-        let made = grow(&mut block.graph, cx, level, rules, self.limits());
+        let made = grow(&mut block.graph, cx, level, rules, self.nodes, self.iterations);
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
         let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };

@@ -20,7 +20,8 @@ fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
             let cx = ops::Context { space: &module.space, functions: &module.functions };
             let function = module.functions.values().next_back().unwrap();
             let mut block = Block::of(function, cx.names());
-            let made = grow(&mut block.graph, cx, module.level, rules, Saturate::default().limits());
+            let Saturate { nodes, iterations, .. } = Saturate::default();
+            let made = grow(&mut block.graph, cx, module.level, rules, nodes, iterations);
             let mut prices = PriceList::new(&module.space, &Volume);
             let chosen = extract(&block.graph, &mut prices, &block.roots(), &block.originals());
             let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
