@@ -10,7 +10,7 @@
 //! names the version that has it. Communicators need 2.14.
 //!
 //! Communicators do not block. A call that is still in progress has not failed: [`Communicator::state`] returns its
-//! state, and [`Communicator::wait_ready`] waits for its end, up to a timeout.
+//! state, which the caller polls.
 
 pub mod result;
 pub mod safe;

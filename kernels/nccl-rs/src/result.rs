@@ -1,7 +1,6 @@
 //! Status codes as errors.
 
 use std::ffi::c_int;
-use std::time::Duration;
 
 /// A status code other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +72,18 @@ pub enum Error {
         /// Major and minor of the first version that has it.
         needs: (u32, u32),
     },
-    /// A communicator did not become ready in time.
-    #[error("{call} is not ready after {} ms", waited.as_millis())]
+    /// A communicator that is still in progress.
+    #[error("{call} is not ready")]
     NotReady {
-        /// The object that was waited for.
+        /// The object.
         call: &'static str,
-        /// How long.
-        waited: Duration,
     },
+}
+
+impl Error {
+    /// The error of a call that failed in the background.
+    pub fn background(status: Status) -> Self {
+        let detail = "found in the background".to_owned();
+        Error::Failed { call: "ncclCommGetAsyncError", status, detail }
+    }
 }

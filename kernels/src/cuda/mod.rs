@@ -37,8 +37,6 @@ mod steps;
 
 mod storage;
 
-mod tables;
-
 mod watch;
 
 pub use arguments::Address;

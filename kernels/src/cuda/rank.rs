@@ -1,15 +1,12 @@
 //! The state of a local rank on its device: memory, streams, events and tables, all allocated before a step.
 
-use std::cell::OnceCell;
-
-use ithaca_device::{Coordinates, DeviceProgram};
+use ithaca_device::{Coordinates, DeviceProgram, Table};
 use ithaca_ir::schedule::Stream as Queue;
 use ithaca_ir::{DType, Rank};
 
 use super::arguments::Address;
 use super::device::{Device, Event, Stream};
 use super::error::CudaError;
-use super::tables::Tables;
 use crate::cpu::memory::SourcePlan;
 use crate::error::RunError;
 use crate::tensor::index;
@@ -17,18 +14,22 @@ use crate::tensor::index;
 /// The alignment of a rank's buffers in bytes.
 const ALIGNMENT: u64 = 256;
 
+/// Bytes of the word in which a kernel leaves its finding.
+pub(super) const WORD: usize = 8;
+
 /// A rank of this process, on its device.
 pub(super) struct LocalRank<'a> {
     pub(super) rank: Rank,
     /// Its mesh coordinates.
     pub(super) at: Coordinates,
     pub(super) device: &'a dyn Device,
-    pub(super) tables: Tables<'a>,
-    /// The arena, followed by the stored tensors.
+    /// The address of each table that kernels read; null for an empty table.
+    pub(super) tables: Vec<Address>,
+    /// The arena, the stored tensors, the tables and the word.
     pub(super) memory: Address,
     /// Bytes of the arena.
     pub(super) arena: u64,
-    /// Bytes of all memory.
+    /// Bytes of the arena and the stored tensors.
     pub(super) bytes: u64,
     /// The address of this rank's part of each stored tensor, if it has one.
     pub(super) sources: Vec<Option<Address>>,
@@ -37,8 +38,8 @@ pub(super) struct LocalRank<'a> {
     pub(super) events: Vec<Event>,
     /// The events by which the two streams wait for each other.
     barrier_events: [Event; 2],
-    /// The word in which a kernel leaves its finding, allocated on first use.
-    word: OnceCell<Address>,
+    /// The word in which a kernel leaves its finding.
+    pub(super) word: Address,
 }
 
 impl<'a> LocalRank<'a> {
@@ -64,9 +65,19 @@ impl<'a> LocalRank<'a> {
         let streams = [device.stream()?, device.stream()?];
         let events: Vec<Event> = (0..program.n_events).map(|_| device.event()).collect::<Result<_, _>>()?;
         let barrier_events = [device.event()?, device.event()?];
-        let memory = device.allocate(bytes)?;
+        let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
+        let size_of_tables: u64 =
+            contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
+        let memory = device.allocate(bytes + size_of_tables + WORD as u64)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
-        let tables = Tables::new(device, program, &at)?;
+        let mut word = memory.offset(bytes);
+        let mut tables = Vec::with_capacity(contents.len());
+        for table in contents {
+            tables.push(if table.is_empty() { Address::NONE } else { word });
+            // SAFETY: the memory was just allocated with room for all tables.
+            unsafe { device.upload(&table, word) }?;
+            word = word.offset((table.len() as u64).next_multiple_of(ALIGNMENT));
+        }
         Ok(Self {
             rank,
             at,
@@ -79,7 +90,7 @@ impl<'a> LocalRank<'a> {
             streams,
             events,
             barrier_events,
-            word: OnceCell::new(),
+            word,
         })
     }
 
@@ -88,15 +99,6 @@ impl<'a> LocalRank<'a> {
             Queue::Compute => self.streams[0],
             Queue::Comm => self.streams[1],
         }
-    }
-
-    /// The eight bytes in which a kernel leaves its finding.
-    pub(super) fn word(&self) -> Result<Address, CudaError> {
-        if let Some(&word) = self.word.get() {
-            return Ok(word);
-        }
-        let word = self.device.allocate(8)?;
-        Ok(*self.word.get_or_init(|| word))
     }
 
     /// Makes each stream wait for the earlier work of the other.
@@ -120,10 +122,15 @@ impl Drop for LocalRank<'_> {
     fn drop(&mut self) {
         // SAFETY: the memory was allocated here. Issued work has ended, or the device was abandoned and keeps the memory.
         unsafe { self.device.release(self.memory) };
-        if let Some(&word) = self.word.get() {
-            // SAFETY: as above.
-            unsafe { self.device.release(word) };
-        }
+    }
+}
+
+/// The content of a rank's table, in words of eight bytes.
+fn table_bytes(table: &Table, at: &Coordinates) -> Vec<u8> {
+    let bytes = |words: &mut dyn Iterator<Item = u64>| words.flat_map(u64::to_ne_bytes).collect();
+    match table {
+        Table::Integers(list) => bytes(&mut list.at(at).iter().map(|n| n.at(at, 0).cast_unsigned())),
+        Table::Reals(list) => bytes(&mut list.at(at).iter().copied()),
     }
 }
 

@@ -50,15 +50,6 @@ struct Mark {
     done: Event,
 }
 
-/// The condition that ends a wait.
-#[derive(Clone, Copy)]
-enum Until {
-    /// No stream has tasks in flight.
-    AllIsDone,
-    /// A stream has room.
-    HasRoom(usize, Queue),
-}
-
 /// The tasks in flight.
 pub(super) struct Watch {
     timeout: Option<Duration>,
@@ -117,10 +108,8 @@ impl Watch {
             error,
         })?;
         self.streams[local][queue as usize].push_back(Mark { number, run, arrived, done });
-        if self.has_room(local, queue) {
-            return Ok(());
-        }
-        self.wait_until(locals, collectives, Until::HasRoom(local, queue))
+        let has_room = |watch: &Self| watch.streams[local][queue as usize].len() < AHEAD;
+        if has_room(self) { Ok(()) } else { self.wait_until(locals, collectives, has_room) }
     }
 
     /// Waits until all issued work is done.
@@ -132,28 +121,21 @@ impl Watch {
         locals: &[LocalRank<'_>],
         collectives: &dyn Collectives,
     ) -> Result<(), TaskFailure> {
-        self.wait_until(locals, collectives, Until::AllIsDone)
-    }
-
-    fn has_room(&self, local: usize, queue: Queue) -> bool {
-        self.streams[local][queue as usize].len() < AHEAD
+        let is_idle = |watch: &Self| watch.streams.iter().flatten().all(VecDeque::is_empty);
+        self.wait_until(locals, collectives, is_idle)
     }
 
     fn wait_until(
         &mut self,
         locals: &[LocalRank<'_>],
         collectives: &dyn Collectives,
-        until: Until,
+        is_reached: impl Fn(&Self) -> bool,
     ) -> Result<(), TaskFailure> {
         let mut deadline = Deadline::new(self.timeout);
         loop {
             let has_progressed = self.poll(locals)?;
             collectives.check().map_err(|failure| self.of_collective(locals, failure))?;
-            let is_reached = match until {
-                Until::AllIsDone => self.streams.iter().flatten().all(VecDeque::is_empty),
-                Until::HasRoom(local, queue) => self.has_room(local, queue),
-            };
-            if is_reached {
+            if is_reached(self) {
                 return Ok(());
             }
             if has_progressed {

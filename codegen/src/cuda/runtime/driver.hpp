@@ -54,13 +54,9 @@ class Options {
         return value;
     }
     int64_t integer(const std::string& option, int64_t otherwise, int64_t least) const {
-        if (!has(option)) return otherwise;
-        const std::string text = this->text(option);
-        char* end = nullptr;
-        errno = 0;
-        const long long value = text[0] >= '0' && text[0] <= '9' ? std::strtoll(text.c_str(), &end, 10) : 0;
-        if (end == nullptr || *end != '\0' || errno != 0 || value < least)
-            throw Error(option + " takes a whole number from " + std::to_string(least) + " on, not `" + text + "`");
+        int64_t value = otherwise;
+        if (has(option) && (!parse_integer(text(option), value) || value < least))
+            throw Error(option + " takes a whole number from " + std::to_string(least) + " on, not `" + text(option) + "`");
         return value;
     }
 

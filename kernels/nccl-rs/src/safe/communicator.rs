@@ -1,15 +1,11 @@
 //! A rank's handle of a communicator: creation, state, split, finalize and abort.
 
 use std::ffi::c_int;
-use std::time::{Duration, Instant};
 
 use crate::result::{Error, Status};
 use crate::sys::{RawCommunicator, RawConfig, UniqueId};
 
 use super::library::Library;
-
-/// The pause between two queries of a state.
-const POLL: Duration = Duration::from_millis(1);
 
 /// A rank's handle of a communicator.
 ///
@@ -91,27 +87,6 @@ impl Communicator {
         })
     }
 
-    /// Waits until every call was issued; queries the state every millisecond.
-    ///
-    /// # Errors
-    /// [`Error::NotReady`] after `longest`; NCCL's status where a call failed in the background.
-    pub fn wait_ready(&self, longest: Duration) -> Result<(), Error> {
-        let since = Instant::now();
-        loop {
-            match self.state()? {
-                State::Ready => return Ok(()),
-                State::InProgress if since.elapsed() >= longest => {
-                    return Err(Error::NotReady { call: "the communicator", waited: longest });
-                }
-                State::InProgress => std::thread::sleep(POLL),
-                State::Failed(status) => {
-                    let detail = "found in the background".to_owned();
-                    return Err(Error::Failed { call: "ncclCommGetAsyncError", status, detail });
-                }
-            }
-        }
-    }
-
     /// Starts a split: the `ranks` ranks of one color form a communicator, in order of their keys. Every rank must call it.
     /// The call returns at once; the new communicator exists when this one is ready again.
     ///
@@ -171,7 +146,11 @@ impl Split<'_> {
     /// # Errors
     /// [`Error::NotReady`] where the communicator that is split is not ready again; NCCL's status.
     pub fn part(self) -> Result<Communicator, Error> {
-        self.of.wait_ready(Duration::ZERO)?;
+        match self.of.state()? {
+            State::Ready => {}
+            State::InProgress => return Err(Error::NotReady { call: "the communicator" }),
+            State::Failed(status) => return Err(Error::background(status)),
+        }
         // SAFETY: it was made by `Box::into_raw`, and NCCL does not write it any more, as the split is done.
         let raw = *unsafe { Box::from_raw(self.part) };
         Ok(Communicator { library: self.of.library.clone(), raw, ranks: self.ranks })

@@ -48,135 +48,110 @@ impl<'d> InProcess<'d> {
         })
     }
 
+    /// Computes the blocks of every end on its stream.
+    ///
     /// # Safety
     /// As [`Collectives::exchange`].
-    unsafe fn copy(&self, end: &End, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
-        if bytes == 0 || from == to {
-            return Ok(());
-        }
-        // SAFETY: the caller guarantees the memory.
-        unsafe { self.device.copy(end.stream, from, to, bytes) }
-    }
-
-    /// # Safety
-    /// As [`Collectives::exchange`].
-    unsafe fn sum(
+    unsafe fn compute(
         &self,
-        end: &End,
-        dtype: DType,
-        blocks: &[Address],
-        to: Address,
-        n: u64,
-    ) -> Result<(), CudaError> {
-        if n == 0 {
-            return Ok(());
-        }
-        if blocks.len() > MOST_MEMBERS || !dtype.is_float() {
-            let what = format!("a sum of {} over {} ranks of one device", dtype.name(), blocks.len());
-            return Err(CudaError::Unsupported(what));
-        }
-        let mut members = vec![blocks.len() as u64];
-        members.extend(blocks.iter().map(|block| block.number()));
-        let mut members: Vec<u8> = members.into_iter().flat_map(u64::to_ne_bytes).collect();
-        members.resize(MEMBERS.bytes(), 0);
-        let mut arguments = Arguments::default();
-        [&members[..], &to.number().to_ne_bytes(), &n.to_ne_bytes()].iter().for_each(|of| arguments.push(of));
-        let kernel = format!("sum_members<{}>", c_type(dtype));
-        // SAFETY: the caller guarantees the memory, and these are the kernel's arguments.
-        unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(n), arguments) }
-    }
-
-    /// Copies the blocks of others to a rank.
-    ///
-    /// # Safety
-    /// As [`Collectives::exchange`].
-    unsafe fn gather(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
-        let bytes = exchange.dtype.bytes();
-        let number = end.number();
-        let copy = |from: Address, to: Address, n: u64| {
-            // SAFETY: the caller guarantees the memory.
-            unsafe { self.copy(end, from, to, n * bytes) }
-        };
-        match &end.collective {
-            Collective::SendReceive { receives, .. } => receives.iter().try_for_each(|to| {
-                let from = sent(exchange, member(end, to.peer)?, number)?;
-                copy(from.at, to.at, to.count)
-            }),
-            &Collective::Even { kind: kind @ (Even::AllToAll | Even::AllGather), to, count, .. } => {
-                let start = if kind == Even::AllToAll { number * count * bytes } else { 0 };
-                (0..).zip(&end.members).try_for_each(|(i, &member)| {
-                    let from = operand(exchange, member, kind)?.offset(start);
-                    copy(from, to.offset(i * count * bytes), count)
-                })
-            }
-            Collective::Even { .. } | Collective::Reduce { .. } => Ok(()),
-        }
-    }
-
-    /// Sums the blocks of all members for a rank.
-    ///
-    /// # Safety
-    /// As [`Collectives::exchange`].
-    unsafe fn reduce(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
-        let (bytes, number) = (exchange.dtype.bytes(), end.number());
-        let (to, n) = match &end.collective {
-            &Collective::Even { kind: Even::ReduceScatter, to, count, .. } => (to, count),
-            Collective::Reduce { blocks, to } => {
-                (*to, blocks.iter().find(|block| block.peer == number).map_or(0, |block| block.count))
-            }
-            _ => return Ok(()),
-        };
-        if n == 0 {
-            return Ok(());
-        }
-        let block = |&member: &Rank| match end.collective {
-            Collective::Even { kind, count, .. } => {
-                operand(exchange, member, kind).map(|from| from.offset(number * count * bytes))
-            }
-            _ => sent(exchange, member, number).map(|block| block.at),
-        };
-        let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
-        // SAFETY: the caller guarantees the memory.
-        unsafe { self.sum(end, exchange.dtype, &blocks, to, n) }
-    }
-
-    /// # Safety
-    /// As [`Collectives::exchange`].
-    unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
-        let bytes = exchange.dtype.bytes();
-        let chunk_of = |end: &End, i: u64, n: u64| chunk(n, end.members.len() as u64, i);
+        exchange: &Exchange,
+        blocks: impl Fn(&Exchange, &End) -> Result<Vec<Sum>, CudaError>,
+    ) -> Result<(), CollectiveFailure> {
         each(exchange, |end| {
-            let Collective::Even { kind: kind @ Even::AllReduce, to, count, .. } = end.collective else {
-                return Ok(());
-            };
-            let part = chunk_of(end, end.number(), count);
-            let block =
-                |&member: &Rank| operand(exchange, member, kind).map(|from| from.offset(part.start * bytes));
-            let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
-            let to = to.offset(part.start * bytes);
-            // SAFETY: the caller guarantees the memory.
-            unsafe { self.sum(end, exchange.dtype, &blocks, to, part.end - part.start) }
-        })?;
-        self.barrier(exchange, 1)?;
-        each(exchange, |end| {
-            let Collective::Even { kind: Even::AllReduce, to, count, .. } = end.collective else {
-                return Ok(());
-            };
-            for (i, &member) in (0..).zip(&end.members).filter(|(_, member)| **member != end.rank) {
-                let part = chunk_of(end, i, count);
-                let Some(Collective::Even { to: there, .. }) =
-                    exchange.end(member).map(|other| &other.collective)
-                else {
-                    continue;
-                };
-                let [from, to] = [*there, to].map(|at| at.offset(part.start * bytes));
-                // SAFETY: as above.
-                unsafe { self.copy(end, from, to, (part.end - part.start) * bytes) }?;
+            for sum in blocks(exchange, end)?.iter().filter(|sum| sum.count > 0) {
+                // SAFETY: the caller guarantees the memory.
+                unsafe { self.sum(end, exchange.dtype, sum) }?;
             }
             Ok(())
-        })?;
-        self.barrier(exchange, 0)
+        })
     }
+
+    /// # Safety
+    /// As [`Collectives::exchange`].
+    unsafe fn sum(&self, end: &End, dtype: DType, sum: &Sum) -> Result<(), CudaError> {
+        let Sum { ref from, to, count } = *sum;
+        if let &[from] = from.as_slice() {
+            if from == to {
+                return Ok(());
+            }
+            // SAFETY: the caller guarantees the memory.
+            return unsafe { self.device.copy(end.stream, from, to, count * dtype.bytes()) };
+        }
+        if from.len() > MOST_MEMBERS || !dtype.is_float() {
+            let sum = format!("a sum of {} over {} ranks of one device", dtype.name(), from.len());
+            return Err(CudaError::Unsupported(sum));
+        }
+        let members = std::iter::once(from.len() as u64).chain(from.iter().map(|block| block.number()));
+        let mut members: Vec<u8> = members.flat_map(u64::to_ne_bytes).collect();
+        members.resize(MEMBERS.bytes(), 0);
+        let mut arguments = Arguments::default();
+        for argument in [&members[..], &to.number().to_ne_bytes(), &count.to_ne_bytes()] {
+            arguments.push(argument);
+        }
+        let kernel = format!("sum_members<{}>", c_type(dtype));
+        // SAFETY: the caller guarantees the memory, and these are the kernel's arguments.
+        unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(count), arguments) }
+    }
+}
+
+/// A block of `count` elements that a rank computes: the sum of blocks, or a copy of one.
+struct Sum {
+    from: Vec<Address>,
+    to: Address,
+    count: u64,
+}
+
+/// The blocks that a rank computes from the operands of its members; of an all-reduce its own chunk.
+fn from_operands(exchange: &Exchange, end: &End) -> Result<Vec<Sum>, CudaError> {
+    let (bytes, number) = (exchange.dtype.bytes(), end.number());
+    let all = |kind: Even, start: u64| -> Result<Vec<Address>, CudaError> {
+        end.members.iter().map(|&member| Ok(operand(exchange, member, kind)?.offset(start * bytes))).collect()
+    };
+    match &end.collective {
+        Collective::SendReceive { receives, .. } => receives
+            .iter()
+            .map(|to| {
+                let from = sent(exchange, member(end, to.peer)?, number)?.at;
+                Ok(Sum { from: vec![from], to: to.at, count: to.count })
+            })
+            .collect(),
+        &Collective::Even { kind: kind @ (Even::AllToAll | Even::AllGather), to, count, .. } => {
+            let start = if kind == Even::AllToAll { number * count } else { 0 };
+            let blocks = (0..).zip(all(kind, start)?);
+            Ok(blocks
+                .map(|(i, from)| Sum { from: vec![from], to: to.offset(i * count * bytes), count })
+                .collect())
+        }
+        &Collective::Even { kind: kind @ Even::ReduceScatter, to, count, .. } => {
+            Ok(vec![Sum { from: all(kind, number * count)?, to, count }])
+        }
+        &Collective::Even { kind: kind @ Even::AllReduce, to, count, .. } => {
+            let part = chunk(count, end.members.len() as u64, number);
+            let to = to.offset(part.start * bytes);
+            Ok(vec![Sum { from: all(kind, part.start)?, to, count: part.end - part.start }])
+        }
+        Collective::Reduce { blocks, to } => {
+            let Some(own) = blocks.iter().find(|block| block.peer == number && block.count > 0) else {
+                return Ok(Vec::new());
+            };
+            let blocks = end.members.iter().map(|&member| Ok(sent(exchange, member, number)?.at));
+            Ok(vec![Sum { from: blocks.collect::<Result<_, CudaError>>()?, to: *to, count: own.count }])
+        }
+    }
+}
+
+/// The chunks of an all-reduce that the other members have summed.
+fn from_results(exchange: &Exchange, end: &End) -> Result<Vec<Sum>, CudaError> {
+    let Collective::Even { kind: Even::AllReduce, to, count, .. } = end.collective else {
+        return Ok(Vec::new());
+    };
+    let chunk_of = |(i, &member): (u64, &Rank)| {
+        let Collective::Even { to: there, .. } = exchange.end(member)?.collective else { return None };
+        let part = chunk(count, end.members.len() as u64, i);
+        let [from, to] = [there, to].map(|at| at.offset(part.start * exchange.dtype.bytes()));
+        Some(Sum { from: vec![from], to, count: part.end - part.start })
+    };
+    Ok((0..).zip(&end.members).filter_map(chunk_of).collect())
 }
 
 /// The ranks that a rank sends to or receives from.
@@ -228,18 +203,17 @@ fn each(
 impl Collectives for InProcess<'_> {
     unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CollectiveFailure> {
         self.barrier(exchange, 0)?;
+        // SAFETY: the caller guarantees the memory.
+        unsafe { self.compute(exchange, from_operands) }?;
+        self.barrier(exchange, 1)?;
         let all_reduces =
             |end: &End| matches!(end.collective, Collective::Even { kind: Even::AllReduce, .. });
-        if exchange.ends.iter().any(all_reduces) {
-            // SAFETY: the caller guarantees the memory.
-            return unsafe { self.all_reduce(exchange) };
+        if !exchange.ends.iter().any(all_reduces) {
+            return Ok(());
         }
         // SAFETY: as above.
-        each(exchange, |end| unsafe {
-            self.gather(exchange, end)?;
-            self.reduce(exchange, end)
-        })?;
-        self.barrier(exchange, 1)
+        unsafe { self.compute(exchange, from_results) }?;
+        self.barrier(exchange, 0)
     }
 
     /// Runs on the streams of the ranks alone, whose device reports failures.

@@ -252,7 +252,7 @@ impl Collectives for Nccl<'_> {
             let error = match communicator.state() {
                 Ok(State::Ready | State::InProgress) => continue,
                 Ok(State::Failed(Status::REMOTE_ERROR)) if found.is_some() => continue,
-                Ok(State::Failed(status)) => background(status),
+                Ok(State::Failed(status)) => nccl_rs::Error::background(status).into(),
                 Err(error) => error.into(),
             };
             let is_remote = matches!(
@@ -310,11 +310,6 @@ fn not_joined<'w, E: Into<CudaError>>(
     }
 }
 
-fn background(status: Status) -> CudaError {
-    let detail = "found in the background".to_owned();
-    nccl_rs::Error::Failed { call: "ncclCommGetAsyncError", status, detail }.into()
-}
-
 /// Waits until new communicators are ready.
 fn ready<'c>(
     communicators: impl Iterator<Item = (Rank, &'c Communicator)>,
@@ -341,7 +336,10 @@ fn settled(
             match communicator.state().map_err(|error| CollectiveFailure { rank, error: error.into() })? {
                 State::Ready => {}
                 State::InProgress => left.push((rank, communicator)),
-                State::Failed(status) => return Err(CollectiveFailure { rank, error: background(status) }),
+                State::Failed(status) => {
+                    let error = nccl_rs::Error::background(status).into();
+                    return Err(CollectiveFailure { rank, error });
+                }
             }
         }
         let [(rank, _), others @ ..] = left.as_slice() else { return Ok(()) };

@@ -90,7 +90,7 @@ impl Steps<'_> {
     pub(in crate::cuda) fn output(&self, local: usize, output: &Output) -> Result<Vec<f32>, RunError> {
         let rank = self.rank(local);
         let n = boxes::elements(&self.schedule.space.local_box(&output.ty, rank));
-        let at = self.address(&self.main()?, local, &output.address)?;
+        let at = self.address(&self.main()?, local, &output.address);
         Ok(self.locals[local].download(at, n, output.ty.dtype)?)
     }
 
@@ -279,12 +279,12 @@ impl Steps<'_> {
                 results: vec![Vec::new(); self.locals.len()],
             };
             for &local in locals {
-                inner.arguments[local] = self.operands(scope, local, &call.arguments, k)?;
-                inner.results[local] = self.operands(scope, local, &call.results, k)?;
+                inner.arguments[local] = self.operands(scope, local, &call.arguments, k);
+                inner.results[local] = self.operands(scope, local, &call.results, k);
                 // From the second layer on, carried arguments are results of the layer before.
                 if done > 0 {
                     let carried = call.carried.min(call.results.len()).min(call.arguments.len());
-                    let results = self.operands(scope, local, &call.results[..carried], 0)?;
+                    let results = self.operands(scope, local, &call.results[..carried], 0);
                     inner.arguments[local][..carried].copy_from_slice(&results);
                 }
             }
@@ -294,19 +294,13 @@ impl Steps<'_> {
     }
 
     /// The addresses of operands for the `k`-th layer of a call; null for operands that a rank does not have.
-    fn operands(
-        &self,
-        scope: &Scope,
-        local: usize,
-        operands: &[Operand],
-        k: u64,
-    ) -> Result<Vec<Address>, RunError> {
+    fn operands(&self, scope: &Scope, local: usize, operands: &[Operand], k: u64) -> Vec<Address> {
         let address = |operand: &Operand| {
             if !operand.at.is_none_or(|at| at.has(&self.program.mesh, self.rank(local))) {
-                return Ok(Address::NONE);
+                return Address::NONE;
             }
             let slice = operand.slice.count_at(&self.locals[local].at, scope.layer);
-            Ok(self.address(scope, local, &operand.address)?.offset(k * slice))
+            self.address(scope, local, &operand.address).offset(k * slice)
         };
         operands.iter().map(address).collect()
     }

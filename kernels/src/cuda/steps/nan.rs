@@ -8,6 +8,7 @@ use ithaca_ir::schedule::{Content, Stream as Queue};
 
 use super::state::{Recording, Scope, Steps};
 use crate::cpu::LookForNan;
+use crate::cuda::rank::WORD;
 use crate::cuda::watch::Run;
 use crate::error::RunError;
 use crate::tensor::place_in;
@@ -46,7 +47,7 @@ impl Steps<'_> {
         check: &Check,
     ) -> Result<(), RunError> {
         let (rank, of) = (self.rank(local), &self.locals[local]);
-        let word = of.word()?;
+        let word = of.word;
         // SAFETY: the word has this size, and no work runs.
         unsafe { of.device.upload(&[0; WORD], word) }?;
         self.issue_all(scope, local, queue, check.records.at(&of.at))?;
@@ -71,6 +72,3 @@ impl Steps<'_> {
         Err(RunError::NotANumber { buffer: buffer.name.clone(), at })
     }
 }
-
-/// Bytes of the word in which a kernel leaves its finding.
-const WORD: usize = 8;
