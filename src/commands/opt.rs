@@ -156,19 +156,14 @@ impl Instrument for Watch<'_> {
 /// The table of passes: cumulative time, own time, and share.
 fn timings(rows: &[(String, Duration)], total: Duration) -> String {
     let mut table = "// total ms   self ms  share  pass\n".to_owned();
+    let ms = |d: Duration| d.as_secs_f64() * 1e3;
     let mut sum = Duration::ZERO;
     for (name, took) in rows {
         sum += *took;
         let share = 100.0 * took.as_secs_f64() / total.as_secs_f64().max(f64::MIN_POSITIVE);
-        let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let _ = writeln!(table, "// {:>8.3}  {:>8.3}  {share:>4.0}%  {name}", ms(sum), ms(*took));
     }
-    let verification = total.saturating_sub(sum);
-    let _ = writeln!(
-        table,
-        "// {:>8.3}  {:>8.3}         verification",
-        total.as_secs_f64() * 1e3,
-        verification.as_secs_f64() * 1e3
-    );
+    let verification = ms(total.saturating_sub(sum));
+    let _ = writeln!(table, "// {:>8.3}  {verification:>8.3}         verification", ms(total));
     table
 }

@@ -38,7 +38,7 @@ pub use simulation::{CommTime, Simulation};
 
 use discrete::Record;
 use simulation::span;
-use steps::{Step, Steps};
+use steps::{Step, steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
 /// the most.
@@ -64,7 +64,7 @@ fn run(
 ) -> Vec<(Rank, Simulation)> {
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
-    let steps = Steps::of(cluster, schedule, &classes);
+    let steps = steps(cluster, schedule, &classes);
     let frames = &schedule.frames;
     let communicates: Vec<bool> = frames.ids().map(|id| schedule::communicates(frames, id)).collect();
     let (ranks, n) = (classes.ranks(), classes.ranks().len());
@@ -96,7 +96,8 @@ const LAYERS: u64 = 64;
 /// The context of a run.
 struct World<'a> {
     schedule: &'a Schedule,
-    steps: &'a [Steps],
+    /// The steps of each frame.
+    steps: &'a [Vec<Step>],
     /// Whether each frame communicates.
     communicates: &'a [bool],
     /// The ranks that are simulated.
@@ -123,11 +124,11 @@ struct Clock {
     total: Simulation,
 }
 
-/// A task of the communication stream: start, end, and its row.
+/// A task of the communication stream: its start, its end and its number.
 struct Busy {
     start: f64,
     end: f64,
-    key: usize,
+    task: usize,
 }
 
 impl Clock {
@@ -152,7 +153,7 @@ impl World<'_> {
     fn frame(&self, id: FrameId, layer: u64, (starts, here): (&[f64], &[bool])) -> Run {
         let (frame, steps) = (&self.schedule.frames[id], &self.steps[id.index()]);
         let mut clocks: Vec<Clock> = starts.iter().map(|&start| Clock::new(start, frame)).collect();
-        for (number, (task, step)) in frame.tasks.iter().zip(&steps.steps).enumerate() {
+        for (number, (task, step)) in frame.tasks.iter().zip(steps).enumerate() {
             let waited = |c: &Clock| task.waits.iter().map(|e| c.events[e.index()]).fold(0.0, f64::max);
             let meets = matches!(task.work, Work::Call { callee, .. } if self.communicates[callee.index()]);
             let ready = |c: &Clock| match task.stream {
@@ -193,7 +194,7 @@ impl World<'_> {
                     }
                     Stream::Comm => {
                         clock.comm_ready = end;
-                        clock.comm.push(Busy { start, end, key: step.key });
+                        clock.comm.push(Busy { start, end, task: number });
                     }
                 }
                 if let Some(event) = task.records {
@@ -202,7 +203,7 @@ impl World<'_> {
             }
         }
         let ends: Vec<f64> = clocks.iter().map(Clock::both_ready).collect();
-        let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, &steps.keys);
+        let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, steps);
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
 
@@ -244,25 +245,25 @@ impl World<'_> {
 }
 
 /// The time of a rank in a frame that it entered at `start`.
-fn finish(clock: Clock, start: f64, keys: &[(&'static str, String)]) -> Simulation {
+fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
     let mut total = clock.total;
     total.seconds = clock.compute_ready.max(clock.comm_ready) - start;
     total.compute += clock.compute.iter().map(|(start, end)| end - start).sum::<f64>();
-    expose(&clock.compute, clock.comm, keys, &mut total);
+    expose(&clock.compute, clock.comm, steps, &mut total);
     total
 }
 
 /// Adds the time of each piece of communication, and the part of it in which no computation runs. Both lists are
 /// ordered and each is free of overlaps, so one sweep is enough.
-fn expose(compute: &[(f64, f64)], comm: Vec<Busy>, keys: &[(&'static str, String)], total: &mut Simulation) {
+fn expose(compute: &[(f64, f64)], comm: Vec<Busy>, steps: &[Step], total: &mut Simulation) {
     let mut first = 0;
-    for Busy { start, end, key } in comm {
+    for Busy { start, end, task } in comm {
         while first < compute.len() && compute[first].1 <= start {
             first += 1;
         }
         let during = compute[first..].iter().take_while(|c| c.0 < end);
         let hidden: f64 = during.map(|c| c.1.min(end) - c.0.max(start)).sum();
-        let time = total.communication.entry(keys[key].clone()).or_default();
+        let time = total.communication.entry(steps[task].key.clone()).or_default();
         time.total += end - start;
         time.exposed += (end - start - hidden).max(0.0);
     }

@@ -8,20 +8,11 @@ use super::classes::Classes;
 use crate::cluster::Cluster;
 use crate::cost::OnRank;
 
-/// The tasks of a frame.
-#[derive(Clone, Debug)]
-pub(super) struct Steps {
-    /// Kinds and axes of communication.
-    pub(super) keys: Vec<(&'static str, String)>,
-    /// For each task.
-    pub(super) steps: Vec<Step>,
-}
-
 /// A task.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// The row of its communication.
-    pub(super) key: usize,
+    /// The kind and the axes of its communication.
+    pub(super) key: (&'static str, String),
     /// The part of each rank; one where all do the same.
     pub(super) parts: Vec<Part>,
 }
@@ -35,17 +26,11 @@ pub(super) struct Part {
     pub(super) with: Vec<usize>,
 }
 
-impl Steps {
-    /// The steps of every frame.
-    pub(super) fn of(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Steps> {
-        let mut pricing = Pricing {
-            cluster,
-            space: &schedule.space,
-            classes,
-            on_rank: OnRank::new(cluster, &schedule.space),
-        };
-        schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
-    }
+/// The steps of every frame, one for each task.
+pub(super) fn steps(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Vec<Step>> {
+    let space = &schedule.space;
+    let mut pricing = Pricing { cluster, space, classes, on_rank: OnRank::new(cluster, space) };
+    schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
 }
 
 struct Pricing<'a> {
@@ -56,18 +41,9 @@ struct Pricing<'a> {
 }
 
 impl Pricing<'_> {
-    fn frame(&mut self, frame: &Frame) -> Steps {
-        let mut keys: Vec<(&'static str, String)> = Vec::new();
-        let mut steps = Vec::with_capacity(frame.tasks.len());
-        for task in &frame.tasks {
-            let found = key(self.space, task);
-            let key = keys.iter().position(|k| *k == found).unwrap_or_else(|| {
-                keys.push(found);
-                keys.len() - 1
-            });
-            steps.push(Step { key, parts: self.parts(frame, task) });
-        }
-        Steps { keys, steps }
+    fn frame(&mut self, frame: &Frame) -> Vec<Step> {
+        let step = |task| Step { key: key(self.space, task), parts: self.parts(frame, task) };
+        frame.tasks.iter().map(step).collect()
     }
 
     fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
