@@ -16,6 +16,14 @@ use crate::types::TensorType;
 /// A box of global indices, one range per dimension.
 pub type Region = Vec<Range<u64>>;
 
+/// The start and the end of a region along each dimension, which have an order.
+pub(crate) type Corners = Vec<(u64, u64)>;
+
+/// The corners of a region.
+pub(crate) fn corners(region: &Region) -> Corners {
+    region.iter().map(|r| (r.start, r.end)).collect()
+}
+
 /// The blocks that one rank sends to and receives from each member of its group, itself included.
 ///
 /// A block is a list of regions, one after another; it has more than one for a fetch only. Blocks that are sent are
@@ -215,18 +223,16 @@ struct Sources<'a> {
 impl<'a> Sources<'a> {
     /// The sources of the group of `rank` in a permute from `from` to `to`.
     fn of(space: &'a Space, from: &'a TensorType, to: &'a TensorType, rank: Rank) -> Self {
-        type Key = Vec<(u64, u64)>;
-        let key = |region: &Region| -> Key { region.iter().map(|r| (r.start, r.end)).collect() };
         let group = group(space, &Op::Permute, from, to, rank);
-        let held: Vec<Key> = group.iter().map(|&rank| key(&space.local_box(from, rank))).collect();
-        let mut holders: BTreeMap<&Key, Vec<usize>> = BTreeMap::new();
+        let held: Vec<Corners> = group.iter().map(|&rank| corners(&space.local_box(from, rank))).collect();
+        let mut holders: BTreeMap<&Corners, Vec<usize>> = BTreeMap::new();
         for (member, block) in held.iter().enumerate() {
             holders.entry(block).or_default().push(member);
         }
         // The number of members met before that must be sent a block.
-        let mut served: BTreeMap<&Key, usize> = BTreeMap::new();
+        let mut served: BTreeMap<&Corners, usize> = BTreeMap::new();
         let source = |(member, &rank): (usize, &Rank)| {
-            let wanted = key(&space.local_box(to, rank));
+            let wanted = corners(&space.local_box(to, rank));
             if wanted == held[member] {
                 return Some(member);
             }

@@ -1,13 +1,18 @@
-//! Which layers functions run for, where calls nest.
+//! How often functions run and for which layers, where calls nest.
 //!
 //! A call runs for its `layers`, further by `stride` for each layer of its caller: a group of four layers calls
 //! `layers=0..4, stride=4`, and runs for layers 8 to 11 as group 2. With a stride of zero, as most calls have it, the layers
 //! are the same whoever calls.
 
+use std::collections::BTreeMap;
+
 use crate::entity::Entity;
 use crate::handles::{Layers, MAX_LAYERS};
+use crate::layout::At;
 use crate::module::Module;
 use crate::ops::table::op::Op;
+use crate::ops::table::structure::Stage;
+use crate::order::joined;
 
 /// The layers of a call that a function makes while it runs for layer `caller`.
 pub fn shifted(layers: &Layers, stride: u64, caller: u64) -> Layers {
@@ -22,43 +27,87 @@ pub fn called(callers: &[Layers], layers: &Layers, stride: u64) -> Vec<Layers> {
         return vec![layers.clone()];
     }
     let all = callers.iter().cloned().flatten().map(|caller| shifted(layers, stride, caller));
-    union(all.take_while(|l| l.end <= MAX_LAYERS).collect())
+    joined(all.take_while(|l| l.end <= MAX_LAYERS).collect())
 }
 
-/// The same layers as ascending ranges that do not meet.
-pub fn union(mut ranges: Vec<Layers>) -> Vec<Layers> {
-    ranges.sort_by_key(|r| (r.start, r.end));
-    let mut union: Vec<Layers> = Vec::new();
-    for range in ranges {
-        match union.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            Some(_) | None => union.push(range),
+/// A call of a function or of a frame, by its number.
+pub(crate) struct Call<'a> {
+    pub(crate) callee: usize,
+    pub(crate) layers: &'a Layers,
+    pub(crate) stride: u64,
+    pub(crate) stage: Option<Stage>,
+}
+
+/// The runs of a function by the ranks of one place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Runs {
+    /// The layers, as ascending ranges that do not touch.
+    pub(crate) layers: Vec<Layers>,
+    /// How often it runs in one run of `main`; layers count.
+    pub(crate) count: u64,
+}
+
+/// For each of `n` functions its runs, by the ranks that run it: all of them where there is no place. `main` runs for layer
+/// 0, and a function that nobody calls does not run. Callees come before their callers.
+pub(crate) fn runs_by_place<'a, C: IntoIterator<Item = Call<'a>>>(
+    n: usize,
+    main: Option<usize>,
+    calls: impl Fn(usize) -> C,
+) -> Vec<BTreeMap<Option<At>, Runs>> {
+    let mut all: Vec<BTreeMap<Option<At>, Runs>> = vec![BTreeMap::new(); n];
+    for caller in (0..n).rev() {
+        if main == Some(caller) {
+            all[caller].insert(None, Runs { layers: std::iter::once(0..1).collect(), count: 1 });
+        }
+        for runs in all[caller].values_mut() {
+            runs.layers = joined(std::mem::take(&mut runs.layers));
+        }
+        let own = all[caller].clone();
+        for Call { callee, layers, stride, stage } in calls(caller) {
+            let Some(callee) = all.get_mut(callee) else { continue };
+            for (&at, runs) in &own {
+                let there = callee.entry(stage.and_then(Stage::at).or(at)).or_default();
+                there.layers.extend(called(&runs.layers, layers, stride));
+                let more = runs.count.saturating_mul(layers.end.saturating_sub(layers.start));
+                there.count = there.count.saturating_add(more);
+            }
         }
     }
-    union
+    all
 }
 
 impl Module {
-    /// For each function the layers that it runs for, as ascending ranges that do not meet; `main` runs for layer 0, and a
+    fn runs(&self) -> Vec<BTreeMap<Option<At>, Runs>> {
+        runs_by_place(self.functions.len(), self.main().map(Entity::index), |caller| {
+            self.functions[Entity::new(caller)].nodes.iter().filter_map(|node| match &node.op {
+                Op::Call { callee, layers, stride, stage, scan: _ } => {
+                    Some(Call { callee: callee.index(), layers, stride: *stride, stage: *stage })
+                }
+                _ => None,
+            })
+        })
+    }
+
+    /// For each function the ranks that run it, with how often they do in one run of `main`; layers count. All ranks
+    /// do where there is no place.
+    pub fn runs_by_place(&self) -> Vec<BTreeMap<Option<At>, u64>> {
+        let counts = |runs: BTreeMap<_, Runs>| runs.into_iter().map(|(at, runs)| (at, runs.count)).collect();
+        self.runs().into_iter().map(counts).collect()
+    }
+
+    /// How often each function runs in one run of `main`, indexed by function; layers count.
+    pub fn run_counts(&self) -> Vec<u64> {
+        let sum =
+            |runs: &BTreeMap<_, Runs>| runs.values().fold(0, |n: u64, runs| n.saturating_add(runs.count));
+        self.runs().iter().map(sum).collect()
+    }
+
+    /// For each function the layers that it runs for, as ascending ranges that do not touch; `main` runs for layer 0, and a
     /// function that nobody calls for none.
     pub fn layers_of_functions(&self) -> Vec<Vec<Layers>> {
-        let mut layers: Vec<Vec<Layers>> = vec![Vec::new(); self.functions.len()];
-        if let Some(main) = self.main() {
-            layers[main.index()].push(0..1);
-        }
-        // Callers come after their callees.
-        for (id, function) in self.functions.iter().rev() {
-            let own = union(std::mem::take(&mut layers[id.index()]));
-            for node in &function.nodes {
-                if let Op::Call { callee, layers: range, stride, scan: _, stage: _ } = &node.op
-                    && let Some(ranges) = layers.get_mut(callee.index())
-                {
-                    ranges.extend(called(&own, range, *stride));
-                }
-            }
-            layers[id.index()] = own;
-        }
-        layers
+        let layers =
+            |runs: BTreeMap<_, Runs>| joined(runs.into_values().flat_map(|runs| runs.layers).collect());
+        self.runs().into_iter().map(layers).collect()
     }
 }
 
@@ -78,11 +127,6 @@ mod tests {
         assert_eq!(by(1..3, 1..3, 4), [(5, 7), (9, 11)]);
         assert_eq!(by(0..8, 3..4, 0), [(3, 4)]);
         assert_eq!(shifted(&(1..3), 4, 2), 9..11);
-    }
-
-    #[test]
-    fn overlapping_ranges_unite() {
-        assert_eq!(union(vec![20..21, 0..10, 5..12]), [0..12, 20..21]);
     }
 
     #[test]

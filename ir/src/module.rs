@@ -4,16 +4,12 @@
 //! (parameters first), so a rewrite builds a new function instead of patching an old one, and handles always print
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
-use std::collections::BTreeMap;
-
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
 use crate::entity::Arena;
-use crate::layout::At;
 use crate::ops::attr::FunctionNames;
 use crate::ops::table::op::Op;
-use crate::ops::table::structure::Stage;
 use crate::phase::Phase;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -82,33 +78,6 @@ impl Module {
             space: self.space.clone(),
             functions: Arena::new(),
         }
-    }
-
-    /// For each function the ranks that run it, with how often they do in one run of `main`; layers count. All ranks
-    /// do where there is no place.
-    pub fn runs_by_place(&self) -> Vec<BTreeMap<Option<At>, u64>> {
-        use crate::entity::Entity;
-        let mut counts: Vec<BTreeMap<Option<At>, u64>> = vec![BTreeMap::new(); self.functions.len()];
-        for (id, function) in self.functions.iter().rev() {
-            if Some(id) == self.main() {
-                counts[id.index()].insert(None, 1);
-            }
-            let runs = counts[id.index()].clone();
-            for node in &function.nodes {
-                let Op::Call { callee, layers, stage, .. } = &node.op else { continue };
-                for (&at, &n) in &runs {
-                    let place = stage.and_then(Stage::at).or(at);
-                    let count = counts[callee.index()].entry(place).or_default();
-                    *count = count.saturating_add(n.saturating_mul(layers.end.saturating_sub(layers.start)));
-                }
-            }
-        }
-        counts
-    }
-
-    /// How often each function runs in one run of `main`, indexed by function; layers count.
-    pub fn run_counts(&self) -> Vec<u64> {
-        self.runs_by_place().iter().map(|runs| runs.values().sum()).collect()
     }
 }
 

@@ -63,17 +63,28 @@ impl FactorRule {
         results: &[&TensorType],
         kind: impl Fn(DimId) -> FactorKind,
     ) -> Self {
+        Self::by_factor(operands, results, |dim| (dim, kind(dim)))
+    }
+
+    /// The rule in which `factor` maps each dimension to the one that represents its factor, and to the kind of the factor.
+    pub fn by_factor(
+        operands: &[&TensorType],
+        results: &[&TensorType],
+        factor: impl Fn(DimId) -> (DimId, FactorKind),
+    ) -> Self {
         let mut names: SmallVec<[DimId; 8]> = SmallVec::new();
-        let mut factor = |dim: DimId| match names.iter().position(|&d| d == dim) {
-            Some(i) => i,
-            None => {
-                names.push(dim);
+        let mut factors: SmallVec<[FactorKind; 8]> = SmallVec::new();
+        let mut number = |&dim: &DimId| {
+            let (name, kind) = factor(dim);
+            names.iter().position(|&known| known == name).unwrap_or_else(|| {
+                names.push(name);
+                factors.push(kind);
                 names.len() - 1
-            }
+            })
         };
-        let operands = operands.iter().map(|ty| ty.dims.iter().map(|&d| factor(d)).collect()).collect();
-        let results = results.iter().map(|ty| ty.dims.iter().map(|&d| factor(d)).collect()).collect();
-        Self { factors: names.into_iter().map(kind).collect(), operands, results }
+        let operands = operands.iter().map(|ty| ty.dims.iter().map(&mut number).collect()).collect();
+        let results = results.iter().map(|ty| ty.dims.iter().map(&mut number).collect()).collect();
+        Self { factors, operands, results }
     }
 
     /// The axes that split each factor, from operands whose layouts must agree; and the layouts of the results.

@@ -5,6 +5,8 @@
 //! one dimension that is cut into the blocks: there index `i` is `i / len` blocks and `i % len` neighbours further. So a
 //! kernel may write a tensor where it will be sent from, and read one where it was received.
 
+use std::ops::Mul;
+
 use crate::boxes::Side;
 use crate::dim::DimId;
 use crate::message::{Parcel, is_shared};
@@ -118,8 +120,9 @@ fn is_even(space: &Space, Parcel { op, from, to }: &Parcel) -> bool {
     boxes && even(from) && even(to) && from.layout.at == to.layout.at
 }
 
-fn row_major(shape: &[u64]) -> Vec<u64> {
-    let mut strides = vec![1; shape.len()];
+/// Distances between neighbours along each dimension of a dense tensor.
+pub fn row_major<T: Copy + From<u8> + Mul<Output = T>>(shape: &[T]) -> Vec<T> {
+    let mut strides = vec![T::from(1); shape.len()];
     for d in (1..shape.len()).rev() {
         strides[d - 1] = strides[d] * shape[d];
     }

@@ -23,6 +23,8 @@ pub(crate) use check::check;
 pub use positions::Positions;
 pub use strip::{Bound, Run, Strip};
 
+use crate::ops::declare::words;
+
 /// A relation between query and key positions.
 ///
 /// | text | keeps |
@@ -99,27 +101,18 @@ pub enum Mask {
     Any(Vec<Mask>),
 }
 
-/// Which ends of queries and keys face each other where their lengths differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Align {
-    /// The first query is at the first key.
-    Start,
-    /// The last query is at the last key, as FlashAttention aligns since its version 2.1.
-    End,
+words! {
+    /// Which ends of queries and keys face each other where their lengths differ.
+    #[derive(Hash)]
+    pub enum Align {
+        /// The first query is at the first key.
+        Start = "start",
+        /// The last query is at the last key, as FlashAttention aligns since its version 2.1.
+        End = "end",
+    }
 }
 
 impl Align {
-    /// Every alignment.
-    pub const ALL: [Align; 2] = [Align::Start, Align::End];
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Align::Start => "start",
-            Align::End => "end",
-        }
-    }
-
     /// The highest `key - query` that is kept between these queries and keys.
     fn offset(self, queries: Range<u64>, keys: Range<u64>) -> i128 {
         let between = |q: u64, k: u64| i128::from(k) - i128::from(q);

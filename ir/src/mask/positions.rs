@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::mask::Mask;
-use crate::mask::strip::{Bound, Strip};
+use crate::mask::strip::{Bound, Strip, magnitude};
 use crate::order::joined;
 
 /// A set of positions below 2^60.
@@ -197,8 +197,4 @@ impl Mask {
         };
         magnitude(queries.parts.iter().map(of_part).sum())
     }
-}
-
-fn magnitude(n: i128) -> u128 {
-    u128::try_from(n).expect("a sum of counts is not negative")
 }

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::order;
+
 /// An end of an interval of keys, as a function of the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
@@ -131,20 +133,11 @@ pub(super) fn combine(a: &[Strip], b: &[Strip], how: How) -> Vec<Strip> {
     out
 }
 
-/// Ascending intervals without those that are empty, and with those that touch made one.
+/// Ascending intervals; those that touch or overlap are one.
 pub(super) fn joined(intervals: impl Iterator<Item = Range<i128>>) -> Vec<Range<u64>> {
-    let mut intervals: Vec<Range<i128>> = intervals.filter(|r| !r.is_empty()).collect();
-    intervals.sort_unstable_by_key(|r| r.start);
-    let mut out: Vec<Range<u64>> = Vec::new();
-    for range in intervals {
-        let [start, end] =
-            [range.start, range.end].map(|k| u64::try_from(k).expect("strips stay inside their tile"));
-        match out.last_mut() {
-            Some(last) if start <= last.end => last.end = last.end.max(end),
-            _ => out.push(start..end),
-        }
-    }
-    out
+    let inside = |k: i128| u64::try_from(k).expect("strips stay inside their tile");
+    let some = intervals.filter(|r| !r.is_empty());
+    order::joined(some.map(|r| inside(r.start)..inside(r.end)).collect())
 }
 
 /// The intervals of the strip that covers `queries`, those before it dropped; nothing where none does.
@@ -247,6 +240,7 @@ fn push(out: &mut Vec<Strip>, strip: Strip) {
     }
 }
 
-fn magnitude(n: i128) -> u128 {
+/// A count as an unsigned number.
+pub(super) fn magnitude(n: i128) -> u128 {
     u128::try_from(n).expect("the ends of an interval are in order")
 }

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use crate::dim::Dim;
-use crate::mask::text::{from_attr, to_attr};
 use crate::mask::*;
-use crate::ops::attr::Attr;
+use crate::ops::attr::{Attr, Names, NoFunctions};
+use crate::ops::attribute::Value;
+use crate::space::Space;
 
 /// Numbers by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 struct Random(u64);
@@ -82,9 +83,20 @@ impl Random {
     }
 }
 
+/// Calls `of` with names, of which masks have none.
+fn with_names<T>(of: impl FnOnce(Names<'_>) -> T) -> T {
+    of(Names { space: &Space::default(), functions: &NoFunctions })
+}
+
 /// The text of a mask.
 fn text(mask: &Mask) -> String {
-    to_attr(mask).to_string()
+    with_names(|names| mask.to_attr(names)).to_string()
+}
+
+/// The mask that a text spells.
+fn read(text: &str) -> Option<Mask> {
+    let attr = crate::text::parse_attr(text).unwrap();
+    with_names(|names| Mask::from_attr(attr, names)).ok()
 }
 
 /// The keys of a set of positions as intervals.
@@ -209,7 +221,7 @@ fn forms_keep_what_they_say() {
         ("causal | prefix(3)", "###./###./###./####"),
         ("full & prefix(1) | causal & window(left=0)", "#.../##../#.#./#..#"),
     ] {
-        let parsed = from_attr(crate::text::parse_attr(mask).unwrap()).unwrap();
+        let parsed = read(mask).unwrap();
         let (n_q, n_k) = (rows.split('/').count() as u64, rows.find('/').unwrap() as u64);
         let cell = |q, k| if parsed.allows(q, k) { '#' } else { '.' };
         let found: Vec<String> = (0..n_q).map(|q| (0..n_k).map(|k| cell(q, k)).collect()).collect();
@@ -221,21 +233,20 @@ fn forms_keep_what_they_say() {
 fn text_gives_the_mask_back() {
     for seed in 0..2000 {
         let mask = Random(seed).mask(20, 20, 3);
-        let read = crate::text::parse_attr(&text(&mask)).map(from_attr);
-        assert_eq!(read, Ok(Ok(mask)), "seed {seed}");
+        assert_eq!(read(&text(&mask)), Some(mask), "seed {seed}");
     }
 }
 
 #[test]
 fn signs_bind_as_they_say() {
-    let read = |s: &str| from_attr(crate::text::parse_attr(s).unwrap()).unwrap();
     let window = Mask::Window { left: Some(2), right: None };
     let inner = Mask::All(vec![Mask::Causal, window]);
     let outer = Mask::Any(vec![inner, Mask::Prefix(1)]);
-    assert_eq!(read("causal & window(left=2) | prefix(1)"), outer);
-    assert_eq!(read("(causal & (window(left=2))) | prefix(1)"), outer);
+    assert_eq!(read("causal & window(left=2) | prefix(1)").as_ref(), Some(&outer));
+    assert_eq!(read("(causal & (window(left=2))) | prefix(1)").as_ref(), Some(&outer));
     assert_eq!(text(&outer), "(causal & window(left=2)) | prefix(1)");
-    assert_eq!(to_attr(&Mask::Documents(vec![0, 7])), Attr::Numbers("documents".to_owned(), vec![0, 7]));
+    let documents = with_names(|names| Mask::Documents(vec![0, 7]).to_attr(names));
+    assert_eq!(documents, Attr::Numbers("documents".to_owned(), vec![0, 7]));
 }
 
 #[test]

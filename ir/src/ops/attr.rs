@@ -170,23 +170,12 @@ impl Attrs {
         Some(self.items.remove(i).1)
     }
 
-    pub(crate) fn required(&mut self, key: &str) -> Result<Attr, AttrError> {
-        self.take(key).ok_or_else(|| self.missing(key))
-    }
-
     pub(crate) fn missing(&self, key: &str) -> AttrError {
         format!("`{}` lacks attribute `{key}`", self.op)
     }
 
     pub(crate) fn wrong(&self, key: &str, expected: &str, found: &Attr) -> AttrError {
         format!("attribute `{key}` of `{}` must be {expected}, not `{found}`", self.op)
-    }
-
-    pub(crate) fn int(&mut self, key: &str) -> Result<u64, AttrError> {
-        match self.required(key)? {
-            Attr::Int(n) => Ok(n),
-            other => Err(self.wrong(key, "a whole number", &other)),
-        }
     }
 
     pub(crate) fn finish(self) -> Result<(), AttrError> {

@@ -22,6 +22,12 @@ pub(crate) enum Refused {
     Message(AttrError),
 }
 
+impl From<AttrError> for Refused {
+    fn from(message: AttrError) -> Self {
+        Refused::Message(message)
+    }
+}
+
 /// A type whose values are single attributes.
 pub(crate) trait Value: Sized + PartialEq {
     /// The values, as messages describe them: "a whole number".
@@ -114,6 +120,7 @@ impl<T: Value> Value for Option<T> {
 
 impl<T: Value> Value for Vec<T> {
     const KIND: &'static str = T::LIST;
+    const LIST: &'static str = "a list of lists";
 
     fn to_attr(&self, names: Names<'_>) -> Attr {
         Attr::List(self.iter().map(|item| item.to_attr(names)).collect())

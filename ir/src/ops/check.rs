@@ -1,8 +1,11 @@
 //! Checks and types that inference of several families shares.
 
+use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::ops::error::{OpError, ensure};
+use crate::rule::Misfit;
+use crate::space::Space;
 use crate::types::TensorType;
 
 /// The type with a layout in which nothing is split, for inference to replace.
@@ -30,4 +33,31 @@ pub fn sums_in(dtype: DType) -> DType {
         DType::F64 => DType::F64,
         DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
+}
+
+/// The violation of an operation whose operands do not fit its factor rule.
+pub(super) fn refuse(name: &str, space: &Space, misfit: Misfit) -> OpError {
+    let dim = |d: DimId| space.dims[d].name.as_str();
+    let (code, message) = match misfit {
+        Misfit::NotWhole(d) => {
+            ("V08", format!("`{name}` needs dimension `{}` whole, but it is split", dim(d)))
+        }
+        Misfit::Conflict(d) => {
+            let dim = dim(d);
+            let message = "split in two different ways; a reshard is missing";
+            ("V07", format!("`{name}` sees dimension `{dim}` {message}"))
+        }
+        Misfit::Moved => {
+            let message = "parts that have moved along an axis in different ways; a permute is missing";
+            ("V07", format!("`{name}` takes {message}"))
+        }
+        Misfit::AxisTwice(d) => {
+            ("V07", format!("`{name}` sees one mesh axis split `{}` and another dimension", dim(d)))
+        }
+        Misfit::Pending(i) => {
+            let message = "is a partial sum; an all-reduce or reduce-scatter is missing";
+            ("V11", format!("operand {i} of `{name}` {message}"))
+        }
+    };
+    OpError::new(code, message)
 }

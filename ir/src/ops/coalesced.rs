@@ -4,7 +4,7 @@
 
 use crate::boxes;
 use crate::ops::context::{Context, Types};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -42,7 +42,7 @@ pub(super) fn infer(
     for member in members.iter().zip(operands).zip(&types).skip(1) {
         let ((op, x), ty) = member;
         if let Some(difference) = differ(cx.space, first, (op, x, ty)) {
-            return Err(OpError::new("V34", format!("members of `coalesced` differ in {difference}")));
+            bail!("V34", "members of `coalesced` differ in {difference}");
         }
     }
     Ok(types)

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 
 use smallvec::smallvec;
 
-use crate::boxes;
+use crate::boxes::{Corners, corners};
 use crate::dim::DimId;
 use crate::layout::{AxisList, Move};
 use crate::mesh::{AxisId, Rank};
 use crate::ops::check::only;
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -41,38 +41,27 @@ pub(super) fn infer(
 /// `V05` for a dimension that x lacks, `V16` for an axis that is not where the collective needs it.
 pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpError> {
     let mut ty = x.clone();
+    let name = op.name();
     let axis_name = |a: AxisId| space.mesh.axes[a].name.as_str();
-    let split = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
+    let split = |ty: &mut TensorType, dim: DimId, axis: AxisId| -> Result<(), OpError> {
         let in_use = ty.layout.axes().any(|a| a == axis);
-        if in_use {
-            Err(OpError::new("V16", format!("`{}`: axis `{}` is in use already", op.name(), axis_name(axis))))
-        } else {
-            axes_mut(op, space, ty, dim).map(|axes| axes.push(axis))
-        }
+        ensure!(!in_use, "V16", "`{name}`: axis `{}` is in use already", axis_name(axis));
+        axes_mut(op, space, ty, dim)?.push(axis);
+        Ok(())
     };
-    let join = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
+    let join = |ty: &mut TensorType, dim: DimId, axis: AxisId| -> Result<(), OpError> {
         let axes = axes_mut(op, space, ty, dim)?;
-        if axes.last() == Some(&axis) {
-            axes.pop();
-            Ok(())
-        } else {
-            let message = format!(
-                "`{}`: axis `{}` is not the innermost that splits `{}`",
-                op.name(),
-                axis_name(axis),
-                space.dims[dim].name
-            );
-            Err(OpError::new("V16", message))
-        }
+        let (last, dim) = (axis_name(axis), &space.dims[dim].name);
+        let is_last = axes.last() == Some(&axis);
+        ensure!(is_last, "V16", "`{name}`: axis `{last}` is not the innermost that splits `{dim}`");
+        axes.pop();
+        Ok(())
     };
-    let reduce = |ty: &mut TensorType, axis: AxisId| {
-        if ty.layout.partial.contains(&axis) {
-            ty.layout.partial.retain(|a| *a != axis);
-            Ok(())
-        } else {
-            let message = format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis));
-            Err(OpError::new("V16", message))
-        }
+    let reduce = |ty: &mut TensorType, axis: AxisId| -> Result<(), OpError> {
+        let is_partial = ty.layout.partial.contains(&axis);
+        ensure!(is_partial, "V16", "`{name}`: x is not a partial sum over `{}`", axis_name(axis));
+        ty.layout.partial.retain(|a| *a != axis);
+        Ok(())
     };
     match *op {
         Op::AllToAll { axis, split: to, concat: from } => {
@@ -114,16 +103,14 @@ fn rename(op: &Op, space: &Space, ty: &mut TensorType, from: DimId, to: DimId) -
     let axes = axes_mut(op, space, ty, from)?.clone();
     let i = ty.position(from).expect("its axes were found");
     ty.dims[i] = to;
-    if axes.is_empty() || !space.can_split(to, &axes) {
-        let message = format!(
-            "`{}`: the axes that split `{}` are not as many ranks as fetch",
-            op.name(),
-            space.dims[from].name
-        );
-        Err(OpError::new("V16", message))
-    } else {
-        Ok(())
-    }
+    ensure!(
+        !axes.is_empty() && space.can_split(to, &axes),
+        "V16",
+        "`{}`: the axes that split `{}` are not as many ranks as fetch",
+        op.name(),
+        space.dims[from].name
+    );
+    Ok(())
 }
 
 fn axes_mut<'t>(
@@ -132,23 +119,20 @@ fn axes_mut<'t>(
     ty: &'t mut TensorType,
     dim: DimId,
 ) -> Result<&'t mut AxisList, OpError> {
-    match ty.position(dim) {
-        Some(i) => Ok(&mut ty.layout.split[i]),
-        None => Err(OpError::new(
-            "V05",
-            format!("`{}`: x has no dimension `{}`", op.name(), space.dims[dim].name),
-        )),
-    }
+    let Some(i) = ty.position(dim) else {
+        bail!("V05", "`{}`: x has no dimension `{}`", op.name(), space.dims[dim].name);
+    };
+    Ok(&mut ty.layout.split[i])
 }
 
 /// A permute keeps local shapes, and some rank holds the whole of every block that a rank needs.
 fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
     if ty.dims != x.dims || ty.dtype != x.dtype || ty.layout.partial != x.layout.partial {
-        return Err(OpError::new("V03", "`permute` changes the layout only, and no pending sums"));
+        bail!("V03", "`permute` changes the layout only, and no pending sums");
     }
     if !x.layout.partial.is_empty() {
         // Ranks with the same block hold different summands, so moving blocks would mix them up.
-        return Err(OpError::new("V16", "`permute` of a partial sum; reduce it first"));
+        bail!("V16", "`permute` of a partial sum; reduce it first");
     }
     if ty.layout.at != x.layout.at {
         return infer_relocation(space, x, ty);
@@ -156,24 +140,18 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
     if ty.layout.split == x.layout.split {
         // Parts move along axes: a rank of the same line holds each part that a rank needs, unless some hold nothing.
         let served = wants_nothing(space, ty) || space.mesh.axes.ids().all(|axis| serves(space, x, ty, axis));
-        return if served {
-            Ok(smallvec![ty.clone()])
-        } else {
-            Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds"))
-        };
+        ensure!(served, "V16", "`permute`: a rank wants a part that no rank holds");
+        return Ok(smallvec![ty.clone()]);
     }
     if serves_by_dimension(space, x, ty) {
         return Ok(smallvec![ty.clone()]);
     }
-    let held: BTreeSet<Vec<(u64, u64)>> =
-        space.mesh.iter_ranks().map(|r| key(&space.local_box(x, r))).collect();
-    let unserved = space.mesh.iter_ranks().find(|&r| !held.contains(&key(&space.local_box(ty, r))));
-    match unserved {
-        None => Ok(smallvec![ty.clone()]),
-        Some(Rank(r)) => {
-            Err(OpError::new("V16", format!("`permute`: no rank holds the block that rank {r} wants")))
-        }
+    let held: BTreeSet<Corners> = space.mesh.iter_ranks().map(|r| corners(&space.local_box(x, r))).collect();
+    let unserved = space.mesh.iter_ranks().find(|&r| !held.contains(&corners(&space.local_box(ty, r))));
+    if let Some(Rank(r)) = unserved {
+        bail!("V16", "`permute`: no rank holds the block that rank {r} wants");
     }
+    Ok(smallvec![ty.clone()])
 }
 
 /// The owners of the parts that are held along `axis`: the first coordinate, around the ring, and their number.
@@ -220,7 +198,7 @@ fn serves_by_dimension(space: &Space, from: &TensorType, to: &TensorType) -> boo
 /// Some ranks send their tensor, its layout unchanged, to other ranks along the axis, or to all of them.
 fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
     let Some(from) = x.layout.at else {
-        return Err(OpError::new("V16", "`permute`: what all ranks hold need not be sent to some of them"));
+        bail!("V16", "`permute`: what all ranks hold need not be sent to some of them");
     };
     let fits = ty.layout.at.is_none_or(|to| to.axis == from.axis && to.coordinate < space.mesh.size(to.axis));
     if !fits || x.located(None) != ty.located(None) {
@@ -229,10 +207,6 @@ fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Ty
         return Err(OpError::new("V16", message));
     }
     Ok(smallvec![ty.clone()])
-}
-
-fn key(region: &boxes::Region) -> Vec<(u64, u64)> {
-    region.iter().map(|r| (r.start, r.end)).collect()
 }
 
 #[cfg(test)]
@@ -283,8 +257,8 @@ mod tests {
         let all: Vec<TensorType> = types.filter(once).collect();
         let mut n_served = 0;
         for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
-            let blocks = |ty: &TensorType| -> BTreeSet<Vec<(u64, u64)>> {
-                space.mesh.iter_ranks().map(|rank| key(&space.local_box(ty, rank))).collect()
+            let blocks = |ty: &TensorType| -> BTreeSet<Corners> {
+                space.mesh.iter_ranks().map(|rank| corners(&space.local_box(ty, rank))).collect()
             };
             let expected = blocks(to).is_subset(&blocks(from));
             assert_eq!(serves_by_dimension(&space, from, to), expected, "{from:?} {to:?}");

@@ -274,12 +274,9 @@ macro_rules! call {
                 };
                 let mut fields = crate::ops::attr::Attrs::new($name, fields);
                 let read = Self {
-                    $(
-                        $field: crate::ops::attribute::Attribute::read(&mut fields, stringify!($field), None, names)
-                            .map_err(crate::ops::attribute::Refused::Message)?
-                    ),+
+                    $( $field: crate::ops::attribute::Attribute::read(&mut fields, stringify!($field), None, names)? ),+
                 };
-                fields.finish().map_err(crate::ops::attribute::Refused::Message)?;
+                fields.finish()?;
                 Ok(read)
             }
 
@@ -387,6 +384,6 @@ macro_rules! words_kind {
     };
 }
 
-pub(super) use {
+pub(crate) use {
     attr_info, attributes, call, call_kind, default, default_text, functions, key, ops, words, words_kind,
 };

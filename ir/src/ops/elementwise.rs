@@ -4,7 +4,7 @@ use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::info::Flops;
 use crate::ops::table::elementwise::{Binary, Unary};
@@ -14,7 +14,7 @@ use crate::types::TensorType;
 pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError> {
     if let Op::Cast { to } = op {
         if x.dtype == DType::Bool || *to == DType::Bool {
-            return Err(OpError::new("V04", format!("`cast` of {} to {to}: a mask is no number", x.dtype)));
+            bail!("V04", "`cast` of {} to {to}: a mask is no number", x.dtype);
         }
         return Ok(TensorType { dtype: *to, ..unplaced(x) });
     }

@@ -24,6 +24,12 @@ impl From<OpError> for Diagnostic {
     }
 }
 
+impl From<OpError> for Box<Diagnostic> {
+    fn from(error: OpError) -> Self {
+        Box::new(error.into())
+    }
+}
+
 impl From<OpError> for Diagnostics {
     fn from(error: OpError) -> Self {
         vec![error.into()]
@@ -34,9 +40,16 @@ impl From<OpError> for Diagnostics {
 macro_rules! ensure {
     ($holds:expr, $code:literal, $($message:tt)+) => {
         if !$holds {
-            return Err($crate::ops::error::OpError::new($code, format!($($message)+)));
+            return Err($crate::ops::error::OpError::new($code, format!($($message)+)).into());
         }
     };
 }
 
-pub(crate) use ensure;
+/// Returns the violation of an invariant: `bail!(code, message, …)`.
+macro_rules! bail {
+    ($code:literal, $($message:tt)+) => {
+        return Err($crate::ops::error::OpError::new($code, format!($($message)+)).into())
+    };
+}
+
+pub(crate) use {bail, ensure};

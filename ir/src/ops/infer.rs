@@ -1,8 +1,8 @@
 //! Result types: this file calls the function of the operation's family.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use crate::dim::DimId;
+use crate::ops::check::refuse;
 use crate::ops::context::{Context, Types};
 use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
@@ -12,7 +12,6 @@ use crate::ops::{
     state, structure,
 };
 use crate::rule::Misfit;
-use crate::space::Space;
 use crate::types::TensorType;
 
 impl Op {
@@ -62,38 +61,29 @@ impl Op {
         operands: &[&TensorType],
         declared: &[TensorType],
     ) -> Result<Types, OpError> {
-        match self {
-            Op::State(binding) => return state::infer_state(binding, cx.space, declared),
+        let space = cx.space;
+        let mut results: Types = match self {
+            // Their layouts are inferred with their types.
+            Op::State(binding) => return state::infer_state(binding, space, declared),
             Op::Assign { target, binding } => {
-                return state::infer_assign(binding, *target, cx.space, operands[0]);
+                return state::infer_assign(binding, *target, space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
             Op::Random(
                 random
                 @ (Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. }),
             ) => return random.infer(operands, declared),
-            Op::Gradient(_)
-            | Op::Loss(_)
-            | Op::Optimizer(_)
-            | Op::Experts(_)
-            | Op::Random(Random::Dropout { .. }) => {
-                return self.infer_by_rule(cx, operands, declared);
-            }
             Op::Param(binding) | Op::Input(binding) => {
-                return source::infer(self, binding, cx.space, declared);
+                return source::infer(self, binding, space, declared);
             }
-            Op::Positions => return source::infer_positions(cx.space, declared),
-            Op::Reshard => return structure::infer_reshard(cx.space, operands[0], declared),
-            Op::Attention(attention) => return attention::infer(attention, cx.space, operands),
+            Op::Positions => return source::infer_positions(space, declared),
+            Op::Reshard => return structure::infer_reshard(space, operands[0], declared),
+            Op::Attention(attention) => return attention::infer(attention, space, operands),
             Op::AttentionBackward(attention) => {
-                return attention::infer_backward(attention, cx.space, operands);
-            }
-            Op::Take { .. } | Op::Join { .. } => {
-                return parts::infer(self, cx.space, operands).map(|ty| smallvec::smallvec![ty]);
+                return attention::infer_backward(attention, space, operands);
             }
             Op::SumCopies { from, to } => {
-                return repeat::infer_sum(cx.space, *from, *to, operands[0])
-                    .map(|ty| smallvec::smallvec![ty]);
+                return Ok(smallvec![repeat::infer_sum(space, *from, *to, operands[0])?]);
             }
             Op::Merge
             | Op::MergeParts { .. }
@@ -101,7 +91,7 @@ impl Op {
             | Op::Sink
             | Op::Scores { .. }
             | Op::RowLse { .. }
-            | Op::Weigh { .. } => return partial::infer(self, cx.space, operands),
+            | Op::Weigh { .. } => return partial::infer(self, space, operands),
             Op::AllToAll { .. }
             | Op::AllGather { .. }
             | Op::Slice { .. }
@@ -109,71 +99,59 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => return collective::infer(self, cx.space, operands[0], declared),
-            _ => {}
-        }
-        let mut result = match self {
-            Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
-            Op::Sum => linear::infer_sum(cx.space, operands[0], declared)?,
-            Op::Expand => linear::infer_expand(cx.space, operands[0], declared)?,
-            Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
-            Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
-            Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
-            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } | Op::Softmax { over } => {
-                norm::infer(self.name(), cx.space, *over, operands)?
+            | Op::FetchSum { .. } => return collective::infer(self, space, operands[0], declared),
+            // The factor rule gives their layouts.
+            Op::Gradient(gradient) => gradient.infer(space, operands, declared)?,
+            Op::Loss(loss) => loss.infer(space, operands)?,
+            Op::Optimizer(optimizer) => optimizer.infer(operands)?,
+            Op::Experts(experts) => experts.infer(space, operands)?,
+            Op::Random(random @ Random::Dropout { .. }) => random.infer(operands, declared)?,
+            Op::Take { to } => smallvec![parts::infer_take(space, *to, operands[0])?],
+            Op::Join { to } => smallvec![parts::infer_join(space, *to, operands)?],
+            Op::Einsum => smallvec![linear::infer_einsum(space, operands, declared)?],
+            Op::Sum => smallvec![linear::infer_sum(space, operands[0], declared)?],
+            Op::Expand => smallvec![linear::infer_expand(space, operands[0], declared)?],
+            Op::Embed { over, .. } => smallvec![linear::infer_embed(space, *over, operands)?],
+            Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => {
+                smallvec![elementwise::infer_unary(self, operands[0])?]
             }
-            Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
-            Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
-            Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
-            Op::Window(window) => window.infer(cx.space, operands)?,
-            _ => unreachable!("the other operations returned above"),
+            Op::Binary(f) => smallvec![elementwise::infer_binary(*f, operands)?],
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } | Op::Softmax { over } => {
+                smallvec![norm::infer(self.name(), space, *over, operands)?]
+            }
+            Op::RmsScale { over, .. } => smallvec![norm::infer_scale(space, over, operands)?],
+            Op::Rotary(rotary) => smallvec![rotary::infer(rotary, space, operands)?],
+            Op::Repeat { from, to } => smallvec![repeat::infer(space, *from, *to, operands[0])?],
+            Op::Window(window) => smallvec![window.infer(space, operands)?],
+            Op::Call { .. } | Op::Coalesced(_) => unreachable!("they have no place of their own"),
         };
-        let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
+        let rule = {
+            let types: SmallVec<[&TensorType; 4]> = results.iter().collect();
+            self.rule(operands, &types).expect("an operation on values has a rule")
+        };
         let (taken, pending) = match self {
             // In a wider type a sum is still to be taken as it was before.
             Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
                 parts::without_pending(operands)
             }
+            // They only move elements.
+            Op::Take { .. } | Op::Join { .. } => parts::without_pending(operands),
             _ => (SmallVec::new(), None),
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();
         let operands = if pending.is_some() { &taken } else { operands };
-        let mut layouts = rule.results(operands).map_err(|misfit| self.misfit(cx.space, misfit))?;
-        result.layout = layouts.pop().expect("one result has one layout");
-        if let Some(pending) = pending {
-            result.layout.partial = pending;
-        }
-        Ok(smallvec::smallvec![result])
-    }
-
-    /// Results whose layouts all follow from the factor rule.
-    fn infer_by_rule(
-        &self,
-        cx: Context<'_>,
-        operands: &[&TensorType],
-        declared: &[TensorType],
-    ) -> Result<Types, OpError> {
-        let mut results = match self {
-            Op::Gradient(gradient) => gradient.infer(cx.space, operands, declared)?,
-            Op::Loss(loss) => loss.infer(cx.space, operands)?,
-            Op::Optimizer(optimizer) => optimizer.infer(operands)?,
-            Op::Experts(experts) => experts.infer(cx.space, operands)?,
-            Op::Random(random) => random.infer(operands, declared)?,
-            _ => unreachable!("only families of several results come here"),
-        };
-        let layouts = {
-            let types: SmallVec<[&TensorType; 4]> = results.iter().collect();
-            let rule = self.rule(operands, &types).expect("an operation on values has a rule");
-            rule.results(operands).map_err(|misfit| self.misfit(cx.space, misfit))?
-        };
+        let layouts = rule.results(operands).map_err(|misfit| refuse(self.name(), space, misfit))?;
         for (result, layout) in results.iter_mut().zip(layouts) {
             result.layout = layout;
+            if let Some(pending) = &pending {
+                result.layout.partial.clone_from(pending);
+            }
         }
         if let Op::Experts(experts) = self
             && let Some((dim, axes)) = experts.declared_experts(declared)
         {
             if results[0].layout.axes().any(|a| axes.contains(&a)) {
-                return Err(self.misfit(cx.space, Misfit::AxisTwice(dim)));
+                return Err(refuse(self.name(), space, Misfit::AxisTwice(dim)));
             }
             results[0].layout.split[0] = axes;
         }
@@ -186,38 +164,5 @@ impl Op {
             return Ok(());
         }
         Err(OpError::new("V01", format!("`{}` takes {}, not {n}", info.name, info.operand_count())))
-    }
-
-    pub(super) fn misfit(&self, space: &Space, misfit: Misfit) -> OpError {
-        let name = self.name();
-        let dim = |d: DimId| space.dims[d].name.as_str();
-        match misfit {
-            Misfit::NotWhole(d) => {
-                OpError::new("V08", format!("`{name}` needs dimension `{}` whole, but it is split", dim(d)))
-            }
-            Misfit::Conflict(d) => OpError::new(
-                "V07",
-                format!(
-                    "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
-                    dim(d)
-                ),
-            ),
-            Misfit::Moved => OpError::new(
-                "V07",
-                format!(
-                    "`{name}` takes parts that have moved along an axis in different ways; a permute is missing"
-                ),
-            ),
-            Misfit::AxisTwice(d) => OpError::new(
-                "V07",
-                format!("`{name}` sees one mesh axis split `{}` and another dimension", dim(d)),
-            ),
-            Misfit::Pending(i) => OpError::new(
-                "V11",
-                format!(
-                    "operand {i} of `{name}` is a partial sum; an all-reduce or reduce-scatter is missing"
-                ),
-            ),
-        }
     }
 }

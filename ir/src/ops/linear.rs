@@ -5,7 +5,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, only, unplaced};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::table::op::Op;
 use crate::ops::table::training::Gradient;
@@ -21,12 +21,11 @@ pub(super) fn infer_einsum(
     let ty = only("einsum", declared)?;
     let [x, y] = [operands[0], operands[1]];
     if x.dtype != y.dtype || !x.dtype.is_float() {
-        return Err(OpError::new("V04", format!("`einsum` of {} and {}", x.dtype, y.dtype)));
+        bail!("V04", "`einsum` of {} and {}", x.dtype, y.dtype);
     }
     ensure!(ty.dtype == x.dtype, "V04", "`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype);
     if let Some(&d) = ty.dims.iter().find(|&&d| !x.has(d) && !y.has(d)) {
-        let message = format!("`einsum` has no operand with dimension `{}`", space.dims[d].name);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`einsum` has no operand with dimension `{}`", space.dims[d].name);
     }
     Ok(unplaced(ty))
 }
@@ -111,8 +110,7 @@ pub(super) fn infer_embed(
     );
     ensure!(ids.dtype == DType::I32, "V04", "`embed` is indexed by i32, not {}", ids.dtype);
     if let Some(&d) = ids.dims.iter().find(|&&d| table.has(d)) {
-        let message = format!("`embed` has dimension `{}` on both sides", space.dims[d].name);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`embed` has dimension `{}` on both sides", space.dims[d].name);
     }
     Ok(TensorType::new(table.dtype, ids.dims.iter().chain(&table.dims[1..]).copied()))
 }

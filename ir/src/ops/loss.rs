@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, sums_in, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::Gradients;
 use crate::ops::table::op::Op;
 use crate::ops::table::training::{Gradient, Loss};
@@ -84,8 +84,7 @@ pub(super) fn adjoint_cross_entropy(
     gradients: &[Option<ValueId>],
 ) -> Result<Gradients, OpError> {
     let (Some(d_nll), None) = (gradients[0], gradients[1]) else {
-        let message = "a gradient reaches the lse of `cross_entropy`, which is not differentiated";
-        return Err(OpError::new("V32", message));
+        bail!("V32", "a gradient reaches the lse of `cross_entropy`, which is not differentiated");
     };
     let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
     let d_logits = b.push(gradient, &[operands[0], operands[1], results[1], d_nll])?;

@@ -13,7 +13,7 @@ pub mod coalesced;
 pub mod collective;
 pub(crate) mod context;
 mod cost;
-mod declare;
+pub(crate) mod declare;
 mod elementwise;
 pub(crate) mod error;
 pub mod experts;

@@ -5,7 +5,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::table::op::Op;
 use crate::ops::table::training::Gradient;
@@ -54,20 +54,16 @@ pub(super) fn infer_scale(
     let name = |d: DimId| space.dims[d].name.as_str();
     let twice = |i: usize| over[..i].contains(&over[i]);
     if over.is_empty() || (0..over.len()).any(twice) {
-        return Err(OpError::new("V05", "`rms_scale` is over one dimension or more, each named once"));
+        bail!("V05", "`rms_scale` is over one dimension or more, each named once");
     }
     if let Some(&d) = over.iter().find(|&&d| !x.has(d) || squares.has(d)) {
-        let message =
-            format!("`rms_scale` is over `{}`, which x must have and the squares must not", name(d));
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`rms_scale` is over `{}`, which x must have and the squares must not", name(d));
     }
     if let Some(&d) = x.dims.iter().find(|&&d| !over.contains(&d) && !squares.has(d)) {
-        let message = format!("the squares of `rms_scale` lack dimension `{}` of x", name(d));
-        return Err(OpError::new("V05", message));
+        bail!("V05", "the squares of `rms_scale` lack dimension `{}` of x", name(d));
     }
     if let Some(&d) = squares.dims.iter().chain(&weight.dims).find(|&&d| !x.has(d)) {
-        let message = format!("an operand of `rms_scale` has dimension `{}`, which x lacks", name(d));
-        return Err(OpError::new("V05", message));
+        bail!("V05", "an operand of `rms_scale` has dimension `{}`, which x lacks", name(d));
     }
     Ok(unplaced(x))
 }

@@ -5,11 +5,12 @@ use smallvec::smallvec;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::ops::check::{need_float, sums_in};
+use crate::ops::check::{need_float, refuse, sums_in};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
 use crate::ops::table::attention::Attention;
 use crate::ops::table::op::Op;
+use crate::rule::Misfit;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -46,48 +47,42 @@ struct Cx<'a> {
 impl Cx<'_> {
     fn merge(&self, [o, lse, o2, lse2]: [&TensorType; 4]) -> Result<Types, OpError> {
         self.rows(o, lse)?;
-        if o.dims != o2.dims || lse.dims != lse2.dims || o.dtype != o2.dtype || lse.dtype != lse2.dtype {
-            return Err(self.shape("both parts have the same dimensions and element types"));
-        }
-        if !fits_in(&o2.layout, &o.layout)
-            || !fits_in(&lse2.layout, &lse.layout)
-            || lse2.layout.moved != o2.layout.moved
-        {
-            return Err(self.layout("the second part lies where the first does, or on some of these ranks"));
-        }
+        let alike = |a: &TensorType, b: &TensorType| a.dims == b.dims && a.dtype == b.dtype;
+        self.shape(
+            alike(o, o2) && alike(lse, lse2),
+            "both parts have the same dimensions and element types",
+        )?;
+        self.layout(
+            fits_in(&o2.layout, &o.layout)
+                && fits_in(&lse2.layout, &lse.layout)
+                && lse2.layout.moved == o2.layout.moved,
+            "the second part is on the ranks of the first, or on some of them",
+        )?;
         Ok(smallvec![o.clone(), lse.clone()])
     }
 
     fn merge_parts(&self, over: DimId, o: &TensorType, lse: &TensorType) -> Result<Types, OpError> {
         self.rows(o, lse)?;
-        if o.dims.first() != Some(&over) || o.dims.len() < 2 {
-            return Err(self.shape("`over` is the first dimension"));
-        }
+        self.shape(o.dims.first() == Some(&over) && o.dims.len() >= 2, "`over` is the first dimension")?;
         self.whole(o, over)?;
         Ok(smallvec![without(o, over), without(lse, over)])
     }
 
     fn accumulate(&self, x: &TensorType, y: &TensorType) -> Result<Types, OpError> {
-        if x.dims != y.dims || x.dtype != y.dtype {
-            return Err(self.shape("both operands have the same dimensions and element types"));
-        }
-        if fits_in(&y.layout, &x.layout) {
-            Ok(smallvec![x.clone()])
-        } else {
-            Err(self.layout("the second operand lies where the first does, or on some of these ranks"))
-        }
+        let alike = x.dims == y.dims && x.dtype == y.dtype;
+        self.shape(alike, "both operands have the same dimensions and element types")?;
+        let fits = fits_in(&y.layout, &x.layout);
+        self.layout(fits, "the second operand is on the ranks of the first, or on some of them")?;
+        Ok(smallvec![x.clone()])
     }
 
     fn sink(&self, o: &TensorType, lse: &TensorType, logits: &TensorType) -> Result<Types, OpError> {
         self.rows(o, lse)?;
-        let [heads] = logits.dims.as_slice() else {
-            return Err(self.shape("the logits are a vector over the heads"));
-        };
-        if lse.has(*heads) && lse.axes_of(*heads) == logits.axes_of(*heads) {
-            Ok(smallvec![o.clone(), lse.clone()])
-        } else {
-            Err(self.layout("the logits are split as the heads are"))
-        }
+        self.shape(logits.dims.len() == 1, "the logits are a vector over the heads")?;
+        let heads = logits.dims[0];
+        let alike = lse.has(heads) && lse.axes_of(heads) == logits.axes_of(heads);
+        self.layout(alike, "the logits are split as the heads are")?;
+        Ok(smallvec![o.clone(), lse.clone()])
     }
 
     fn scores(
@@ -98,9 +93,10 @@ impl Cx<'_> {
         k: &TensorType,
     ) -> Result<Types, OpError> {
         let heads_fit = q.has(a.heads) && k.has(a.kv_heads) && q.axes_of(a.heads) == k.axes_of(a.kv_heads);
-        if !q.has(a.queries) || !k.has(a.keys) || !heads_fit {
-            return Err(self.shape("q has queries and heads, k has keys and their heads, split alike"));
-        }
+        self.shape(
+            q.has(a.queries) && k.has(a.keys) && heads_fit,
+            "q has queries and heads, k has keys and their heads, split alike",
+        )?;
         self.block(columns, k, a.keys)?;
         let mut scores = without(q, a.width);
         scores.dtype = DType::F32;
@@ -110,9 +106,7 @@ impl Cx<'_> {
     }
 
     fn row_lse(&self, over: DimId, parts: Option<DimId>, x: &TensorType) -> Result<Types, OpError> {
-        if !x.has(over) {
-            return Err(self.shape("x has the dimension `over`"));
-        }
+        self.shape(x.has(over), "x has the dimension `over`")?;
         let mut rows = without(x, over);
         rows.dtype = sums_in(x.dtype);
         let Some(parts) = parts else {
@@ -120,28 +114,21 @@ impl Cx<'_> {
             return Ok(smallvec![rows]);
         };
         let axes = x.axes_of(over);
-        if x.has(parts) || self.space.size(parts) != self.space.mesh.degree(axes) {
-            return Err(self.shape(&format!(
-                "`parts` of {} must tell apart the {} ranks that hold parts of `over`",
-                self.space.size(parts),
-                self.space.mesh.degree(axes)
-            )));
-        }
+        let (n, degree) = (self.space.size(parts), self.space.mesh.degree(axes));
+        self.shape(
+            !x.has(parts) && n == degree,
+            &format!("`parts` of {n} must tell apart the {degree} ranks that hold parts of `over`"),
+        )?;
         rows.dims.insert(0, parts);
         rows.layout.split.insert(0, axes.into());
         Ok(smallvec![rows])
     }
 
     fn weigh(&self, a: &Attention, columns: DimId, [s, lse, v]: [&TensorType; 3]) -> Result<Types, OpError> {
-        if without(s, columns).dims != lse.dims
-            || !v.has(a.keys)
-            || v.axes_of(a.kv_heads) != s.axes_of(a.heads)
-        {
-            return Err(self.shape("scores, lse and v have the same rows and heads"));
-        }
-        if without(s, columns).layout != lse.layout {
-            return Err(self.layout("lse lies where the scores do"));
-        }
+        let rows = without(s, columns);
+        let heads_fit = v.has(a.keys) && v.axes_of(a.kv_heads) == s.axes_of(a.heads);
+        self.shape(rows.dims == lse.dims && heads_fit, "scores, lse and v have the same rows and heads")?;
+        self.layout(rows.layout == lse.layout, "lse is on the ranks of the scores")?;
         self.block(columns, v, a.keys)?;
         let mut o = lse.clone();
         o.dtype = DType::F32;
@@ -152,49 +139,36 @@ impl Cx<'_> {
 
     /// `columns` has as many elements as a rank holds of `keys`.
     fn block(&self, columns: DimId, ty: &TensorType, keys: DimId) -> Result<(), OpError> {
-        let held = self.space.max_extent(keys, ty.axes_of(keys));
-        if self.space.size(columns) == held {
-            Ok(())
-        } else {
-            Err(self.shape(&format!(
-                "{} columns `{}` are not the {held} keys that a rank holds",
-                self.space.size(columns),
-                self.space.dims[columns].name
-            )))
-        }
+        let (n, held) = (self.space.size(columns), self.space.max_extent(keys, ty.axes_of(keys)));
+        let name = &self.space.dims[columns].name;
+        self.shape(n == held, &format!("{n} columns `{name}` are not the {held} keys that a rank holds"))
     }
 
     /// lse has the dimensions of o but the last, and the same layout.
     fn rows(&self, o: &TensorType, lse: &TensorType) -> Result<(), OpError> {
-        let Some(&width) = o.dims.last() else { return Err(self.shape("o has a width")) };
+        self.shape(!o.dims.is_empty(), "o has a width")?;
+        let width = o.dims[o.dims.len() - 1];
         let rows = without(o, width);
-        if rows.dims != lse.dims {
-            return Err(self.shape("lse has the dimensions of o but the last"));
-        }
-        if rows.layout == lse.layout {
-            self.whole(o, width)
-        } else {
-            Err(self.layout("o and lse lie on the same ranks"))
-        }
+        self.shape(rows.dims == lse.dims, "lse has the dimensions of o but the last")?;
+        self.layout(rows.layout == lse.layout, "o and lse are on the same ranks")?;
+        self.whole(o, width)
     }
 
     fn whole(&self, ty: &TensorType, dim: DimId) -> Result<(), OpError> {
-        ensure!(
-            ty.axes_of(dim).is_empty(),
-            "V08",
-            "`{}` needs dimension `{}` whole, but it is split",
-            self.name,
-            self.space.dims[dim].name
-        );
+        match ty.axes_of(dim) {
+            [] => Ok(()),
+            _ => Err(refuse(self.name, self.space, Misfit::NotWhole(dim))),
+        }
+    }
+
+    fn shape(&self, holds: bool, rule: &str) -> Result<(), OpError> {
+        ensure!(holds, "V05", "`{}`: {rule}", self.name);
         Ok(())
     }
 
-    fn shape(&self, what: &str) -> OpError {
-        OpError::new("V05", format!("`{}`: {what}", self.name))
-    }
-
-    fn layout(&self, what: &str) -> OpError {
-        OpError::new("V07", format!("`{}`: {what}", self.name))
+    fn layout(&self, holds: bool, rule: &str) -> Result<(), OpError> {
+        ensure!(holds, "V07", "`{}`: {rule}", self.name);
+        Ok(())
     }
 }
 

@@ -9,52 +9,21 @@ use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::handles::ValueId;
 use crate::layout::AxisList;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// The type of the result of `op`, a take or a join. Both only move elements, so sums still to be taken pass through,
-/// where every operand waits for the same.
-pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
-    let mut result = match op {
-        Op::Take { to } => infer_take(space, *to, operands[0])?,
-        Op::Join { to } => infer_join(space, *to, operands)?,
-        _ => unreachable!("only a take or a join comes here"),
-    };
-    let pending = &operands[0].layout.partial;
-    ensure!(
-        !operands.iter().any(|ty| ty.layout.partial != *pending),
-        "V11",
-        "operands of `{}` are sums over different axes",
-        op.name()
-    );
-    let settled: Vec<TensorType> = operands
-        .iter()
-        .map(|ty| {
-            let mut ty = (*ty).clone();
-            ty.layout.partial.clear();
-            ty
-        })
-        .collect();
-    let settled: Vec<&TensorType> = settled.iter().collect();
-    let mut layouts = rule(&settled).results(&settled).map_err(|misfit| op.misfit(space, misfit))?;
-    result.layout = layouts.pop().expect("one result has one layout");
-    result.layout.partial.clone_from(pending);
-    Ok(result)
-}
-
 /// The type of the part `to` of `x`, laid out whole.
-fn infer_take(space: &Space, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
+pub(super) fn infer_take(space: &Space, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
     let name = &space.dims[to].name;
     let Some(part) = space.dims[to].part else {
-        return Err(OpError::new("V05", format!("`take`: `{name}` is not declared to be a part")));
+        bail!("V05", "`take`: `{name}` is not declared to be a part");
     };
     if !x.has(part.of) || x.has(to) {
         let of = &space.dims[part.of].name;
-        let message = format!("`take` of part `{name}` needs `{of}` in x, and no `{name}`");
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`take` of part `{name}` needs `{of}` in x, and no `{name}`");
     }
     let dims = x.dims.iter().map(|&d| if d == part.of { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
@@ -77,7 +46,7 @@ pub(super) fn adjoint_join(
 }
 
 /// The type of the parts of `to` joined, laid out whole.
-fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Result<TensorType, OpError> {
+pub(super) fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Result<TensorType, OpError> {
     let wrong = |what: String| Err(OpError::new("V05", format!("`join`: {what}")));
     let name = &space.dims[to].name;
     let first = parts[0];
@@ -107,7 +76,7 @@ fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Result<TensorT
     Ok(TensorType::new(first.dtype, dims.collect::<Vec<_>>()))
 }
 
-/// Every dimension is parallel; a dimension and its parts are the same factor.
+/// Every dimension is parallel; a dimension and its parts, or its copies, are the same factor.
 pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
     let factors: Factors = (0..operands[0].dims.len()).collect();
     FactorRule {

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, only, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::Gradients;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
@@ -38,7 +38,7 @@ impl Random {
                 if number.dims.is_empty() && number.dtype != DType::Bool {
                     need_taken(name, 1, number)?
                 } else {
-                    return Err(OpError::new("V05", "`fold_in` folds one number into a key"));
+                    bail!("V05", "`fold_in` folds one number into a key");
                 }
                 Ok(smallvec![key()])
             }
@@ -52,7 +52,7 @@ impl Random {
                 let ty = only(name, declared)?;
                 ensure!(ty.dtype == DType::Bool, "V04", "`{name}` makes a mask of bool, not {}", ty.dtype);
                 if !ty.layout.partial.is_empty() || !ty.layout.moved.is_empty() {
-                    return Err(OpError::new("V11", format!("`{name}` makes a mask, and no part of a sum")));
+                    bail!("V11", "`{name}` makes a mask, and no part of a sum");
                 }
                 Ok(smallvec![ty.clone()])
             }

@@ -1,16 +1,13 @@
 //! The replication of key/value heads, and its adjoint.
 
-use smallvec::smallvec;
-
 use crate::dim::DimId;
-use crate::ops::error::{OpError, ensure};
-use crate::rule::{FactorKind, FactorRule, Factors};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::space::Space;
 use crate::types::TensorType;
 
 pub(super) fn infer(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
     if !x.has(from) || x.has(to) {
-        return Err(OpError::new("V05", format!("`repeat` needs `{}` in x", space.dims[from].name)));
+        bail!("V05", "`repeat` needs `{}` in x", space.dims[from].name);
     }
     // Directly, or both copy the same dimension, the result the more often.
     let (source, target) = (&space.dims[from], &space.dims[to]);
@@ -27,16 +24,6 @@ pub(super) fn infer(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Re
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
 }
 
-/// Every dimension is parallel; the repeated one is the same factor on both sides.
-pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
-    let factors: Factors = (0..operands[0].dims.len()).collect();
-    FactorRule {
-        factors: factors.iter().map(|_| FactorKind::Parallel).collect(),
-        operands: smallvec![factors.clone()],
-        results: smallvec![factors],
-    }
-}
-
 /// The sum over the copies of each element: split as the copies are as far as the originals divide; over the other axes
 /// every rank has a summand.
 pub(super) fn infer_sum(
@@ -46,7 +33,7 @@ pub(super) fn infer_sum(
     x: &TensorType,
 ) -> Result<TensorType, OpError> {
     let Some(i) = x.position(from).filter(|_| !x.has(to)) else {
-        return Err(OpError::new("V05", format!("`sum_copies` needs `{}` in x", space.dims[from].name)));
+        bail!("V05", "`sum_copies` needs `{}` in x", space.dims[from].name);
     };
     let (source, target) = (&space.dims[from], &space.dims[to]);
     let siblings =
@@ -59,8 +46,7 @@ pub(super) fn infer_sum(
         target.name
     );
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        let message = "`sum_copies` takes parts that are at home and no sum still to be taken";
-        return Err(OpError::new("V11", message));
+        bail!("V11", "`sum_copies` takes parts that are at home and no sum still to be taken");
     }
     let mut ty = x.clone();
     ty.dims[i] = to;

@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use crate::dtype::DType;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::rotary::{Direction, Pairs, Rotary, Scaling};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -87,8 +87,7 @@ pub(super) fn infer(rotary: &Rotary, space: &Space, operands: &[&TensorType]) ->
     ensure!(positions.dtype == DType::I32, "V04", "`rotary` takes i32 positions, not {}", positions.dtype);
     let over = &space.dims[rotary.over];
     if !x.has(rotary.over) || positions.dims.iter().any(|&d| !x.has(d) || d == rotary.over) {
-        let message = format!("`rotary` needs `{}` in x, and positions over dimensions of x", over.name);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`rotary` needs `{}` in x, and positions over dimensions of x", over.name);
     }
     if rotary.width == 0 || !rotary.width.is_multiple_of(2) || rotary.width > over.size {
         let message = format!(

@@ -2,7 +2,7 @@
 
 use crate::ops::table::op::Op;
 use crate::ops::table::window::Window;
-use crate::ops::{linear, norm, parts, repeat};
+use crate::ops::{linear, norm, parts};
 use crate::rule::FactorRule;
 use crate::types::TensorType;
 
@@ -32,8 +32,7 @@ impl Op {
             Op::Random(random) => random.rule(operands, results),
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
-            Op::Repeat { .. } => Some(repeat::rule(operands)),
-            Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
+            Op::Repeat { .. } | Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
             _ => None,
         }
     }

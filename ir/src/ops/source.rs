@@ -6,7 +6,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::ops::check::only;
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::Binding;
 use crate::space::Space;
@@ -97,14 +97,13 @@ pub(super) fn infer(
     ensure!(!name.is_empty(), "V17", "`{}` has an empty name", op.name());
     let labels = matches!(op, Op::Input(_)) && ty.dtype == DType::I32 && !ty.dims.is_empty();
     if (*ahead != 0 || *fill != 0) && !labels {
-        let message = format!("`{name}`: only integers of an `input` are read ahead or filled up");
-        return Err(OpError::new("V17", message));
+        bail!("V17", "`{name}`: only integers of an `input` are read ahead or filled up");
     }
     let elements = product(stored.iter().copied());
     if !view.is_empty()
         && (stored.is_empty() || elements.is_none() || elements != product(view.iter().copied()))
     {
-        return Err(OpError::new("V17", format!("the stored shape {stored:?} cannot be seen as {view:?}")));
+        bail!("V17", "the stored shape {stored:?} cannot be seen as {view:?}");
     }
     let seen = if view.is_empty() { stored } else { view };
     if !window.is_empty() {
@@ -112,8 +111,7 @@ pub(super) fn infer(
             && window.iter().zip(seen).all(|(w, &n)| w.start < w.end && w.end <= n);
         if !fits {
             let shape = if view.is_empty() { "stored shape" } else { "view" };
-            let message = format!("window {window:?} does not lie in the {shape} {seen:?}");
-            return Err(OpError::new("V17", message));
+            bail!("V17", "window {window:?} does not lie in the {shape} {seen:?}");
         }
     }
     if !stored.is_empty() {
@@ -122,9 +120,7 @@ pub(super) fn infer(
         let wanted = product(ty.dims.iter().map(|&d| stored_size(space, d)));
         if taken != wanted || taken.is_none() {
             let show = |n: Option<u64>| n.map_or("too many".to_owned(), |n| n.to_string());
-            let message =
-                format!("`{name}` has {} stored elements, but its type has {}", show(taken), show(wanted));
-            return Err(OpError::new("V17", message));
+            bail!("V17", "`{name}` has {} stored elements, but its type has {}", show(taken), show(wanted));
         }
     }
     Ok(smallvec![ty.clone()])
@@ -133,7 +129,7 @@ pub(super) fn infer(
 pub(super) fn infer_positions(space: &Space, declared: &[TensorType]) -> Result<Types, OpError> {
     let ty = only("positions", declared)?;
     if ty.dtype != DType::I32 || ty.dims.len() != 1 {
-        return Err(OpError::new("V04", "`positions` is an i32 vector over one sequence dimension"));
+        bail!("V04", "`positions` is an i32 vector over one sequence dimension");
     }
     ensure!(space.size(ty.dims[0]) <= 1 << 31, "V04", "`positions` counts at most 2^31 tokens");
     Ok(smallvec![ty.clone()])

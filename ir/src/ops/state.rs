@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use crate::dtype::DType;
 use crate::ops::check::{need_float, only};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, bail};
 use crate::ops::source;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
@@ -76,9 +76,7 @@ pub(super) fn infer_assign(
 ) -> Result<Types, OpError> {
     need_float("assign", x.dtype)?;
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        let message =
-            format!("`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name);
-        return Err(OpError::new("V11", message));
+        bail!("V11", "`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name);
     }
     let op = Op::Assign { target, binding: binding.clone() };
     source::infer(&op, binding, space, std::slice::from_ref(x))?;

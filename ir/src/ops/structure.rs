@@ -9,7 +9,7 @@ use crate::handles::{FuncId, Layers};
 use crate::layout::{At, AxisList};
 use crate::ops::check::only;
 use crate::ops::context::{Context, Types};
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::structure::{Scan, ScanOrder, Stage};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -59,13 +59,11 @@ pub(super) fn infer_call(
     operands: &[&TensorType],
 ) -> Result<Types, OpError> {
     let Some(function) = cx.functions.get(callee) else {
-        return Err(OpError::new("V15", "a function may call only functions that stand before it"));
+        bail!("V15", "a function may call only functions that stand before it");
     };
     let name = &function.name;
     if layers.start >= layers.end || layers.end > MAX_LAYERS {
-        let message =
-            format!("a call runs over layers {}..{}; it needs 1 to {MAX_LAYERS}", layers.start, layers.end);
-        return Err(OpError::new("V18", message));
+        bail!("V18", "a call runs over layers {}..{}; it needs 1 to {MAX_LAYERS}", layers.start, layers.end);
     }
     ensure!(
         operands.len() == function.params.len(),
@@ -78,12 +76,10 @@ pub(super) fn infer_call(
     if let Some(At { axis, coordinate }) = at
         && cx.space.mesh.axes.get(axis).is_none_or(|axis| coordinate >= axis.size)
     {
-        return Err(OpError::new("V33", format!("no rank runs stage {coordinate} of `@{name}`")));
+        bail!("V33", "no rank runs stage {coordinate} of `@{name}`");
     }
     if let Some(i) = operands.iter().position(|ty| ty.layout.at.is_some() && ty.layout.at != at) {
-        let message =
-            format!("argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing");
-        return Err(OpError::new("V33", message));
+        bail!("V33", "argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing");
     }
     let here: Types = operands.iter().map(|ty| ty.located(None)).collect();
     let operands: Vec<&TensorType> = here.iter().collect();
@@ -133,12 +129,11 @@ pub(super) fn infer_reshard(
 ) -> Result<Types, OpError> {
     let ty = only("reshard", declared)?;
     if ty.dims != x.dims || ty.dtype != x.dtype {
-        return Err(OpError::new("V03", "`reshard` changes the layout only"));
+        bail!("V03", "`reshard` changes the layout only");
     }
     if let Some(&axis) = ty.layout.partial.iter().find(|a| !x.layout.partial.contains(a)) {
         let name = &space.mesh.axes[axis].name;
-        let message = format!("`reshard` cannot leave a sum over `{name}` that x has not pending");
-        return Err(OpError::new("V16", message));
+        bail!("V16", "`reshard` cannot leave a sum over `{name}` that x has not pending");
     }
     Ok(smallvec![ty.clone()])
 }

@@ -17,7 +17,6 @@ pub use reach::{Operand, reaches};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -25,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use crate::boxes::Side;
 use crate::dtype::DType;
 use crate::entity;
-use crate::entity::Arena;
+use crate::entity::{Arena, Entity};
 use crate::handles::Layers;
-use crate::layers;
+use crate::layers::{self, Call, Runs};
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
@@ -68,7 +67,6 @@ pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
 
 /// For each frame whether it [`communicates`], where callees come before their callers; in time linear in tasks.
 pub fn communicating(frames: &Arena<FrameId, Frame>) -> Vec<bool> {
-    use crate::entity::Entity;
     let mut all: Vec<bool> = Vec::with_capacity(frames.len());
     for frame in frames.values() {
         all.push(communicates_by(frame, |callee| all.get(callee.index()).is_some_and(|&c| c)));
@@ -100,31 +98,19 @@ impl Schedule {
         self.frames.ids().next_back()
     }
 
-    /// For each frame the layers that it runs for, and the ranks that run it; all of them where there is no place. A
-    /// frame that nobody calls runs for none, and calls nobody; `main` is not listed.
+    /// For each frame the layers that it runs for, as ascending ranges that do not touch, and the ranks that run it; all of
+    /// them where there is no place. `main` runs for layer 0, and a frame that nobody calls for none.
     pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
-        use crate::entity::Entity;
-        let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
-        for (id, frame) in self.frames.iter().rev() {
-            let mut callers: BTreeMap<Option<At>, Vec<Layers>> = BTreeMap::new();
-            for (layers, at) in &runs[id.index()] {
-                callers.entry(*at).or_default().push(layers.clone());
-            }
-            if self.main() == Some(id) {
-                callers.insert(None, std::iter::once(0..1).collect());
-            }
-            for task in &frame.tasks {
-                let Work::Call { callee, layers, stride, stage, .. } = &task.work else { continue };
-                for (&at, own) in &callers {
-                    let at = stage.and_then(Stage::at).or(at);
-                    let called = layers::called(own, layers, *stride).into_iter().map(|l| (l, at));
-                    let Some(runs) = runs.get_mut(callee.index()) else { continue };
-                    let new: Vec<_> = called.filter(|run| !runs.contains(run)).collect();
-                    runs.extend(new);
+        let runs = layers::runs_by_place(self.frames.len(), self.main().map(Entity::index), |caller| {
+            self.frames[FrameId::new(caller)].tasks.iter().filter_map(|task| match &task.work {
+                Work::Call { callee, layers, stride, stage, .. } => {
+                    Some(Call { callee: callee.index(), layers, stride: *stride, stage: *stage })
                 }
-            }
-        }
-        runs
+                Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
+            })
+        });
+        let layers = |(at, runs): (Option<At>, Runs)| runs.layers.into_iter().map(move |layers| (layers, at));
+        runs.into_iter().map(|of_frame| of_frame.into_iter().flat_map(layers).collect()).collect()
     }
 
     /// The places in which not all tasks of `main` run, ascending; none where every rank runs every task.

@@ -1,5 +1,7 @@
 //! The parser's place in the text: one token of look-ahead, and the ways to ask for the next one.
 
+use std::ops::Range;
+
 use crate::diagnostic::{Diagnostic, Span, nearest};
 use crate::text::lexer::{Lexer, Notation, Token, unescape};
 
@@ -144,6 +146,37 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Takes `start..end`.
+    pub(crate) fn range(&mut self) -> Parsed<Range<u64>> {
+        let start = self.int()?;
+        if !self.eat(Token::Dots) {
+            return Err(self.unexpected("`..`"));
+        }
+        Ok(start..self.int()?)
+    }
+
+    /// Takes items with commas between them, at least one.
+    pub(crate) fn items<T>(&mut self, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
+        let mut items = vec![item(self)?];
+        while self.eat(Token::Punct(',')) {
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
+    /// Takes the word that spells one of `all`, which messages call `what`.
+    pub(crate) fn choice<T: Copy>(
+        &mut self,
+        expected: &str,
+        what: &str,
+        all: &[T],
+        name: impl Fn(T) -> &'static str,
+    ) -> Parsed<T> {
+        let (word, span) = self.word(expected)?;
+        let found = all.iter().copied().find(|&choice| name(choice) == word);
+        found.ok_or_else(|| unknown(what, word, span, all.iter().map(|&choice| name(choice))))
+    }
+
     /// Takes a real number.
     ///
     /// # Errors
@@ -155,7 +188,7 @@ impl<'a> Cursor<'a> {
         let (_, span) = self.next();
         digits.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| {
             let message = format!("`{digits}` is larger than a real number can be");
-            Box::new(Diagnostic::new("E03", message).at(span).label("too large"))
+            mistake("E03", message, span, "too large")
         })
     }
 
@@ -177,12 +210,9 @@ impl<'a> Cursor<'a> {
                 let (_, span) = self.next();
                 unescape(raw).map_err(|escape| {
                     let escape: String = escape.chars().take(2).collect();
-                    Box::new(
-                        Diagnostic::new("E02", format!("`{escape}` is no escape that a string may have"))
-                            .at(span)
-                            .label("in this string")
-                            .help("write `\\\"`, `\\\\`, `\\n` or `\\u{hex}`"),
-                    )
+                    let message = format!("`{escape}` is no escape that a string may have");
+                    let mistake = mistake("E02", message, span, "in this string");
+                    Box::new(mistake.help("write `\\\"`, `\\\\`, `\\n` or `\\u{hex}`"))
                 })
             }
             _ => Err(self.unexpected("a string in quotes")),
@@ -201,14 +231,24 @@ impl<'a> Cursor<'a> {
             _ => "E01",
         };
         let message = format!("expected {expected}, found {}", self.token);
-        Box::new(Diagnostic::new(code, message).at(span).label(format!("{expected} is expected here")))
+        mistake(code, message, span, format!("{expected} is expected here"))
     }
 }
 
 fn too_large(digits: &str, span: Span) -> Box<Diagnostic> {
     let shown =
         if digits.len() > 24 { format!("a number of {} digits", digits.len()) } else { digits.into() };
-    Box::new(Diagnostic::new("E03", format!("{shown} is too large")).at(span).label("larger than any size"))
+    mistake("E03", format!("{shown} is too large"), span, "larger than any size")
+}
+
+/// The diagnostic for a mistake at a place, with the label of the place.
+pub(crate) fn mistake(
+    code: &'static str,
+    message: impl Into<String>,
+    span: Span,
+    label: impl Into<String>,
+) -> Box<Diagnostic> {
+    Box::new(Diagnostic::new(code, message).at(span).label(label))
 }
 
 /// The diagnostic for a name that nothing has, with the nearest of `candidates` as a suggestion.
@@ -218,18 +258,18 @@ pub(crate) fn unknown<'c>(
     span: Span,
     candidates: impl IntoIterator<Item = &'c str>,
 ) -> Box<Diagnostic> {
-    let diagnostic = Diagnostic::new("E06", format!("{what} `{name}` is not known here")).at(span);
-    Box::new(suggest(diagnostic.label("not declared before"), name, candidates))
+    let message = format!("{what} `{name}` is not known here");
+    suggest(mistake("E06", message, span, "not declared before"), name, candidates)
 }
 
 /// Adds `did you mean` to a diagnostic about `name`.
 pub(crate) fn suggest<'c>(
-    diagnostic: Diagnostic,
+    diagnostic: Box<Diagnostic>,
     name: &str,
     candidates: impl IntoIterator<Item = &'c str>,
-) -> Diagnostic {
+) -> Box<Diagnostic> {
     match nearest(name, candidates) {
-        Some(near) => diagnostic.help(format!("did you mean `{near}`?")),
+        Some(near) => Box::new(diagnostic.help(format!("did you mean `{near}`?"))),
         None => diagnostic,
     }
 }

@@ -15,7 +15,7 @@ use crate::ops::table::op::{Op, TABLE};
 use crate::order::{Order, write_ranges};
 use crate::phase::Phase;
 use crate::space::Space;
-use crate::text::cursor::{Cursor, Parsed, suggest, unknown};
+use crate::text::cursor::{Cursor, Parsed, mistake, suggest, unknown};
 use crate::text::lexer::Token;
 use crate::types::TensorType;
 use crate::verify::{check_axis, check_dim};
@@ -97,17 +97,14 @@ pub(crate) fn read_header(cx: &mut Cursor<'_>, kinds: &[&str]) -> Parsed<Header>
     let span = cx.span();
     let version = cx.int()?;
     if version != VERSION {
-        return Err(Box::new(
-            Diagnostic::new("E04", format!("version {version} of the text form is not known"))
-                .at(span)
-                .label(format!("this program reads version {VERSION}")),
-        ));
+        let message = format!("version {version} of the text form is not known");
+        return Err(mistake("E04", message, span, format!("this program reads version {VERSION}")));
     }
     let (kind, span) = cx.word("a level")?;
     if !kinds.contains(&kind) {
-        let known = kinds.join(", ");
-        let diagnostic = Diagnostic::new("E04", format!("`{kind}` is not one of {known}")).at(span);
-        return Err(Box::new(suggest(diagnostic.label("what the file holds"), kind, kinds.iter().copied())));
+        let message = format!("`{kind}` is not one of {}", kinds.join(", "));
+        let diagnostic = mistake("E04", message, span, "the kind of the file");
+        return Err(suggest(diagnostic, kind, kinds.iter().copied()));
     }
     cx.keyword("model")?;
     let mut header =
@@ -125,18 +122,14 @@ pub(crate) fn read_header(cx: &mut Cursor<'_>, kinds: &[&str]) -> Parsed<Header>
 }
 
 fn read_mesh(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
-    loop {
+    let axis = |cx: &mut Cursor<'_>| {
         let (name, span) = cx.word("the name of an axis")?;
         cx.expect('=')?;
         let axis = Axis { name: name.to_owned(), size: cx.int()? };
         let id = space.mesh.axes.push(axis);
-        if let Some(diagnostic) = check_axis(space, id) {
-            return Err(Box::new(diagnostic.at(span).label("this axis")));
-        }
-        if !cx.eat(Token::Punct(',')) {
-            return Ok(());
-        }
-    }
+        check_axis(space, id).map_err(|mistake| Box::new(mistake.at(span).label("this axis")))
+    };
+    cx.items(axis).map(|_| ())
 }
 
 fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
@@ -166,10 +159,7 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
         }
     }
     let id = space.dims.push(dim);
-    match check_dim(space, id) {
-        Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this dimension"))),
-        None => Ok(()),
-    }
+    check_dim(space, id).map_err(|mistake| Box::new(mistake.at(span).label("this dimension")))
 }
 
 /// `0 of 2 of h in 4 runs`; one run when none are named.
@@ -214,14 +204,12 @@ fn read_order(cx: &mut Cursor<'_>) -> Parsed<Order> {
 
 /// `[0..2, 6..8]`.
 fn read_ranges(cx: &mut Cursor<'_>) -> Parsed<Vec<Range<u64>>> {
+    read_list(cx, Cursor::range)
+}
+
+fn read_list<'a, T>(cx: &mut Cursor<'a>, item: impl Fn(&mut Cursor<'a>) -> Parsed<T>) -> Parsed<Vec<T>> {
     cx.expect('[')?;
-    cx.list(']', |cx| {
-        let start = cx.int()?;
-        if !cx.eat(Token::Dots) {
-            return Err(cx.unexpected("`..`"));
-        }
-        Ok(start..cx.int()?)
-    })
+    cx.list(']', item)
 }
 
 fn read_dim_name(cx: &mut Cursor<'_>, space: &Space) -> Parsed<DimId> {
@@ -241,11 +229,7 @@ fn axis_named(space: &Space, name: &str, span: Span) -> Parsed<AxisId> {
 
 /// Reads an element type.
 pub(crate) fn read_dtype(cx: &mut Cursor<'_>) -> Parsed<DType> {
-    let (name, span) = cx.word("an element type")?;
-    DType::ALL
-        .into_iter()
-        .find(|d| d.name() == name)
-        .ok_or_else(|| unknown("element type", name, span, DType::ALL.iter().map(|d| d.name())))
+    cx.choice("an element type", "element type", &DType::ALL, DType::name)
 }
 
 /// Reads `phase NAME`, where it is there.
@@ -253,8 +237,32 @@ pub(crate) fn read_phase(cx: &mut Cursor<'_>) -> Parsed<Phase> {
     if !cx.eat(Token::Word("phase")) {
         return Ok(Phase::default());
     }
-    let (name, span) = cx.word("a phase of a step")?;
-    Phase::parse(name).ok_or_else(|| unknown("phase", name, span, Phase::ALL.map(Phase::name)))
+    cx.choice("a phase of a step", "phase", &Phase::ALL, Phase::name)
+}
+
+/// An output with its name, and the place of the name, where it has one.
+pub(crate) type Named<'a, T> = (Option<(&'a str, Span)>, T);
+
+/// Reads `value, name = value}`, the outputs of a function or of a frame.
+pub(crate) fn read_outputs<'a, T>(
+    cx: &mut Cursor<'a>,
+    mut value: impl FnMut(&mut Cursor<'a>) -> Parsed<T>,
+) -> Parsed<Vec<Named<'a, T>>> {
+    if cx.eat(Token::Punct('}')) {
+        return Ok(Vec::new());
+    }
+    let outputs = cx.items(|cx| {
+        let name = match cx.peek() {
+            Token::Word(_) => Some(cx.word("a name")?),
+            _ => None,
+        };
+        if name.is_some() {
+            cx.expect('=')?;
+        }
+        Ok((name, value(cx)?))
+    })?;
+    cx.expect('}')?;
+    Ok(outputs)
 }
 
 /// Reads a type.
@@ -272,17 +280,7 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
             }
             Token::Punct('@') => {
                 cx.next();
-                cx.expect('(')?;
-                loop {
-                    let (name, span) = cx.word("a mesh axis")?;
-                    let axis = axis_named(space, name, span)?;
-                    axes.push(axis);
-                    read_move(cx, &mut ty, axis)?;
-                    if !cx.eat(Token::Punct(',')) {
-                        cx.expect(')')?;
-                        break;
-                    }
-                }
+                axes = read_axes(cx, space, |cx, axis| read_move(cx, &mut ty, axis))?;
             }
             _ => {}
         }
@@ -290,12 +288,11 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
     }
     ty.layout.moved.sort_unstable();
     if cx.eat(Token::Word("partial")) {
-        ty.layout.partial = read_axes(cx, space)?;
+        ty.layout.partial = read_axes(cx, space, |_, _| Ok(()))?;
         ty.layout.partial.sort_unstable();
     }
     if cx.eat(Token::Word("on")) {
-        let (name, span) = cx.word("a mesh axis")?;
-        let axis = axis_named(space, name, span)?;
+        let axis = read_axis(cx, space)?;
         cx.expect('=')?;
         ty.layout.at = Some(At { axis, coordinate: cx.int()? });
     }
@@ -310,28 +307,32 @@ fn read_move(cx: &mut Cursor<'_>, ty: &mut TensorType, axis: AxisId) -> Parsed<(
     let by = cx.int()?;
     let mut only = None;
     if cx.eat(Token::Punct('(')) {
-        let start = cx.int()?;
-        if !cx.eat(Token::Dots) {
-            return Err(cx.unexpected("`..`"));
-        }
-        only = Some((start, cx.int()?));
+        let Range { start, end } = cx.range()?;
+        only = Some((start, end));
         cx.expect(')')?;
     }
     ty.layout.moved.push(Move { axis, by, only });
     Ok(())
 }
 
-fn read_axes(cx: &mut Cursor<'_>, space: &Space) -> Parsed<AxisList> {
-    let mut axes = AxisList::new();
+fn read_axis(cx: &mut Cursor<'_>, space: &Space) -> Parsed<AxisId> {
+    let (name, span) = cx.word("a mesh axis")?;
+    axis_named(space, name, span)
+}
+
+/// Reads `(a, b)`; `after` reads the text after the name of each axis.
+fn read_axes<'a>(
+    cx: &mut Cursor<'a>,
+    space: &Space,
+    mut after: impl FnMut(&mut Cursor<'a>, AxisId) -> Parsed<()>,
+) -> Parsed<AxisList> {
     cx.expect('(')?;
-    loop {
-        let (name, span) = cx.word("a mesh axis")?;
-        axes.push(axis_named(space, name, span)?);
-        if !cx.eat(Token::Punct(',')) {
-            cx.expect(')')?;
-            return Ok(axes);
-        }
-    }
+    let axes = cx.items(|cx| {
+        let axis = read_axis(cx, space)?;
+        after(cx, axis).map(|()| axis)
+    })?;
+    cx.expect(')')?;
+    Ok(axes.into())
 }
 
 /// Writes ` {key=value, …}`, and nothing when there are no attributes.
@@ -355,8 +356,7 @@ fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(Str
             return Err(twice("attribute", key, span));
         }
         if pairs.len() == MAX_ATTRS {
-            let diagnostic = Diagnostic::new("E09", format!("more than {MAX_ATTRS} attributes")).at(span);
-            return Err(Box::new(diagnostic.label("one too many")));
+            return Err(mistake("E09", format!("more than {MAX_ATTRS} attributes"), span, "one too many"));
         }
         cx.expect('=')?;
         pairs.push((key.to_owned(), read_attr(cx, depth)?));
@@ -383,11 +383,8 @@ fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
 
 fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
     if depth == MAX_DEPTH {
-        return Err(Box::new(
-            Diagnostic::new("E09", format!("attributes nest deeper than {MAX_DEPTH} levels"))
-                .at(cx.span())
-                .label("the first that is too deep"),
-        ));
+        let message = format!("attributes nest deeper than {MAX_DEPTH} levels");
+        return Err(mistake("E09", message, cx.span(), "the first that is too deep"));
     }
     Ok(match cx.peek() {
         Token::Int(_) => {
@@ -416,10 +413,7 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
             cx.expect(')')?;
             inner
         }
-        Token::Punct('[') => {
-            cx.next();
-            Attr::List(cx.list(']', |cx| read_attr(cx, depth + 1))?)
-        }
+        Token::Punct('[') => Attr::List(read_list(cx, |cx| read_attr(cx, depth + 1))?),
         Token::Sigil(..)
         | Token::Dots
         | Token::Arrow
@@ -440,19 +434,15 @@ pub(crate) fn make_op(
 ) -> Parsed<Op> {
     match Op::from_attrs(name, Attrs::new(name, attrs), Names { space, functions }) {
         Some(Ok(op)) => Ok(op),
-        Some(Err(message)) => {
-            let diagnostic = Diagnostic::new("E08", message).at(span);
-            Err(Box::new(diagnostic.label("the attributes of this operation")))
-        }
+        Some(Err(message)) => Err(mistake("E08", message, span, "the attributes of this operation")),
         None => {
-            let diagnostic = Diagnostic::new("E05", format!("there is no operation `{name}`")).at(span);
-            Err(Box::new(suggest(diagnostic.label("unknown"), name, TABLE.iter().map(|row| row.name))))
+            let diagnostic = mistake("E05", format!("there is no operation `{name}`"), span, "unknown");
+            Err(suggest(diagnostic, name, TABLE.iter().map(|row| row.name)))
         }
     }
 }
 
 /// The diagnostic for a name that is defined a second time.
 pub(crate) fn twice(what: &str, name: &str, span: Span) -> Box<Diagnostic> {
-    let message = format!("{what} `{name}` is there already");
-    Box::new(Diagnostic::new("E07", message).at(span).label("defined a second time"))
+    mistake("E07", format!("{what} `{name}` is there already"), span, "defined a second time")
 }

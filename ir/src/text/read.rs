@@ -8,8 +8,10 @@ use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::{Arena, Entity};
 use crate::handles::{FuncId, ValueId};
 use crate::module::{Function, Level, Module, Node, Output, Value};
-use crate::text::cursor::{Cursor, Parsed, unknown};
-use crate::text::grammar::{Header, make_op, read_attrs, read_header, read_phase, read_type, twice};
+use crate::text::cursor::{Cursor, Parsed, mistake, unknown};
+use crate::text::grammar::{
+    Header, make_op, read_attrs, read_header, read_outputs, read_phase, read_type, twice,
+};
 use crate::text::lexer::{Notation, Token};
 use crate::types::TensorType;
 
@@ -96,34 +98,30 @@ impl<'a> FunctionReader<'_, 'a> {
         while !self.cx.eat(Token::Word("return")) {
             self.node()?;
         }
-        if !self.cx.eat(Token::Punct('}')) {
-            self.outputs()?;
+        for (name, value) in read_outputs(self.cx, |cx| operand(cx, &self.function, &self.values))? {
+            let outputs = &mut self.function.outputs;
+            if let Some((name, span)) = name
+                && outputs.iter().any(|o| o.name.as_deref() == Some(name))
+            {
+                return Err(twice("output", name, span));
+            }
+            outputs.push(Output { name: name.map(|(name, _)| name.to_owned()), value });
         }
         Ok(self.function)
     }
 
     fn node(&mut self) -> Parsed<()> {
-        let mut targets: SmallVec<[(&'a str, Span); 2]> = SmallVec::new();
+        let mut targets = Vec::new();
         if let Token::Sigil('%', _) = self.cx.peek() {
-            loop {
-                targets.push(self.cx.sigil('%', "a value, `%name`")?);
-                if !self.cx.eat(Token::Punct(',')) {
-                    break;
-                }
-            }
+            targets = self.cx.items(|cx| cx.sigil('%', "a value, `%name`"))?;
             self.cx.expect('=')?;
         }
         let expected = if targets.is_empty() { "a value, an operation or `return`" } else { "an operation" };
         let (name, span) = self.cx.word(expected)?;
-        let mut operands: SmallVec<[ValueId; 4]> = SmallVec::new();
-        if let Token::Sigil('%', _) = self.cx.peek() {
-            loop {
-                operands.push(self.operand()?);
-                if !self.cx.eat(Token::Punct(',')) {
-                    break;
-                }
-            }
-        }
+        let operands = match self.cx.peek() {
+            Token::Sigil('%', _) => self.cx.items(|cx| operand(cx, &self.function, &self.values))?,
+            _ => Vec::new(),
+        };
         let attrs = read_attrs(self.cx)?;
         let op = make_op(name, span, attrs, &self.module.space, &self.module.functions)?;
         let mut results: SmallVec<[ValueId; 1]> = SmallVec::new();
@@ -132,41 +130,8 @@ impl<'a> FunctionReader<'_, 'a> {
             let ty = read_type(self.cx, &self.module.space)?;
             results.push(self.define(name, span, ty)?);
         }
-        self.function.nodes.push(Node { op, operands, results, span });
+        self.function.nodes.push(Node { op, operands: operands.into(), results, span });
         Ok(())
-    }
-
-    fn outputs(&mut self) -> Parsed<()> {
-        loop {
-            let name = match self.cx.peek() {
-                Token::Word(name) => {
-                    let (_, span) = self.cx.next();
-                    self.cx.expect('=')?;
-                    if self.function.outputs.iter().any(|o| o.name.as_deref() == Some(name)) {
-                        return Err(twice("output", name, span));
-                    }
-                    Some(name.to_owned())
-                }
-                _ => None,
-            };
-            let value = self.operand()?;
-            self.function.outputs.push(Output { name, value });
-            if !self.cx.eat(Token::Punct(',')) {
-                self.cx.expect('}')?;
-                return Ok(());
-            }
-        }
-    }
-
-    fn operand(&mut self) -> Parsed<ValueId> {
-        let (name, span) = self.cx.sigil('%', "a value, `%name`")?;
-        match self.values.get(name) {
-            Some(&value) => Ok(value),
-            None => {
-                let values = self.function.values.values();
-                Err(unknown("value", name, span, values.filter_map(|v| v.name.as_deref())))
-            }
-        }
     }
 
     /// Numbers the value; a number that the text states must be the one it gets.
@@ -175,12 +140,10 @@ impl<'a> FunctionReader<'_, 'a> {
         let numbered = name.starts_with(|c: char| c.is_ascii_digit());
         let padded = name.len() > 1 && name.starts_with('0');
         if numbered && (padded || name.parse() != Ok(id.index())) {
-            return Err(Box::new(
-                Diagnostic::new("E11", format!("`%{name}` is value number {}", id.index()))
-                    .at(span)
-                    .label("values are numbered in order of definition, parameters first")
-                    .help(format!("write `%{}`, or give it a name", id.index())),
-            ));
+            let message = format!("`%{name}` is value number {}", id.index());
+            let label = "values are numbered in order of definition, parameters first";
+            let help = format!("write `%{}`, or give it a name", id.index());
+            return Err(Box::new(mistake("E11", message, span, label).help(help)));
         }
         let known = if numbered { None } else { Some(name.into()) };
         if self.values.insert(name, id).is_some() {
@@ -188,4 +151,10 @@ impl<'a> FunctionReader<'_, 'a> {
         }
         Ok(self.function.values.push(Value { ty, name: known, span }))
     }
+}
+
+fn operand(cx: &mut Cursor<'_>, function: &Function, values: &HashMap<&str, ValueId>) -> Parsed<ValueId> {
+    let (name, span) = cx.sigil('%', "a value, `%name`")?;
+    let known = || function.values.values().filter_map(|v| v.name.as_deref());
+    values.get(name).copied().ok_or_else(|| unknown("value", name, span, known()))
 }

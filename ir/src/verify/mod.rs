@@ -96,19 +96,14 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
     }
 }
 
-/// Counts how often functions run; the counts of nested calls multiply.
+/// Checks the layers that functions run for, and how often they run.
 fn check_runs(module: &Module, found: &mut Diagnostics) {
-    let mut counts = vec![0u64; module.functions.len()];
-    // The last layer that each function runs for.
-    let mut last = vec![0u64; module.functions.len()];
+    let layers = module.layers_of_functions();
     for (id, function) in module.functions.iter().rev() {
-        if Some(id) == module.main() {
-            counts[id.index()] = 1;
-        }
-        let runs = counts[id.index()];
+        let last = layers[id.index()].last().map_or(0, |layers| layers.end.saturating_sub(1));
         for node in &function.nodes {
-            let Op::Call { callee, layers, stride, scan: _, stage: _ } = &node.op else { continue };
-            let end = shifted(layers, *stride, last[id.index()]).end;
+            let Op::Call { layers, stride, .. } = &node.op else { continue };
+            let end = shifted(layers, *stride, last).end;
             if end > MAX_LAYERS && *stride != 0 {
                 let message = format!(
                     "a call in `@{}` runs up to layer {end}; it needs 1 to {MAX_LAYERS}",
@@ -116,15 +111,9 @@ fn check_runs(module: &Module, found: &mut Diagnostics) {
                 );
                 found.push(Diagnostic::new("V18", message).at(node.span).label("this call"));
             }
-            if let Some(last) = last.get_mut(callee.index()) {
-                *last = end.saturating_sub(1).max(*last);
-            }
-            let more = runs.saturating_mul(layers.end.saturating_sub(layers.start));
-            if let Some(count) = counts.get_mut(callee.index()) {
-                *count = count.saturating_add(more);
-            }
         }
     }
+    let counts = module.run_counts();
     let too_often = module.functions.iter().find(|(id, _)| counts[id.index()] > MAX_RUNS);
     if let Some((_, function)) = too_often {
         let message = format!("`@{}` runs more than {MAX_RUNS} times", function.name);

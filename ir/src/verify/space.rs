@@ -9,7 +9,7 @@ use crate::identifier::is_identifier;
 use crate::layout::{At, Layout};
 use crate::mesh::{Axis, AxisId};
 use crate::module::Level;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::order::Order;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -27,112 +27,90 @@ pub const MAX_RANKS: u64 = 1 << 20;
 pub const MAX_BYTES: u64 = 1 << 62;
 
 /// The mistakes in a dimension, given the dimensions declared before it.
-pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
+pub(crate) fn check_dim(space: &Space, id: DimId) -> Result<(), Box<Diagnostic>> {
     let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = &space.dims[id];
     let (size, granule, valid) = (*size, *granule, *valid);
-    let refuse = |message: String| Some(Diagnostic::new("V22", message));
-    if !is_identifier(name) {
-        return refuse(format!("`{name}` is no name for a dimension"));
-    }
-    if id.index() >= MAX_DIMS {
-        return refuse(format!("there are more than {MAX_DIMS} dimensions"));
-    }
-    if space.dim(name) != Some(id) {
-        return refuse(format!("dimension `{name}` is declared twice"));
-    }
-    if size == 0 || size > Dim::MAX_SIZE {
-        return refuse(format!("dimension `{name}` has {size} elements; it needs 1 to {}", Dim::MAX_SIZE));
-    }
+    ensure!(is_identifier(name), "V22", "`{name}` is no name for a dimension");
+    ensure!(id.index() < MAX_DIMS, "V22", "there are more than {MAX_DIMS} dimensions");
+    ensure!(space.dim(name) == Some(id), "V22", "dimension `{name}` is declared twice");
+    let most = Dim::MAX_SIZE;
+    let fits = (1..=most).contains(&size);
+    ensure!(fits, "V22", "dimension `{name}` has {size} elements; it needs 1 to {most}");
     if granule == 0 || granule > size || (!uneven && size % granule != 0) {
-        let diagnostic = Diagnostic::new(
-            "V22",
-            format!("granules of {granule} do not divide dimension `{name}` of {size}"),
-        );
-        return Some(diagnostic.help("declare the dimension uneven, or choose a granule that divides it"));
+        let message = format!("granules of {granule} do not divide dimension `{name}` of {size}");
+        let help = "declare the dimension uneven, or choose a granule that divides it";
+        return Err(Box::new(Diagnostic::new("V22", message).help(help)));
     }
-    if valid == 0 || valid > size {
-        return refuse(format!("dimension `{name}` has {valid} valid elements of {size}"));
-    }
-    if let Err(message) = order.check(size) {
-        return Some(Diagnostic::new("V27", format!("dimension `{name}`: {message}")));
-    }
+    ensure!((1..=size).contains(&valid), "V22", "dimension `{name}` has {valid} valid elements of {size}");
+    order.check(size).map_err(|message| OpError::new("V27", format!("dimension `{name}`: {message}")))?;
     if let Some(part) = part {
         return check_part(space, id, part);
     }
     if let Some(fetched) = fetched {
         return check_fetched(space, id, fetched);
     }
-    let of = (*copies)?;
-    if of >= id || space.dims[of].copies.is_some() {
-        return refuse(format!("`{name}` must copy a dimension that is declared before it and copies none"));
-    }
+    let Some(of) = *copies else { return Ok(()) };
+    ensure!(
+        of < id && space.dims[of].copies.is_none(),
+        "V22",
+        "`{name}` must copy a dimension that is declared before it and copies none"
+    );
     let original = &space.dims[of];
-    if size % original.size != 0 {
-        return refuse(format!(
-            "`{name}` of {size} elements cannot copy `{}` of {}: not a multiple",
-            original.name, original.size
-        ));
-    }
+    ensure!(
+        size % original.size == 0,
+        "V22",
+        "`{name}` of {size} elements cannot copy `{}` of {}: not a multiple",
+        original.name,
+        original.size
+    );
     let expected = original.valid * (size / original.size);
-    if valid != expected {
-        return refuse(format!(
-            "`{name}` copies {} valid elements of `{}`, so {expected} of its own are valid, not {valid}",
-            original.valid, original.name
-        ));
-    }
-    None
+    ensure!(
+        valid == expected,
+        "V22",
+        "`{name}` copies {} valid elements of `{}`, so {expected} of its own are valid, not {valid}",
+        original.valid,
+        original.name
+    );
+    Ok(())
 }
 
 /// The mistakes in a fetched dimension.
-fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnostic> {
+fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Result<(), Box<Diagnostic>> {
     let Dim { name, size, valid, granule, copies, order, uneven, .. } = &space.dims[id];
-    let refuse = |message: String| Some(Diagnostic::new("V27", message));
     let of = fetched.of;
-    if of >= id || space.dims[of].fetched.is_some() {
-        return refuse(format!(
-            "`{name}` must fetch from a dimension that is declared before it and fetches none"
-        ));
-    }
+    ensure!(
+        of < id && space.dims[of].fetched.is_none(),
+        "V27",
+        "`{name}` must fetch from a dimension that is declared before it and fetches none"
+    );
     let plain = copies.is_none() && *order == Order::Contiguous && !uneven && *granule == 1 && valid == size;
-    if !plain {
-        return refuse(format!(
-            "`{name}` is fetched, and so has no copies, order, granule or padding of its own"
-        ));
-    }
+    ensure!(plain, "V27", "`{name}` is fetched, and so has no copies, order, granule or padding of its own");
     for (i, part) in fetched.parts.iter().enumerate() {
         let mut next = None;
         for range in part {
-            if next.is_some_and(|next| range.start <= next)
-                || range.start >= range.end
-                || range.end > space.size(of)
-            {
-                let Range { start, end } = range;
-                return refuse(format!(
-                    "part {i} of `{name}` fetches {start}..{end}, which is empty, out of order, next to another range or not in `{}`",
-                    space.dims[of].name
-                ));
-            }
+            let Range { start, end } = range;
+            ensure!(
+                next.is_none_or(|next| next < *start) && start < end && *end <= space.size(of),
+                "V27",
+                "part {i} of `{name}` fetches {start}..{end}, which is empty, out of order, next to another range or not in `{}`",
+                space.dims[of].name
+            );
             next = Some(range.end);
         }
     }
     let total: u64 = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
-    if total == *size {
-        None
-    } else {
-        refuse(format!("the parts of `{name}` have {total} elements, not {size}"))
-    }
+    ensure!(total == *size, "V27", "the parts of `{name}` have {total} elements, not {size}");
+    Ok(())
 }
 
 /// The mistakes in a part of a dimension.
-fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
+fn check_part(space: &Space, id: DimId, part: &Part) -> Result<(), Box<Diagnostic>> {
     let Dim { name, size, valid, granule, copies, order, fetched, uneven, .. } = &space.dims[id];
-    let refuse = |message: String| Some(Diagnostic::new("V22", message));
     let Part { of, index, count, runs } = *part;
     let whole = space.dims.get(of).filter(|whole| of < id && whole.part.is_none() && whole.fetched.is_none());
     let Some(whole) = whole else {
-        return refuse(format!(
-            "`{name}` must be a part of a dimension that is declared before it, is no part and fetches none"
-        ));
+        let rule = "must be a part of a dimension that is declared before it, is no part and fetches none";
+        return Err(OpError::new("V22", format!("`{name}` {rule}")).into());
     };
     let plain =
         copies.is_none() && fetched.is_none() && *order == Order::Contiguous && !uneven && valid == size;
@@ -141,55 +119,49 @@ fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
         && count != 0
         && whole.granule.is_multiple_of(count);
     let unit = if is_torn { whole.granule / count } else { whole.granule };
-    if !plain || *granule != unit {
-        return refuse(format!(
-            "`{name}` is a part of `{}`: it has granules of {unit}, and no copies, order or padding of its own",
-            whole.name
-        ));
-    }
-    if index >= count || runs == 0 {
-        return refuse(format!("there is no part {index} of {count} of {runs} runs of `{}`", whole.name));
-    }
+    ensure!(
+        plain && *granule == unit,
+        "V22",
+        "`{name}` is a part of `{}`: it has granules of {unit}, and no copies, order or padding of its own",
+        whole.name
+    );
+    ensure!(
+        index < count && runs != 0,
+        "V22",
+        "there is no part {index} of {count} of {runs} runs of `{}`",
+        whole.name
+    );
     // No product overflows: a factor that is larger than the dimension cannot divide it.
     let pieces = [runs, count, unit].into_iter().try_fold(1u64, u64::checked_mul);
-    if pieces.is_some_and(|n| whole.size.is_multiple_of(n)) && *size == whole.size / count {
-        None
-    } else {
-        refuse(format!(
-            "`{}` of {} elements, in granules of {}, has no {count} parts of {size} in each of {runs} runs",
-            whole.name, whole.size, whole.granule
-        ))
-    }
+    let divides = pieces.is_some_and(|n| whole.size.is_multiple_of(n));
+    let Dim { name, size: n, granule, .. } = whole;
+    ensure!(
+        divides && *size == n / count,
+        "V22",
+        "`{name}` of {n} elements, in granules of {granule}, has no {count} parts of {size} in each of {runs} runs"
+    );
+    Ok(())
 }
 
 /// The mistakes in an axis, given the axes declared before it.
-pub(crate) fn check_axis(space: &Space, id: AxisId) -> Option<Diagnostic> {
+pub(crate) fn check_axis(space: &Space, id: AxisId) -> Result<(), Box<Diagnostic>> {
     let Axis { name, size } = &space.mesh.axes[id];
-    let refuse = |message: String| Some(Diagnostic::new("V23", message));
-    if !is_identifier(name) {
-        return refuse(format!("`{name}` is no name for a mesh axis"));
-    }
-    if id.index() >= MAX_AXES {
-        return refuse(format!("the mesh has more than {MAX_AXES} axes"));
-    }
-    if space.mesh.axis(name) != Some(id) {
-        return refuse(format!("mesh axis `{name}` is declared twice"));
-    }
-    if *size == 0 {
-        return refuse(format!("mesh axis `{name}` has no ranks"));
-    }
+    ensure!(is_identifier(name), "V23", "`{name}` is no name for a mesh axis");
+    ensure!(id.index() < MAX_AXES, "V23", "the mesh has more than {MAX_AXES} axes");
+    ensure!(space.mesh.axis(name) == Some(id), "V23", "mesh axis `{name}` is declared twice");
+    ensure!(*size != 0, "V23", "mesh axis `{name}` has no ranks");
     let before = space.mesh.axes.values().take(id.index() + 1);
     let ranks = before.map(|a| a.size).try_fold(1u64, u64::checked_mul);
-    match ranks.filter(|&n| n <= MAX_RANKS) {
-        Some(_) => None,
-        None => refuse(format!("up to axis `{name}` the mesh has more than {MAX_RANKS} ranks")),
-    }
+    let fits = ranks.is_some_and(|n| n <= MAX_RANKS);
+    ensure!(fits, "V23", "up to axis `{name}` the mesh has more than {MAX_RANKS} ranks");
+    Ok(())
 }
 
 /// Everything that is wrong with a space.
 pub(crate) fn check_space(space: &Space) -> Vec<Diagnostic> {
-    let dims = space.dims.ids().filter_map(|d| check_dim(space, d));
-    dims.chain(space.mesh.axes.ids().filter_map(|a| check_axis(space, a))).collect()
+    let dims = space.dims.ids().map(|dim| check_dim(space, dim));
+    let all = dims.chain(space.mesh.axes.ids().map(|axis| check_axis(space, axis)));
+    all.filter_map(Result::err).map(|mistake| *mistake).collect()
 }
 
 /// The mistakes in a type of a correct space.
@@ -200,7 +172,7 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
     let TensorType { dtype, dims, layout } = ty;
     for (i, &dim) in dims.iter().enumerate() {
         let Some(declared) = space.dims.get(dim) else {
-            return Err(OpError::new("V06", format!("{dim:?} is no dimension of this module")));
+            bail!("V06", "{dim:?} is no dimension of this module");
         };
         ensure!(!dims[..i].contains(&dim), "V06", "a type names dimension `{}` twice", declared.name);
     }
@@ -208,7 +180,7 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
         layout.axes().chain(layout.moved.iter().map(|m| m.axis)).all(|a| space.mesh.axes.get(a).is_some());
     let ascending = layout.partial.is_sorted();
     if layout.split.len() != dims.len() || !known || !ascending {
-        return Err(OpError::new("V06", "a layout has a split for each dimension, by axes of the mesh"));
+        bail!("V06", "a layout has a split for each dimension, by axes of the mesh");
     }
     let mut sizes = dims.iter().map(|&d| space.size(d));
     let bytes =
@@ -223,7 +195,7 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
     for axis in layout.axes() {
         if seen.contains(&axis) {
             let name = &space.mesh.axes[axis].name;
-            return Err(OpError::new("V10", format!("axis `{name}` is used twice in one type")));
+            bail!("V10", "axis `{name}` is used twice in one type");
         }
         seen.push(axis);
     }
@@ -237,7 +209,7 @@ fn check_at(space: &Space, level: Level, layout: &Layout) -> Result<(), OpError>
     let Some(At { axis, coordinate }) = layout.at else { return Ok(()) };
     ensure!(level != Level::Program, "V13", "on the program level all values are in one place");
     let Some(along) = space.mesh.axes.get(axis) else {
-        return Err(OpError::new("V06", "a value is on ranks along an axis that is not of the mesh"));
+        bail!("V06", "a value is on ranks along an axis that is not of the mesh");
     };
     ensure!(
         coordinate < along.size,
@@ -261,8 +233,7 @@ fn check_moved(space: &Space, layout: &Layout) -> Result<(), OpError> {
         let splits = layout.split.iter().any(|axes| axes.contains(&m.axis));
         let some = m.only.is_none_or(|(start, end)| start < end && end <= n);
         if !ascending || !splits || m.by >= n || !some || (m.by == 0 && m.only.is_none()) {
-            let message = format!("parts along `{name}` of {n} ranks cannot have moved as the type says");
-            return Err(OpError::new("V28", message));
+            bail!("V28", "parts along `{name}` of {n} ranks cannot have moved as the type says");
         }
         ensure!(layout.partial.is_empty(), "V28", "parts of a sum still to be taken cannot have moved");
     }

@@ -232,7 +232,12 @@ pub(crate) fn records(
     for (number, traced) in traced.into_iter().enumerate() {
         let Some(Traced { mut records, lists }) = traced else { continue };
         let mut integers = Vec::new();
-        each_number(&mut records, &mut |n| integers.push(std::mem::take(n)));
+        // Integers that vary with the layer are part of the skeleton.
+        each_int(&mut records, &mut |n| {
+            if let Int::Const(n) = n {
+                integers.push(std::mem::take(n));
+            }
+        });
         let member = Member { number, integers, lists };
         let alike = found.iter().position(|(skeleton, _)| *skeleton == records);
         let alike = alike.unwrap_or_else(|| {
@@ -254,8 +259,8 @@ pub(crate) fn records(
                 next += 1;
             }
         });
-        each_address(&mut records, &mut |address| {
-            if let Region::Table(local) = &mut address.region {
+        each_part(&mut records, &mut |part| {
+            if let Part::Address(Address { region: Region::Table(local), .. }) = part {
                 *local = ids[local.index()];
             }
         });
@@ -268,29 +273,11 @@ pub(crate) fn records(
     }
 }
 
-/// Calls `of` with every integer that is the same for all layers, in order.
-fn each_number(records: &mut [Record], of: &mut impl FnMut(&mut i64)) {
-    each_int(records, &mut |n| {
-        if let Int::Const(n) = n {
-            of(n);
-        }
-    });
-}
-
 /// Calls `of` with every integer, in order.
 fn each_int(records: &mut [Record], of: &mut impl FnMut(&mut Int)) {
     each_part(records, &mut |part| match part {
         Part::Int(n) => of(n),
         Part::Address(address) => of(&mut address.offset),
-    });
-}
-
-/// Calls `of` with every address, in order.
-fn each_address(records: &mut [Record], of: &mut impl FnMut(&mut Address)) {
-    each_part(records, &mut |part| {
-        if let Part::Address(address) = part {
-            of(address);
-        }
     });
 }
 

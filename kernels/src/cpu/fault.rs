@@ -104,13 +104,9 @@ impl Fault {
             tasks: frame.tasks.len(),
         })?;
         let mesh = &schedule.space.mesh;
-        let layers: Vec<Range<u64>> = if schedule.main() == Some(id) {
-            std::iter::once(0..1).collect()
-        } else {
-            let runs = &schedule.layers_by_place()[id.index()];
-            let here = runs.iter().filter(|(_, at)| at.is_none_or(|at| at.has(mesh, self.rank)));
-            here.map(|(layers, _)| layers.clone()).collect()
-        };
+        let runs = &schedule.layers_by_place()[id.index()];
+        let here = runs.iter().filter(|(_, at)| at.is_none_or(|at| at.has(mesh, self.rank)));
+        let layers: Vec<Range<u64>> = here.map(|(layers, _)| layers.clone()).collect();
         let runs_task = frame.runs(&schedule.space, task, self.rank);
         let runs_layer = match self.layer {
             Some(layer) => layers.iter().any(|layers| layers.contains(&layer)),

@@ -380,9 +380,8 @@ pub(crate) fn loaded_buffers(schedule: &Schedule) -> Result<Vec<LoadedBuffer<'_>
     let mut found = Vec::new();
     for (frame_id, frame) in schedule.frames.iter() {
         let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
-        let mut runs: BTreeSet<(u64, Option<At>)> =
+        let runs: BTreeSet<(u64, Option<At>)> =
             layers[frame_id.index()].iter().cloned().flat_map(one_by_one).collect();
-        runs.extend((schedule.main() == Some(frame_id)).then_some((0, None)));
         for (buffer_id, buffer) in frame.buffers.iter() {
             let (file, binding) = match &buffer.place {
                 Place::Weight(binding) => (File::Weights, binding),

@@ -41,9 +41,9 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layers::union;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
+use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
@@ -366,7 +366,7 @@ fn owned(
         let mut own = OwnedWeights {
             name: function.name.clone(),
             weights: Vec::new(),
-            layers: union(layers.clone()).into_iter().map(|l| (l, None)).collect(),
+            layers: joined(layers.clone()).into_iter().map(|l| (l, None)).collect(),
         };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
@@ -386,7 +386,7 @@ fn owned(
                 None => Ok(None),
             };
             let mine = places(id)?;
-            let n_weights = if binding.is_per_layer() { count(&union(layers.clone())) } else { 1 };
+            let n_weights = if binding.is_per_layer() { count(&joined(layers.clone())) } else { 1 };
             let often = count(layers) > n_weights;
             // A weight of the same name in other layers is another weight.
             let runs =

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::order::joined;
+use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +108,7 @@ fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
             Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
         };
         // A per-layer tensor of a frame that is run without layers is read once, as layer 0.
-        let n_layers = || union(layers).iter().map(|l| l.end - l.start).sum::<u64>().max(1);
+        let n_layers = || joined(layers).iter().map(|l| l.end - l.start).sum::<u64>().max(1);
         let count = if binding.is_per_layer() { n_layers() } else { 1 };
         let bytes = space.max_local_bytes(&ty).saturating_mul(count);
         *sum = sum.saturating_add(bytes);
@@ -132,16 +132,14 @@ fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
 /// Distinct loaded tensors of the ranks of a place, with the layers that need them.
 fn loaded(schedule: &Schedule, at: Option<At>) -> Vec<(&Place, TensorType, Vec<Layers>)> {
     let runs = schedule.layers_by_place();
-    // `main` runs once, everywhere; a function without callers never runs.
-    let here = |id: FrameId| -> Option<Vec<Layers>> {
-        let own =
-            runs[id.index()].iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
-        let own: Vec<Layers> = own.map(|(layers, _)| layers.clone()).collect();
-        (!own.is_empty() || schedule.main() == Some(id)).then_some(own)
-    };
     let mut found: Vec<(&Place, TensorType, Vec<Layers>)> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
-        let Some(layers) = here(id) else { continue };
+        let here =
+            runs[id.index()].iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
+        let layers: Vec<Layers> = here.map(|(layers, _)| layers.clone()).collect();
+        if layers.is_empty() {
+            continue;
+        }
         for buffer in frame.buffers.values() {
             let (Place::Weight(_) | Place::Input(_) | Place::State(_)) = &buffer.place else { continue };
             let Content::Tensor(ty) = &buffer.content else { continue };

@@ -107,7 +107,7 @@ fn every_mutant_is_caught_or_harmless() {
                         count[0] += 1;
                         // What a frame returns, what lasts, and what nobody needs is read by no task.
                         let returned =
-                            ["on return", "the frame returns", "output ", "no task", "is left another value"];
+                            ["on return", "the frame returns", "output ", "no task", "holds another value"];
                         let returned = usize::from(returned.iter().any(|said| message.contains(said)));
                         if !LONELY.contains(name) && tasks_named(&message) + returned < 2 {
                             wrong.push(format!("{}, {name}: names one task: {message}", case.title));

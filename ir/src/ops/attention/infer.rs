@@ -7,11 +7,12 @@ use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::attention::{BACKWARD, FORWARD};
-use crate::ops::check::need_float;
+use crate::ops::check::{need_float, refuse};
 use crate::ops::context::Types;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::random::need_key;
 use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
+use crate::rule::Misfit;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -64,8 +65,7 @@ pub(in crate::ops) fn infer_backward(
         );
         let alike = dims.iter().all(|&d| ty.axes_of(d) == q.axes_of(d));
         if !alike || ty.layout.moved != q.layout.moved || !ty.layout.partial.is_empty() {
-            let message = format!("`{name}` of `attention_backward` lies otherwise than the queries");
-            return Err(OpError::new("V07", message));
+            bail!("V07", "`{name}` of `attention_backward` lies otherwise than the queries");
         }
     }
     let float = |ty: &TensorType| match a.returns {
@@ -111,7 +111,7 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         need_float("attention", ty.dtype)?;
     }
     if q.dtype != k.dtype || q.dtype != v.dtype {
-        return Err(OpError::new("V04", format!("`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype)));
+        bail!("V04", "`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype);
     }
     let shape = |message: &str| Err(OpError::new("V05", format!("`attention`: {message}")));
     let tail = |ty: &TensorType, roles: [DimId; 2]| {
@@ -151,11 +151,10 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     );
     ensure!(scale.is_finite(), "V05", "`attention` is scaled by {scale}");
     if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
-        return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
+        bail!("V05", "the scores of `attention` cannot be capped at {cap}");
     }
     if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
-        let message = format!("`attention` cannot drop a share of {} of its weights", d.rate);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "`attention` cannot drop a share of {} of its weights", d.rate);
     }
     let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
@@ -183,17 +182,10 @@ fn check_layouts(
     [q, k, v]: [&TensorType; 3],
 ) -> Result<(), OpError> {
     let dim_name = |d: DimId| space.dims[d].name.as_str();
-    let conflict = |d: DimId| {
-        OpError::new(
-            "V07",
-            format!(
-                "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
-                dim_name(d)
-            ),
-        )
-    };
+    let conflict = |d: DimId| refuse(name, space, Misfit::Conflict(d));
+    let not_whole = |d: DimId| Err(refuse(name, space, Misfit::NotWhole(d)));
     if let Some(i) = [q, k, v].iter().position(|ty| !ty.layout.partial.is_empty()) {
-        return Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken")));
+        return Err(refuse(name, space, Misfit::Pending(i)));
     }
     let front = q.dims.len() - 3;
     for i in 0..front {
@@ -210,8 +202,9 @@ fn check_layouts(
         return Err(conflict(a.keys));
     }
     for ty in [q, k, v] {
-        if let Some(i) = [ty.dims.len() - 1].into_iter().find(|&i| !ty.layout.split[i].is_empty()) {
-            return Err(not_whole(name, dim_name(ty.dims[i])));
+        let width = ty.dims[ty.dims.len() - 1];
+        if !ty.axes_of(width).is_empty() {
+            return not_whole(width);
         }
     }
     let (queries, keys) = (q.axes_of(a.queries), k.axes_of(a.keys));
@@ -224,7 +217,7 @@ fn check_layouts(
     );
     let astray = |layout: &Layout, axes: &[AxisId]| layout.moved.iter().any(|m| !axes.contains(&m.axis));
     if astray(&q.layout, queries) || astray(&k.layout, keys) {
-        return Err(OpError::new("V16", format!("`{name}` takes operands that moved along a sequence only")));
+        bail!("V16", "`{name}` takes operands that moved along a sequence only");
     }
     let alone = a.key_axes_alone(q, k);
     match a.parts {
@@ -257,12 +250,8 @@ fn check_layouts(
             ),
         )),
         Returns::Part => Ok(()),
-        Returns::Output | Returns::WithLse => Err(not_whole(name, dim_name(a.keys))),
+        Returns::Output | Returns::WithLse => not_whole(a.keys),
     }
-}
-
-fn not_whole(name: &str, dim: &str) -> OpError {
-    OpError::new("V08", format!("`{name}` needs dimension `{dim}` whole, but it is split"))
 }
 
 /// Every rank must have fetched every key that its queries see.
@@ -303,8 +292,7 @@ fn check_bias(
     };
     let buckets = space.size(bias.buckets);
     if buckets < needed || bias.max_distance <= buckets / needed {
-        let message = format!("a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance);
-        return Err(OpError::new("V05", message));
+        bail!("V05", "a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance);
     }
     let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
     ensure!(

@@ -2,7 +2,7 @@
 
 use crate::builder::FunctionBuilder;
 use crate::handles::ValueId;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, bail};
 use crate::ops::gradients::cast;
 use crate::ops::table::experts::Experts;
 use crate::ops::table::op::Op;
@@ -28,24 +28,19 @@ impl Experts {
                 out[0] = Some(b.push(op, &[operands[0], results[1], d])?);
             }
             Experts::RouteBackward(_) => {
-                let message = "a gradient reaches `route_backward`, which has no adjoint";
-                return Err(OpError::new("V32", message));
+                bail!("V32", "a gradient reaches `route_backward`, which has no adjoint");
             }
-            Experts::Dispatch(slots) => {
-                let back: Vec<ValueId> = [choices, d].into_iter().chain(operands.get(2).copied()).collect();
-                out[1] = Some(b.push(Op::Experts(Experts::Combine(*slots)), &back)?);
+            Experts::Dispatch(slots) | Experts::Combine(slots) => {
+                let (back, [filled, tokens]) = match self {
+                    Experts::Dispatch(_) => (Experts::Combine(*slots), [d, operands[1]]),
+                    _ => (Experts::Dispatch(*slots), [operands[1], d]),
+                };
+                let mut of_back = vec![choices, d];
+                of_back.extend(operands.get(2));
+                out[1] = Some(b.push(Op::Experts(back), &of_back)?);
                 if let Some(&gates) = operands.get(2) {
-                    let products =
-                        b.push(Op::Experts(Experts::Products(*slots)), &[choices, d, operands[1]])?;
-                    out[2] = Some(cast(b, products, b.ty(gates).dtype)?);
-                }
-            }
-            Experts::Combine(slots) => {
-                let back: Vec<ValueId> = [choices, d].into_iter().chain(operands.get(2).copied()).collect();
-                out[1] = Some(b.push(Op::Experts(Experts::Dispatch(*slots)), &back)?);
-                if let Some(&gates) = operands.get(2) {
-                    let products =
-                        b.push(Op::Experts(Experts::Products(*slots)), &[choices, operands[1], d])?;
+                    let products = Op::Experts(Experts::Products(*slots));
+                    let products = b.push(products, &[choices, filled, tokens])?;
                     out[2] = Some(cast(b, products, b.ty(gates).dtype)?);
                 }
             }

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::layout::AxisList;
 use crate::ops::check::{need_float, sums_in, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::experts::{Experts, Route, Slots};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -22,11 +22,10 @@ impl Experts {
                 cx.check_route(route, operands[0])?;
                 cx.choices(operands[1])?;
                 let rows = cx.chosen(route, operands[0]);
-                if operands[1].dims != rows || operands[2].dims != rows {
-                    return Err(cx.shape(
-                        "choices and gradients have the dimensions of the logits, the last chosen from",
-                    ));
-                }
+                cx.shape(
+                    operands[1].dims == rows && operands[2].dims == rows,
+                    "choices and gradients have the dimensions of the logits, the last chosen from",
+                )?;
                 need_float(cx.name, operands[2].dtype)?;
                 Ok(smallvec![unplaced(operands[0])])
             }
@@ -44,9 +43,9 @@ impl Experts {
             }
             Experts::Products(slots) => {
                 let (tokens, width) = cx.read(slots, operands[0], operands[1])?;
-                if cx.width(&tokens, operands[2])? != width || operands[2].dtype != operands[1].dtype {
-                    return Err(cx.shape("x has the width and the element type of the slots"));
-                }
+                let alike =
+                    cx.width(&tokens, operands[2])? == width && operands[2].dtype == operands[1].dtype;
+                cx.shape(alike, "x has the width and the element type of the slots")?;
                 let dtype = sums_in(operands[1].dtype);
                 Ok(smallvec![TensorType { dtype, ..unplaced(operands[0]) }])
             }
@@ -78,9 +77,7 @@ impl Cx<'_> {
         self.check_route(route, logits)?;
         if let Some(bias) = operands.get(1) {
             need_float(self.name, bias.dtype)?;
-            if bias.dims.as_slice() != [route.over] {
-                return Err(self.shape("the bias is a vector over the experts"));
-            }
+            self.shape(bias.dims.as_slice() == [route.over], "the bias is a vector over the experts")?;
         }
         let dims = self.chosen(route, logits);
         Ok(smallvec![TensorType::new(logits.dtype, dims.iter().copied()), TensorType::new(DType::I32, dims)])
@@ -88,32 +85,24 @@ impl Cx<'_> {
 
     fn check_route(&self, route: &Route, logits: &TensorType) -> Result<(), OpError> {
         need_float(self.name, logits.dtype)?;
-        if logits.dims.last() != Some(&route.over) || logits.has(route.top) {
-            return Err(self.shape("`over` is the last dimension of the logits, and `top` none of them"));
-        }
+        let fits = logits.dims.last() == Some(&route.over) && !logits.has(route.top);
+        self.shape(fits, "`over` is the last dimension of the logits, and `top` none of them")?;
         let (experts, top) = (self.space.size(route.over), self.space.size(route.top));
         let reach = match route.groups {
             None => experts,
             Some(g) => {
                 let size = experts / g.count.max(1);
-                if g.count == 0
-                    || !experts.is_multiple_of(g.count)
-                    || g.kept == 0
-                    || g.kept > g.count
-                    || size < 2
-                {
-                    return Err(self.shape(&format!(
-                        "{experts} experts cannot be chosen from {} of {} groups; a group has two or more",
-                        g.kept, g.count
-                    )));
-                }
-                size * g.kept
+                let (kept, n) = (g.kept, g.count);
+                self.shape(
+                    n != 0 && experts.is_multiple_of(n) && (1..=n).contains(&kept) && size >= 2,
+                    &format!("{experts} experts cannot be chosen from {kept} of {n} groups; a group has two or more"),
+                )?;
+                size * kept
             }
         };
-        if top == 0 || top > reach || experts > 1 << 31 {
-            return Err(self.shape(&format!("{top} experts cannot be chosen from {reach}")));
-        }
-        if route.scale.is_finite() { Ok(()) } else { Err(self.shape("the scale is finite")) }
+        let fits = (1..=reach).contains(&top) && experts <= 1 << 31;
+        self.shape(fits, &format!("{top} experts cannot be chosen from {reach}"))?;
+        self.shape(route.scale.is_finite(), "the scale is finite")
     }
 
     /// The dimensions of the choices.
@@ -123,31 +112,30 @@ impl Cx<'_> {
     }
 
     fn choices(&self, choices: &TensorType) -> Result<(), OpError> {
-        match choices.dtype {
-            DType::I32 => Ok(()),
-            other => Err(OpError::new("V04", format!("`{}` takes choices in i32, not {other}", self.name))),
-        }
+        let dtype = choices.dtype;
+        ensure!(dtype == DType::I32, "V04", "`{}` takes choices in i32, not {dtype}", self.name);
+        Ok(())
     }
 
     /// The dimensions of tokens, those of the choices but the last.
     fn tokens(&self, slots: &Slots, choices: &TensorType) -> Result<Vec<DimId>, OpError> {
         self.choices(choices)?;
-        let Some((top, tokens)) = choices.dims.split_last() else {
-            return Err(self.shape("choices are of tokens"));
-        };
-        if *top != slots.top || choices.has(slots.experts) {
-            return Err(self.shape("choices end in `top`, and `experts` is none of their dimensions"));
-        }
+        let (last, tokens) =
+            choices.dims.split_last().map_or((None, &[][..]), |(last, rest)| (Some(*last), rest));
+        let fits = last == Some(slots.top) && !choices.has(slots.experts);
+        self.shape(fits, "choices end in `top`, and `experts` is none of their dimensions")?;
         Ok(tokens.to_vec())
     }
 
     /// The dimension of x after those of tokens.
     fn width(&self, tokens: &[DimId], x: &TensorType) -> Result<DimId, OpError> {
         need_float(self.name, x.dtype)?;
-        match x.dims.split_last() {
-            Some((&width, front)) if front == tokens => Ok(width),
-            Some(_) | None => Err(self.shape("x has the dimensions of the tokens and its width")),
-        }
+        let front = x.dims.len().checked_sub(1);
+        self.shape(
+            front.is_some_and(|n| x.dims[..n] == *tokens),
+            "x has the dimensions of the tokens and its width",
+        )?;
+        Ok(x.dims[tokens.len()])
     }
 
     /// The dimensions of slots.
@@ -156,19 +144,15 @@ impl Cx<'_> {
         match slots.capacity {
             None => dims.extend_from_slice(tokens),
             Some(c) => {
-                if tokens.last() != Some(&c.sequence) || c.tokens(self.space).is_none() {
-                    return Err(self.shape("groups divide the sequence, the last dimension of the tokens"));
-                }
+                let fits = tokens.last() == Some(&c.sequence) && c.tokens(self.space).is_some();
+                self.shape(fits, "groups divide the sequence, the last dimension of the tokens")?;
                 dims.extend(tokens[..tokens.len() - 1].iter().copied().chain([c.groups, c.slots]));
             }
         }
         dims.push(width);
         let twice = dims.iter().enumerate().any(|(i, d)| dims[..i].contains(d));
-        if twice {
-            Err(self.shape("experts, tokens, slots and width are different dimensions"))
-        } else {
-            Ok(dims)
-        }
+        self.shape(!twice, "experts, tokens, slots and width are different dimensions")?;
+        Ok(dims)
     }
 
     /// Slots that are read: the dimensions of tokens, and the width.
@@ -180,27 +164,21 @@ impl Cx<'_> {
     ) -> Result<(Vec<DimId>, DimId), OpError> {
         need_float(self.name, y.dtype)?;
         let tokens = self.tokens(slots, choices)?;
-        let Some(&width) = y.dims.last() else {
-            return Err(self.shape("slots end in a width"));
-        };
-        if self.filled(slots, &tokens, width)? == y.dims.as_slice() {
-            Ok((tokens, width))
-        } else {
-            Err(self.shape("slots have experts, tokens or groups with slots, and a width"))
-        }
+        self.shape(!y.dims.is_empty(), "slots end in a width")?;
+        let width = y.dims[y.dims.len() - 1];
+        let fits = self.filled(slots, &tokens, width)? == y.dims.as_slice();
+        self.shape(fits, "slots have experts, tokens or groups with slots, and a width")?;
+        Ok((tokens, width))
     }
 
     fn gates(&self, choices: &TensorType, gates: Option<&TensorType>) -> Result<(), OpError> {
         let Some(gates) = gates else { return Ok(()) };
         need_float(self.name, gates.dtype)?;
-        if gates.dims == choices.dims {
-            Ok(())
-        } else {
-            Err(self.shape("gates have the dimensions of the choices"))
-        }
+        self.shape(gates.dims == choices.dims, "gates have the dimensions of the choices")
     }
 
-    fn shape(&self, message: &str) -> OpError {
-        OpError::new("V05", format!("`{}`: {message}", self.name))
+    fn shape(&self, holds: bool, rule: &str) -> Result<(), OpError> {
+        ensure!(holds, "V05", "`{}`: {rule}", self.name);
+        Ok(())
     }
 }

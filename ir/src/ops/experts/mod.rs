@@ -20,7 +20,7 @@ mod infer;
 mod slots;
 
 use crate::dim::DimId;
-use crate::rule::{FactorKind, FactorRule, Factors};
+use crate::rule::{FactorKind, FactorRule};
 use crate::types::TensorType;
 
 pub use crate::ops::table::experts::{Capacity, ExpertGroups, Experts, Gates, Route, Scoring, Slots};
@@ -40,22 +40,7 @@ impl Experts {
     /// The factor rule: experts to choose from, choices and slots are whole; tokens of a sequence and its groups are one
     /// factor; experts that hold slots are summed where a token collects them.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut names: Vec<DimId> = Vec::new();
-        let mut kinds = FactorRule::default();
-        let mut factors_of = |ty: &TensorType| -> Factors {
-            let factor = |&d: &DimId| {
-                let (name, kind) = self.factor(d);
-                names.iter().position(|&known| known == name).unwrap_or_else(|| {
-                    names.push(name);
-                    kinds.factors.push(kind);
-                    names.len() - 1
-                })
-            };
-            ty.dims.iter().map(factor).collect()
-        };
-        let operands = operands.iter().map(|ty| factors_of(ty)).collect();
-        let results = results.iter().map(|ty| factors_of(ty)).collect();
-        FactorRule { operands, results, ..kinds }
+        FactorRule::by_factor(operands, results, |dim| self.factor(dim))
     }
 
     /// The dimension that represents the factor of `dim`, and its kind.

@@ -122,7 +122,7 @@ impl Value for Scaling {
             other => return Err(Refused::Kind(other)),
         };
         let mut args = Attrs::new(name.as_str(), args);
-        let mut number = |key| f64::read(&mut args, key, None, names).map_err(Refused::Message);
+        let mut number = |key| f64::read(&mut args, key, None, names);
         let scaling = match name.as_str() {
             "linear" => Scaling::Linear { factor: number("factor")? },
             "llama3" => Scaling::Llama3 {
@@ -137,11 +137,11 @@ impl Value for Scaling {
                 beta_slow: number("beta_slow")?,
                 original: number("original")?,
                 attention: number("attention")?,
-                truncate: bool::read(&mut args, "truncate", None, names).map_err(Refused::Message)?,
+                truncate: bool::read(&mut args, "truncate", None, names)?,
             },
             other => return Err(Refused::Message(format!("`{other}` is not a scaling of `rotary`"))),
         };
-        args.finish().map_err(Refused::Message)?;
+        args.finish()?;
         Ok(scaling)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::diagnostic::{Diagnostic, Diagnostics, Span};
+use crate::diagnostic::{Diagnostics, Span};
 use crate::entity::{Arena, Entity};
 use crate::handles::Layers;
 use crate::message::Parcel;
@@ -14,9 +14,9 @@ use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer,
     Work,
 };
-use crate::text::cursor::{Cursor, Parsed, unknown};
+use crate::text::cursor::{Cursor, Parsed, mistake, unknown};
 use crate::text::grammar::{
-    Header, make_op, read_attrs, read_dtype, read_header, read_phase, read_type, twice,
+    Header, Named, make_op, read_attrs, read_dtype, read_header, read_outputs, read_phase, read_type, twice,
 };
 use crate::text::lexer::{Notation, Token};
 use crate::text::read::check_length;
@@ -88,15 +88,18 @@ impl FrameReader<'_, '_> {
             self.buffer()?;
         }
         for (buffer, name, span, part) in std::mem::take(&mut self.inside) {
-            let wire = self.find(name, span)?;
+            let wire = find(&self.frame, &self.buffers, name, span)?;
             self.frame.buffers[buffer].place = Place::Wire { wire, part };
         }
         while !self.cx.eat(Token::Word("return")) {
             self.task()?;
         }
-        if !self.cx.eat(Token::Punct('}')) {
-            self.outputs()?;
-        }
+        let outputs = read_outputs(self.cx, |cx| buffer_name(cx, &self.frame, &self.buffers))?;
+        let output = |(name, buffer): Named<'_, BufferId>| FrameOutput {
+            name: name.map(|(name, _)| name.to_owned()),
+            buffer,
+        };
+        self.frame.outputs = outputs.into_iter().map(output).collect();
         Ok(self.frame)
     }
 
@@ -151,10 +154,8 @@ impl FrameReader<'_, '_> {
     }
 
     fn task(&mut self) -> Parsed<()> {
-        let (word, span) = self.cx.word("`buffer`, `compute:`, `comm:` or `return`")?;
-        let stream = Stream::ALL.into_iter().find(|s| s.name() == word);
-        let stream =
-            stream.ok_or_else(|| unknown("stream", word, span, Stream::ALL.iter().map(|s| s.name())))?;
+        let expected = "`buffer`, `compute:`, `comm:` or `return`";
+        let stream = self.cx.choice(expected, "stream", &Stream::ALL, Stream::name)?;
         self.cx.expect(':')?;
         let (work, span) = self.cx.word("an operation, `pack`, `exchange`, `unpack`, `copy` or `call`")?;
         let reads = match self.cx.peek() {
@@ -178,7 +179,7 @@ impl FrameReader<'_, '_> {
                 [event] => *event,
                 _ => {
                     let message = format!("a task records one event, not {}", events.len());
-                    return Err(Box::new(Diagnostic::new("E01", message).at(span).label("one too many")));
+                    return Err(mistake("E01", message, span, "one too many"));
                 }
             };
             Some(one)
@@ -210,9 +211,7 @@ impl FrameReader<'_, '_> {
 
     fn call(&mut self, span: Span) -> Parsed<Work> {
         let attrs = read_attrs(self.cx)?;
-        let wrong = |message: String| -> Box<Diagnostic> {
-            Box::new(Diagnostic::new("E08", message).at(span).label("the attributes of this call"))
-        };
+        let wrong = |message: String| mistake("E08", message, span, "the attributes of this call");
         let (mut callee, mut layers, mut base): (Option<FrameId>, Layers, u64) = (None, 0..1, 0);
         let mut others = Vec::new();
         for (key, value) in attrs {
@@ -241,63 +240,32 @@ impl FrameReader<'_, '_> {
     }
 
     fn buffer_names(&mut self) -> Parsed<Vec<BufferId>> {
-        let mut names = Vec::new();
-        loop {
-            names.push(self.buffer_name()?);
-            if !self.cx.eat(Token::Punct(',')) {
-                return Ok(names);
-            }
-        }
-    }
-
-    fn buffer_name(&mut self) -> Parsed<BufferId> {
-        let (name, span) = self.cx.sigil('$', "a buffer, `$name`")?;
-        self.find(name, span)
-    }
-
-    fn find(&self, name: &str, span: Span) -> Parsed<BufferId> {
-        self.buffers.get(name).copied().ok_or_else(|| {
-            unknown("buffer", name, span, self.frame.buffers.values().map(|b| b.name.as_str()))
-        })
+        self.cx.items(|cx| buffer_name(cx, &self.frame, &self.buffers))
     }
 
     fn events(&mut self) -> Parsed<Vec<EventId>> {
-        let mut events = Vec::new();
         self.cx.expect('(')?;
-        loop {
-            let (name, span) = self.cx.word("an event, `e0`")?;
+        let events = self.cx.items(|cx| {
+            let (name, span) = cx.word("an event, `e0`")?;
             let number = name.strip_prefix('e').and_then(|n| n.parse::<u32>().ok());
-            let canonical = number.filter(|n| format!("e{n}") == name);
-            let Some(number) = canonical else {
-                let message = format!("`{name}` is no event");
-                return Err(Box::new(
-                    Diagnostic::new("E06", message).at(span).label("events are `e0`, `e1`, …"),
-                ));
-            };
-            events.push(EventId::new(number as usize));
-            if !self.cx.eat(Token::Punct(',')) {
-                self.cx.expect(')')?;
-                return Ok(events);
-            }
-        }
-    }
-
-    fn outputs(&mut self) -> Parsed<()> {
-        loop {
-            let name = match self.cx.peek() {
-                Token::Word(name) => {
-                    self.cx.next();
-                    self.cx.expect('=')?;
-                    Some(name.to_owned())
+            match number.filter(|n| format!("e{n}") == name) {
+                Some(number) => Ok(EventId::new(number as usize)),
+                None => {
+                    Err(mistake("E06", format!("`{name}` is no event"), span, "events are `e0`, `e1`, …"))
                 }
-                _ => None,
-            };
-            let buffer = self.buffer_name()?;
-            self.frame.outputs.push(FrameOutput { name, buffer });
-            if !self.cx.eat(Token::Punct(',')) {
-                self.cx.expect('}')?;
-                return Ok(());
             }
-        }
+        })?;
+        self.cx.expect(')')?;
+        Ok(events)
     }
+}
+
+fn buffer_name(cx: &mut Cursor<'_>, frame: &Frame, buffers: &HashMap<&str, BufferId>) -> Parsed<BufferId> {
+    let (name, span) = cx.sigil('$', "a buffer, `$name`")?;
+    find(frame, buffers, name, span)
+}
+
+fn find(frame: &Frame, buffers: &HashMap<&str, BufferId>, name: &str, span: Span) -> Parsed<BufferId> {
+    let known = || frame.buffers.values().map(|b| b.name.as_str());
+    buffers.get(name).copied().ok_or_else(|| unknown("buffer", name, span, known()))
 }

@@ -57,26 +57,20 @@ fn write_buffer(out: &mut String, space: &Space, frame: &Frame, buffer: &Buffer)
         Content::Tensor(ty) => write!(out, "{}", show(space, ty))?,
         Content::Wire { dtype, elements } => write!(out, "wire {dtype} {elements}")?,
     }
-    match place {
-        Place::Frame(offset) => write!(out, " at {offset}")?,
-        Place::Wire { wire, part } => write!(out, " in ${} part {part}", frame.buffers[*wire].name)?,
-        Place::Argument(i) => write!(out, " argument {i}")?,
-        Place::Result(i) => write!(out, " result {i}")?,
-        Place::Weight(binding) => {
-            out.push_str(" weight");
-            write_op_attrs(out, space, &Op::Param(binding.clone()))?;
+    let (word, source) = match place {
+        Place::Frame(offset) => return writeln!(out, " at {offset}"),
+        Place::Wire { wire, part } => {
+            return writeln!(out, " in ${} part {part}", frame.buffers[*wire].name);
         }
-        Place::Input(binding) => {
-            out.push_str(" input");
-            write_op_attrs(out, space, &Op::Input(binding.clone()))?;
-        }
-        Place::State(binding) => {
-            out.push_str(" state");
-            write_op_attrs(out, space, &Op::State(binding.clone()))?;
-        }
-    }
-    out.push('\n');
-    Ok(())
+        Place::Argument(i) => return writeln!(out, " argument {i}"),
+        Place::Result(i) => return writeln!(out, " result {i}"),
+        Place::Weight(binding) => ("weight", Op::Param(binding.clone())),
+        Place::Input(binding) => ("input", Op::Input(binding.clone())),
+        Place::State(binding) => ("state", Op::State(binding.clone())),
+    };
+    write!(out, " {word}")?;
+    write_op_attrs(out, space, &source)?;
+    writeln!(out)
 }
 
 fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task) -> fmt::Result {

@@ -2,10 +2,11 @@
 //! callees included; `S13`.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
+use crate::handles::Layers;
+use crate::layout::At;
 use crate::ops::error::OpError;
 use crate::schedule::verify::homes::Homes;
 use crate::schedule::{BufferId, Content, Frame, FrameId, Schedule};
@@ -69,7 +70,9 @@ impl<'s> Lasting<'s> {
 
 /// Adds weights and states that are written, and bound in ways that contradict each other.
 pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
-    let layers = layers_of(schedule);
+    let runs = schedule.layers_by_place();
+    let layers = |runs: &Vec<(Layers, Option<At>)>| runs.iter().map(|(layers, _)| layers.clone()).collect();
+    let layers: Vec<Vec<Layers>> = runs.iter().map(layers).collect();
     let mut uses = Vec::new();
     let mut frames = Vec::new();
     for (id, frame) in schedule.frames.iter() {
@@ -87,15 +90,4 @@ pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
         let (frame, buffer) = frames[i];
         found.push(Diagnostic::new("S13", format!("frame `@{frame}`: buffer `${buffer}`: {message}")));
     }
-}
-
-/// The layers that each frame runs for, indexed by frame.
-fn layers_of(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
-    let runs = schedule.layers_by_place();
-    let mut layers: Vec<Vec<Range<u64>>> =
-        runs.into_iter().map(|runs| runs.into_iter().map(|(layers, _)| layers).collect()).collect();
-    if let Some(main) = schedule.main() {
-        layers[main.index()].push(0..1);
-    }
-    layers
 }

@@ -46,7 +46,7 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
     let effects = effects_of(module);
     for ((id, function), frame) in module.functions.iter().zip(schedule.frames.values()) {
         if function.name != frame.name {
-            let message = format!("it stands for function `@{}`", function.name);
+            let message = format!("it is the frame of function `@{}`", function.name);
             found.push(in_frame(frame, OpError::new("S18", message)));
             continue;
         }
@@ -56,8 +56,8 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
             found.push(in_frame(frame, OpError::new("S18", message)));
         }
         let mut values = Values::new(&effects);
-        let said = values.of_function(function, id);
-        values.of_frame(frame, &said, &mut found);
+        let summary = values.of_function(function, id);
+        values.of_frame(frame, &summary, &mut found);
         if found.len() >= MAX_DIAGNOSTICS {
             break;
         }
@@ -72,12 +72,12 @@ fn mismatch(schedule: &Schedule, module: &Module) -> Option<String> {
         0 => "one device".to_owned(),
         _ => format!("mesh `{mesh}`"),
     };
-    let (scheduled, said) = (&schedule.space, &module.space);
-    if scheduled.mesh != said.mesh {
+    let (scheduled, stated) = (&schedule.space, &module.space);
+    if scheduled.mesh != stated.mesh {
         return Some(format!(
             "the schedule is for {}, and the program for {}",
             ranks(&scheduled.mesh),
-            ranks(&said.mesh)
+            ranks(&stated.mesh)
         ));
     }
     if schedule.frames.len() != module.functions.len() {
@@ -87,9 +87,9 @@ fn mismatch(schedule: &Schedule, module: &Module) -> Option<String> {
             counted(module.functions.len() as u64, "function")
         ));
     }
-    let other = scheduled.dims.values().zip(said.dims.values()).find(|(a, b)| a != b);
+    let other = scheduled.dims.values().zip(stated.dims.values()).find(|(a, b)| a != b);
     match other {
-        _ if scheduled == said => None,
+        _ if scheduled == stated => None,
         Some((a, b)) if a.name == b.name => {
             Some(format!("dimension `{}` is not the same in the schedule and in the program", a.name))
         }
@@ -144,35 +144,35 @@ fn call(
     Cow::Owned(Op::Call { callee: FuncId::new(callee), layers: layers.clone(), stride, scan, stage })
 }
 
-/// Something made, with its results.
-struct Made<'a> {
+/// An operation on values, with its results.
+struct Expression<'a> {
     op: Cow<'a, Op>,
     /// The types of the results; of a call, those at its caller.
     types: Vec<TensorType>,
     results: Vec<Symbol>,
-    /// The values left in each weight and state that it writes, in order.
-    left: Vec<Symbol>,
+    /// The final values of the weights and states that it writes, in order.
+    written: Vec<Symbol>,
 }
 
-/// The effect of a function.
-struct Said<'a> {
+/// The outputs and the effects of a function.
+struct Summary<'a> {
     outputs: Vec<(Option<&'a str>, Symbol)>,
     /// The final values of weights and states that are written.
     lasting: Vec<(Home<'a>, Symbol)>,
 }
 
 /// A value from outside, as a type, and its symbol.
-type Given<'a> = (&'a Binding, TensorType, Symbol);
+type Outside<'a> = (&'a Binding, TensorType, Symbol);
 
 /// Values of one function, however they are made.
 struct Values<'a> {
     effects: &'a [Effects<'a>],
     n: usize,
-    /// Values that were made, by operation and operands.
-    made: BTreeMap<(&'static str, Vec<Symbol>), Vec<Made<'a>>>,
+    /// Expressions by operation and operands.
+    expressions: BTreeMap<(&'static str, Vec<Symbol>), Vec<Expression<'a>>>,
     arguments: BTreeMap<usize, Symbol>,
     /// Values from outside: inputs, and weights and states before anything is written, by name.
-    given: BTreeMap<(Option<Target>, &'a str), Vec<Given<'a>>>,
+    given: BTreeMap<(Option<Target>, &'a str), Vec<Outside<'a>>>,
 }
 
 /// The content of weights and states at some point of a function or of a frame.
@@ -180,7 +180,13 @@ type Lasting<'a> = Homes<'a, Symbol>;
 
 impl<'a> Values<'a> {
     fn new(effects: &'a [Effects<'a>]) -> Self {
-        Self { effects, n: 0, made: BTreeMap::new(), arguments: BTreeMap::new(), given: BTreeMap::new() }
+        Self {
+            effects,
+            n: 0,
+            expressions: BTreeMap::new(),
+            arguments: BTreeMap::new(),
+            given: BTreeMap::new(),
+        }
     }
 
     fn fresh(&mut self) -> Symbol {
@@ -228,18 +234,18 @@ impl<'a> Values<'a> {
         op: Cow<'a, Op>,
         operands: Vec<Symbol>,
         types: Vec<TensorType>,
-        n_left: usize,
+        n_written: usize,
     ) -> (Vec<Symbol>, Vec<Symbol>) {
         let first = self.n;
-        let alike = self.made.entry((op.name(), operands)).or_default();
-        if let Some(made) = alike.iter().find(|made| made.op == op && made.types == types) {
-            return (made.results.clone(), made.left.clone());
+        let alike = self.expressions.entry((op.name(), operands)).or_default();
+        if let Some(known) = alike.iter().find(|known| known.op == op && known.types == types) {
+            return (known.results.clone(), known.written.clone());
         }
         let results: Vec<Symbol> = (first..first + types.len()).collect();
-        let left: Vec<Symbol> = (first + types.len()..first + types.len() + n_left).collect();
-        self.n = first + types.len() + n_left;
-        alike.push(Made { op, types, results: results.clone(), left: left.clone() });
-        (results, left)
+        let written: Vec<Symbol> = (first + types.len()..first + types.len() + n_written).collect();
+        self.n = first + types.len() + n_written;
+        alike.push(Expression { op, types, results: results.clone(), written: written.clone() });
+        (results, written)
     }
 
     /// The results of collectives, each of one operand, whether or not they are coalesced.
@@ -264,17 +270,17 @@ impl<'a> Values<'a> {
     ) -> Vec<Symbol> {
         let effects = self.effects;
         let Some(called) = effects.get(callee) else { return Vec::new() };
-        // What nobody here has written is as it was; that is said by a number of its own.
+        // A home that this function has not written holds what it held before; it has the number 0.
         let before = |home: Home<'a>| lasting.get(home).map_or(0, |symbol| symbol + 1);
         operands.extend(called.reads.iter().chain(called.writes.iter()).map(|(home, ())| before(home)));
-        let (results, left) = self.make(op, operands, types, called.writes.iter().count());
-        for ((home, ()), symbol) in called.writes.iter().zip(left) {
+        let (results, written) = self.make(op, operands, types, called.writes.iter().count());
+        for ((home, ()), symbol) in called.writes.iter().zip(written) {
             lasting.set(home, symbol);
         }
         results
     }
 
-    fn of_function(&mut self, function: &'a Function, id: FuncId) -> Said<'a> {
+    fn of_function(&mut self, function: &'a Function, id: FuncId) -> Summary<'a> {
         let mut symbols: Vec<Symbol> = vec![0; function.values.len()];
         let mut lasting = Lasting::default();
         for (i, param) in function.params.iter().enumerate() {
@@ -311,7 +317,7 @@ impl<'a> Values<'a> {
             function.outputs.iter().map(|o| (o.name.as_deref(), symbols[o.value.index()])).collect();
         let written = self.effects.get(id.index()).into_iter().flat_map(|effects| effects.writes.iter());
         let lasting = written.filter_map(|(home, ())| Some((home, lasting.get(home)?))).collect();
-        Said { outputs, lasting }
+        Summary { outputs, lasting }
     }
 
     /// The weights and states that a task reads and writes, callees included.
@@ -355,7 +361,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn of_frame(&mut self, frame: &'a Frame, said: &Said<'_>, found: &mut Diagnostics) {
+    fn of_frame(&mut self, frame: &'a Frame, summary: &Summary<'_>, found: &mut Diagnostics) {
         let n = frame.buffers.len();
         let mut reader =
             Reader { frame, held: vec![None; n], wires: vec![Vec::new(); n], lasting: Lasting::default() };
@@ -371,10 +377,10 @@ impl<'a> Values<'a> {
             }
         }
         let mut refuse = |message: String| found.push(in_frame(frame, OpError::new("S18", message)));
-        if frame.outputs.len() != said.outputs.len() {
-            return refuse(format!("it returns {} of {} values", frame.outputs.len(), said.outputs.len()));
+        if frame.outputs.len() != summary.outputs.len() {
+            return refuse(format!("it returns {} of {} values", frame.outputs.len(), summary.outputs.len()));
         }
-        for (i, (output, (named, symbol))) in frame.outputs.iter().zip(&said.outputs).enumerate() {
+        for (i, (output, (named, symbol))) in frame.outputs.iter().zip(&summary.outputs).enumerate() {
             let is_named = output.name.as_deref() == *named;
             let held = reader.read(self, output.buffer);
             if !is_named || held.as_ref() != Ok(symbol) {
@@ -384,18 +390,18 @@ impl<'a> Values<'a> {
                 refuse(format!("output {i}, `${shown}`, is another value{by} than the program returns"));
             }
         }
-        for ((target, binding), symbol) in &said.lasting {
+        for ((target, binding), symbol) in &summary.lasting {
             if reader.lasting.get((*target, binding)) != Some(*symbol) {
                 let home = |b: &BufferId| home(frame, *b).is_some_and(|h| h == (*target, *binding));
                 let by = frame.tasks.iter().rposition(|task| task.writes.iter().any(home));
                 let by = by.map_or(String::new(), |i| format!(", by {}", describe(frame, i)));
                 let what = format!("`{}` of {}s", binding.name, target.name());
-                refuse(format!("{what} is left another value{by} than the program assigns"));
+                refuse(format!("{what} holds another value{by} than the program assigns"));
             }
         }
         let n = reader.lasting.iter().count();
-        if n > said.lasting.len() {
-            refuse(format!("it writes {n} weights and states, and the program {}", said.lasting.len()));
+        if n > summary.lasting.len() {
+            refuse(format!("it writes {n} weights and states, and the program {}", summary.lasting.len()));
         }
     }
 }
@@ -487,7 +493,7 @@ impl<'a> Reader<'a> {
         let results = match &task.work {
             Work::Compute(op) => values.make(Cow::Borrowed(op), reads, types, 0).0,
             Work::Copy => reads,
-            // A wire stands for the tensors that are in it: that they are there whole, for this transfer, is shown
+            // A wire represents the tensors that are in it: that they are there whole, for this transfer, is shown
             // elsewhere.
             Work::Pack(_) => reads,
             Work::Exchange(t) => match wire {

@@ -37,12 +37,19 @@ enum Region {
         /// The bytes of the wire.
         of: Range<u64>,
     },
-    /// Argument and result of this number, which may lie in one place.
+    /// Memory outside of the frame.
+    Slot(Slot),
+    /// Inputs, and other weights and states: never written.
+    Outside,
+}
+
+/// Memory that is not in the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Slot {
+    /// Argument and result of this number, which may share one place.
     Port(usize),
     /// A weight or a state that some task of the schedule writes, by number.
     Lasting(usize),
-    /// Inputs, and other weights and states: never written.
-    Outside,
 }
 
 impl Region {
@@ -55,15 +62,8 @@ impl Region {
                 Region::Bytes(a) | Region::Part { of: a, .. },
                 Region::Bytes(b) | Region::Part { of: b, .. },
             ) => a.start.max(b.start) < a.end.min(b.end),
-            (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
-            (
-                Region::Bytes(_)
-                | Region::Part { .. }
-                | Region::Port(_)
-                | Region::Lasting(_)
-                | Region::Outside,
-                _,
-            ) => false,
+            (Region::Slot(a), Region::Slot(b)) => a == b,
+            (Region::Bytes(_) | Region::Part { .. } | Region::Slot(_) | Region::Outside, _) => false,
         }
     }
 }
@@ -84,11 +84,7 @@ impl Touched {
     fn leave_in_wires(&mut self, work: &Work) {
         let in_wire = |wire: BufferId, (_, region): &(BufferId, Region)| match region {
             Region::Part { wire: own, part, .. } if *own == wire => Some(*part),
-            Region::Bytes(_)
-            | Region::Part { .. }
-            | Region::Port(_)
-            | Region::Lasting(_)
-            | Region::Outside => None,
+            Region::Bytes(_) | Region::Part { .. } | Region::Slot(_) | Region::Outside => None,
         };
         match (work, self.reads.first(), self.writes.first()) {
             (Work::Pack(transfer), _, Some((wire, Region::Bytes(of)))) => {
@@ -124,15 +120,8 @@ pub(super) fn check(
         use crate::entity::Entity;
         regions[buffer.index()].clone()
     };
-    let mut memory = Memory {
-        line,
-        order,
-        bytes: Bytes::default(),
-        parts: BTreeMap::new(),
-        results: BTreeMap::new(),
-        ports: BTreeMap::new(),
-        lasting: BTreeMap::new(),
-    };
+    let mut memory =
+        Memory { line, order, bytes: Bytes::default(), parts: BTreeMap::new(), slots: BTreeMap::new() };
     for &i in &line.tasks {
         if found.len() >= MAX_DIAGNOSTICS {
             return;
@@ -151,8 +140,8 @@ pub(super) fn check(
         if let Work::Call { callee: called, base, .. } = task.work {
             let effects = lasting.effects(called);
             touched.callee.push(Region::Bytes(base..base + schedule.frames[called].bytes));
-            touched.callee.extend(effects.writes.iter().map(|&n| Region::Lasting(n)));
-            touched.callee_reads.extend(effects.reads.iter().map(|&n| Region::Lasting(n)));
+            touched.callee.extend(effects.writes.iter().map(|&n| Region::Slot(Slot::Lasting(n))));
+            touched.callee_reads.extend(effects.reads.iter().map(|&n| Region::Slot(Slot::Lasting(n))));
         }
         for (buffer, region) in &touched.reads {
             if let Err(error) = memory.find(*buffer, region) {
@@ -195,9 +184,9 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
             // A wire is in the frame.
             other => other,
         },
-        Place::Argument(i) | Place::Result(i) => Region::Port(i),
+        Place::Argument(i) | Place::Result(i) => Region::Slot(Slot::Port(i)),
         Place::Weight(_) | Place::State(_) => {
-            lasting.number(frame, id).map_or(Region::Outside, Region::Lasting)
+            lasting.number(frame, id).map_or(Region::Outside, |n| Region::Slot(Slot::Lasting(n)))
         }
         Place::Input(_) => Region::Outside,
     }
@@ -237,7 +226,7 @@ fn check_in_place(
                     let is_own = scan.is_none_or(|scan| i < scan.carried)
                         || layers.end - layers.start == 1
                         || takes_slices(schedule, frame, *callee, scan.as_ref(), i, operand);
-                    i == j && is_own && (operand == write || matches!(read, Region::Port(_)))
+                    i == j && is_own && (operand == write || matches!(read, Region::Slot(Slot::Port(_))))
                 }
                 Work::Pack(_) | Work::Unpack(_) | Work::Copy => false,
             };
@@ -254,9 +243,9 @@ fn check_in_place(
             continue;
         };
         return refuse(match callee {
-            Region::Lasting(_) => format!("the callee writes `${}`, an argument", name(frame, *operand)),
-            Region::Bytes(_) | Region::Part { .. } | Region::Port(_) | Region::Outside => {
-                "the callee's frame lies where an argument lies".to_owned()
+            Region::Slot(_) => format!("the callee writes `${}`, an argument", name(frame, *operand)),
+            Region::Bytes(_) | Region::Part { .. } | Region::Outside => {
+                "the callee's frame is where an argument is".to_owned()
             }
         });
     }
@@ -279,14 +268,7 @@ fn takes_slices(
 }
 
 fn same_place(a: &Region, b: &Region) -> bool {
-    match (a, b) {
-        (Region::Bytes(a), Region::Bytes(b)) => a.start == b.start && a.end == b.end,
-        (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
-        (
-            Region::Bytes(_) | Region::Part { .. } | Region::Port(_) | Region::Lasting(_) | Region::Outside,
-            _,
-        ) => false,
-    }
+    a == b && matches!(a, Region::Bytes(_) | Region::Slot(_))
 }
 
 /// Whether element i of both buffers has one address.
@@ -306,12 +288,7 @@ struct Memory<'l> {
     bytes: Bytes,
     /// The writers of the parts of a wire that is filled part by part; none for one that was written whole.
     parts: BTreeMap<BufferId, BTreeMap<usize, Access>>,
-    /// Results that are written, by number, and by which task.
-    results: BTreeMap<usize, usize>,
-    /// Arguments and results, by number.
-    ports: BTreeMap<usize, Access>,
-    /// Weights and states, by number.
-    lasting: BTreeMap<usize, Access>,
+    slots: BTreeMap<Slot, Access>,
 }
 
 impl Memory<'_> {
@@ -328,11 +305,8 @@ impl Memory<'_> {
                     let access = self.parts.get_mut(wire).and_then(|parts| parts.get_mut(part));
                     running.extend(access.and_then(|access| access.read(order, task, stream)));
                 }
-                Region::Port(n) => {
-                    running.extend(self.ports.entry(*n).or_default().read(order, task, stream))
-                }
-                Region::Lasting(n) => {
-                    running.extend(self.lasting.entry(*n).or_default().read(order, task, stream));
+                Region::Slot(slot) => {
+                    running.extend(self.slots.entry(*slot).or_default().read(order, task, stream));
                 }
                 Region::Outside => {}
             }
@@ -365,11 +339,7 @@ impl Memory<'_> {
                         self.parts.insert(*wire, BTreeMap::from([(*part, access)]));
                     }
                 },
-                Region::Port(n) => {
-                    self.results.insert(*n, task);
-                    running.extend(self.ports.entry(*n).or_default().write(order, task));
-                }
-                Region::Lasting(n) => running.extend(self.lasting.entry(*n).or_default().write(order, task)),
+                Region::Slot(slot) => running.extend(self.slots.entry(*slot).or_default().write(order, task)),
                 Region::Outside => {}
             }
         }
@@ -391,7 +361,7 @@ impl Memory<'_> {
                 let n = frame.carried(buffer).map_or(0, |(transfer, _)| transfer.parcels().len());
                 (0..n).all(|part| parts.contains_key(&part))
             }),
-            Region::Port(_) | Region::Lasting(_) | Region::Outside => true,
+            Region::Slot(_) | Region::Outside => true,
         };
         match (region, &frame.buffers[buffer].place) {
             (Region::Bytes(range) | Region::Part { of: range, .. }, _) if !range.is_empty() => {
@@ -405,28 +375,18 @@ impl Memory<'_> {
                     Found::Nothing => refuse("is read before it is written"),
                 }
             }
-            (Region::Port(n), Place::Argument(_)) => match self.results.get(n) {
-                Some(&task) => refuse(&format!(
-                    "is read after {} wrote the result that may lie in its place",
-                    describe(frame, task)
-                )),
-                None => Ok(()),
-            },
-            (Region::Port(n), Place::Result(_)) => {
-                if self.results.contains_key(n) {
-                    Ok(())
-                } else {
-                    refuse("is read before it is written")
+            (Region::Slot(slot @ Slot::Port(_)), place) => {
+                let writer = self.slots.get(slot).and_then(|access| access.writer);
+                match (place, writer) {
+                    (Place::Argument(_), Some(task)) => refuse(&format!(
+                        "is read after {} wrote the result that may be in its place",
+                        describe(frame, task)
+                    )),
+                    (Place::Result(_), None) => refuse("is read before it is written"),
+                    _ => Ok(()),
                 }
             }
-            (
-                Region::Bytes(_)
-                | Region::Part { .. }
-                | Region::Port(_)
-                | Region::Lasting(_)
-                | Region::Outside,
-                _,
-            ) => Ok(()),
+            (Region::Bytes(_) | Region::Part { .. } | Region::Slot(_) | Region::Outside, _) => Ok(()),
         }
     }
 }

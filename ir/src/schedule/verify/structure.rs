@@ -8,7 +8,7 @@ use crate::identifier::is_identifier;
 use crate::layout::At;
 use crate::module::Level;
 use crate::ops::context::Context;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::Stage;
 use crate::schedule::verify::partner::{in_task, with_users};
@@ -123,7 +123,7 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
     let mut names = BTreeSet::new();
     for (i, output) in frame.outputs.iter().enumerate() {
         let Some(buffer) = frame.buffers.get(output.buffer) else {
-            return Err(OpError::new("S01", format!("output {i} is a buffer that is not there")));
+            bail!("S01", "output {i} is a buffer that is not there");
         };
         let is_tensor = matches!(buffer.content, Content::Tensor(_));
         let fits = match (&output.name, &buffer.place) {
@@ -147,7 +147,7 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
                 "main" => "must have a name of its own and lie in the frame".to_owned(),
                 _ => format!("must be placed at result {i} and have no name"),
             };
-            return Err(OpError::new("S02", format!("output {i}, `${}`, {rule}", buffer.name)));
+            bail!("S02", "output {i}, `${}`, {rule}", buffer.name);
         }
     }
     Ok(())
@@ -162,8 +162,7 @@ fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(),
         "it names a buffer that is not there"
     );
     if let Some(event) = waits.iter().chain(records).find(|&&e| !in_range(e, frame.n_events)) {
-        let message = format!("there is no event e{} among {}", event.index(), frame.n_events);
-        return Err(OpError::new("S01", message));
+        bail!("S01", "there is no event e{} among {}", event.index(), frame.n_events);
     }
     let Work::Call { callee, base, stage, .. } = work else { return Ok(()) };
     if let Some(At { axis, coordinate }) = stage.and_then(Stage::at) {

@@ -8,7 +8,7 @@ use crate::handles::MAX_LAYERS;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
 use crate::ops::context::Context;
-use crate::ops::error::{OpError, ensure};
+use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::structure;
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::{Scan, Stage};
@@ -44,9 +44,7 @@ impl<'s> Checker<'s> {
                 | Place::Weight(_)
                 | Place::State(_) => {}
                 Place::Argument(_) | Place::Input(_) => {
-                    let message =
-                        format!("it writes `${}`, which is not the frame's", name(self.frame, written));
-                    return Err(OpError::new("S11", message));
+                    bail!("S11", "it writes `${}`, which is not the frame's", name(self.frame, written));
                 }
             }
         }
@@ -132,7 +130,7 @@ impl<'s> Checker<'s> {
     fn transfer(&self, transfer: &Transfer) -> Result<(), OpError> {
         for Parcel { op, from, to } in transfer.parcels() {
             if !op.is_communication() || matches!(op, Op::Coalesced(_)) {
-                return Err(OpError::new("S03", format!("`{}` is no collective of one tensor", op.name())));
+                bail!("S03", "`{}` is no collective of one tensor", op.name());
             }
             for ty in [from, to] {
                 crate::verify::check_type(&self.schedule.space, crate::module::Level::PerRank, ty)?;
@@ -205,7 +203,7 @@ impl<'s> Checker<'s> {
     /// and no permute is counted.
     fn carries(&self, content: &Content, transfer: &Transfer, side: Side) -> Result<(), OpError> {
         let Content::Wire { dtype, elements } = content else {
-            return Err(OpError::new("S03", "it needs blocks as they travel, not a tensor"));
+            bail!("S03", "it needs blocks as they travel, not a tensor");
         };
         let (dtype, elements): (DType, u64) = (*dtype, *elements);
         let space = &self.schedule.space;
@@ -240,12 +238,10 @@ impl<'s> Checker<'s> {
         let at = stage.and_then(Stage::at);
         let elsewhere = |&b: &BufferId| self.frame.at(b).is_some_and(|there| Some(there) != at);
         if reads.iter().any(elsewhere) || writes.iter().any(|&b| self.frame.at(b) != at) {
-            let message = format!("what `@{}` takes and gives is not on the ranks that run it", frame.name);
-            return Err(OpError::new("S09", message));
+            bail!("S09", "what `@{}` takes and gives is not on the ranks that run it", frame.name);
         }
         if layers.start >= layers.end || layers.end > MAX_LAYERS {
-            let message = format!("it runs over layers {}..{}", layers.start, layers.end);
-            return Err(OpError::new("S09", message));
+            bail!("S09", "it runs over layers {}..{}", layers.start, layers.end);
         }
         if reads.len() != frame.n_arguments || writes.len() != frame.outputs.len() {
             let message = format!(

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::boxes;
 use ithaca_ir::entity::{Arena, Entity};
-use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, structure};
+use ithaca_ir::order::joined;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work, integers};
 use ithaca_ir::{Space, TensorType};
 
@@ -117,7 +117,7 @@ fn by_place(mut runs: Runs) -> Runs {
     runs.sort_by_key(|(layers, at)| (*at, layers.start));
     let of_place = |runs: &[(Layers, Option<At>)]| -> Runs {
         let at = runs[0].1;
-        let layers = union(runs.iter().map(|(layers, _)| layers.clone()).collect());
+        let layers = joined(runs.iter().map(|(layers, _)| layers.clone()).collect());
         layers.into_iter().map(|layers| (layers, at)).collect()
     };
     runs.chunk_by(|a, b| a.1 == b.1).flat_map(of_place).collect()

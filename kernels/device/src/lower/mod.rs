@@ -33,10 +33,9 @@ pub use options::{Checks, Options};
 /// [`LowerError::Unsupported`] for an operation that no kernel computes, [`LowerError::Invalid`] for an inconsistent schedule;
 /// both with their task.
 pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, LowerError> {
-    let mut runs = schedule.layers_by_place();
-    match schedule.main() {
-        None => return LowerError::invalid(format!("`{}` has no frames", schedule.name)),
-        Some(main) => runs[main.index()].push((0..1, None)),
+    let runs = schedule.layers_by_place();
+    if schedule.main().is_none() {
+        return LowerError::invalid(format!("`{}` has no frames", schedule.name));
     }
     let mut n_events = 0;
     let mut first_events = Vec::with_capacity(schedule.frames.len());

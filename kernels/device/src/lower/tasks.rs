@@ -5,7 +5,7 @@ use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::message;
 use ithaca_ir::ops::{Op, ScanOrder, Stage};
 use ithaca_ir::schedule::{BufferId, Content, Task, Transfer, Work as TaskWork};
-use ithaca_ir::strided::Strided;
+use ithaca_ir::strided::{self, Strided};
 
 use super::axes::uneven_axes;
 use super::buffers;
@@ -84,10 +84,11 @@ impl<'a> Lowering<'a> {
         transfer: &Transfer,
         side: Side,
     ) -> Result<Choice<Vec<Record>>, LowerError> {
-        let (wire, buffers, first) = match side {
-            Side::Sent => (only(&task.writes)?, &task.reads, &transfer.first().from),
-            Side::Received => (only(&task.reads)?, &task.writes, &transfer.first().to),
+        let (wire, buffers) = match side {
+            Side::Sent => (only(&task.writes)?, &task.reads),
+            Side::Received => (only(&task.reads)?, &task.writes),
         };
+        let first = strided::end(transfer.first(), side);
         let parcels = transfer.parcels();
         if buffers.len() != parcels.len() {
             return LowerError::invalid(format!("it has {} tensors", buffers.len()));
@@ -101,10 +102,9 @@ impl<'a> Lowering<'a> {
         let wire = self.locate(of, wire)?;
         let places = of.frame.places(task);
         let span = self.span_of(places, transfer);
-        self.traced(of, places, &span, &|cx| match side {
-            _ if !cx.space.holds(first, cx.rank) => Ok(()),
-            Side::Sent => cx.pack(parcels, &tensors, wire),
-            Side::Received => cx.unpack(parcels, wire, &tensors),
+        self.traced(of, places, &span, &|cx| match cx.space.holds(first, cx.rank) {
+            true => cx.move_message(parcels, side, &tensors, wire),
+            false => Ok(()),
         })
     }
 

@@ -1,9 +1,10 @@
 //! Attention, forward and backward, and the merge of its parts.
 
 use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
+use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
-use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of, written};
+use super::view::{Cx, Local, View, float, reals, signed, step, written};
 use crate::argument::{Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;
@@ -26,17 +27,11 @@ impl<'v> TrailingOperands<'v> {
     }
 }
 
-fn unsupported<T>(what: &str) -> Result<T, LowerError> {
-    Err(LowerError::Unsupported(what.to_owned()))
-}
-
 /// The element types of the operands and of the result, which is the same or f32.
 fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], LowerError> {
     match z.dtype == x.dtype || z.dtype == DType::F32 {
         true => Ok([float(x)?, float(z)?]),
-        false => {
-            Err(LowerError::Unsupported(format!("attention from {} to {}", x.dtype.name(), z.dtype.name())))
-        }
+        false => LowerError::unsupported(format!("attention from {} to {}", x.dtype, z.dtype)),
     }
 }
 
@@ -95,7 +90,7 @@ impl Cx<'_> {
         let Some(dropout) = &a.dropout else { return Ok(Dropout::default()) };
         let degree = self.space.mesh.degree(heads.axes_of(a.heads));
         if self.space.dims[a.heads].part.is_some_and(|part| part.runs != degree) {
-            return unsupported("dropout over parts of heads of several ranks at once");
+            return LowerError::unsupported("dropout over parts of heads of several ranks at once");
         }
         match dropout.keyed {
             Keyed::Position => Ok(Dropout {
@@ -103,7 +98,7 @@ impl Cx<'_> {
                 seed: dropout.seed,
                 key: key.map_or(Pointer::NONE, |key| key.at),
             }),
-            Keyed::Stream => unsupported("dropout keyed by the order in which a device computes"),
+            Keyed::Stream => LowerError::unsupported("dropout keyed by the order in which a device computes"),
         }
     }
 
@@ -115,14 +110,14 @@ impl Cx<'_> {
         trailing: TrailingOperands<'_>,
     ) -> Result<AttentionShape, LowerError> {
         if let Some(movement) = &a.movement {
-            return unsupported(&format!("an attention with movement `{}`", movement.name));
+            return LowerError::unsupported(format!("an attention with movement `{}`", movement.name));
         }
         let [lq, lk, lv] = [q, k, v].map(|x| self.local(x.ty));
         let n = q.ty.dims.len();
         let (Some(front), Some(kn), Some(vn)) =
             (n.checked_sub(3), k.ty.dims.len().checked_sub(3), v.ty.dims.len().checked_sub(1))
         else {
-            return unsupported("an attention of fewer than three dimensions");
+            return LowerError::unsupported("an attention of fewer than three dimensions");
         };
         let whole: Vec<i64> = q.ty.dims[..front].iter().map(|&d| signed(self.space.size(d))).collect();
         let steps = row_major(&whole);
@@ -167,7 +162,7 @@ impl Cx<'_> {
         let strides = self.local_of(view).strides;
         let n = strides.len();
         let Some(token) = n.checked_sub(3) else {
-            return unsupported("an attention of fewer than three dimensions");
+            return LowerError::unsupported("an attention of fewer than three dimensions");
         };
         let front = token.checked_sub(1).map_or(0, |d| strides[d]);
         let rows = Rows { front, token: strides[token], head: strides[token + 1], ..Rows::default() };
@@ -179,7 +174,7 @@ impl Cx<'_> {
             Some((place, run, block)) if place == token + 1 => {
                 Rows { head_run: run, head_block: block, ..rows }
             }
-            Some(_) => return unsupported("an attention whose sequences are cut into blocks"),
+            Some(_) => return LowerError::unsupported("an attention whose sequences are cut into blocks"),
         })
     }
 
@@ -237,8 +232,7 @@ impl Cx<'_> {
         self.launch(&kernel, columns, arguments![q, k, v, g, z[1].at, z[2].at, s, columns])?;
         let Some(bias) = z.get(3) else { return Ok(()) };
         let n = self.local(bias.ty).size;
-        let kernel = format!("attention_backward_bias<{t}>");
-        self.launch(&kernel, n, arguments![q, k, v, g, bias.at, s, n])
+        self.launch_of("attention_backward_bias", x[0].ty, n, arguments![q, k, v, g, bias.at, s, n])
     }
 
     /// Explicit rows: the scores of the keys held.
@@ -253,8 +247,7 @@ impl Cx<'_> {
         let s = self.shape_of(a, [q, k, k], TrailingOperands::default())?;
         let n = s.front * s.queries * s.heads;
         let columns = self.local(z.ty).extents.last().copied().unwrap_or(1);
-        let kernel = format!("scores<{}>", float(q.ty)?);
-        self.launch(&kernel, n, arguments![q.at, k.at, z.at, s, columns, n])
+        self.launch_of("scores", q.ty, n, arguments![q.at, k.at, z.at, s, columns, n])
     }
 
     /// The values of the keys held, weighed by explicit rows. In the shape, the rows take the place of q and their columns
@@ -268,8 +261,7 @@ impl Cx<'_> {
         plain_rows(a)?;
         let s = self.shape_of(a, [rows, v, v], TrailingOperands::default())?;
         let n = self.local(z.ty).size;
-        let kernel = format!("weigh<{}>", float(v.ty)?);
-        self.launch(&kernel, n, arguments![reals(rows), reals(lse), v.at, z.at, s, s.width, n])
+        self.launch_of("weigh", v.ty, n, arguments![reals(rows), reals(lse), v.at, z.at, s, s.width, n])
     }
 
     /// A rank without elements of the second part keeps the first.
@@ -298,17 +290,13 @@ impl Cx<'_> {
 
     pub(crate) fn sink(&self, x: &[View<'_>; 3], z: &[View<'_>; 2]) -> Result<(), LowerError> {
         let [o, lse, logits] = *x;
-        let (rows, heads) = (self.local(lse.ty), self.local(logits.ty));
-        let n = self.local(o.ty).size;
+        let (rows, n) = (self.local(lse.ty).size, self.local(o.ty).size);
         if n == 0 {
             return Ok(());
         }
-        let mut walk = Walk::<1>::default();
-        for (d, &dim) in lse.ty.dims.iter().enumerate() {
-            step(&mut walk, rows.extents[d], [stride_of(logits.ty, &heads, dim)])?;
-        }
+        let walk = self.walk(lse.ty, |_| true, [logits.ty])?;
         let kernel = format!("sink<{}, {}>", float(o.ty)?, lse_type(o.ty, lse.ty)?);
-        let width = n / rows.size.max(1);
+        let width = n / rows.max(1);
         self.launch(&kernel, n, arguments![o.at, lse.at, reals(logits), z[0].at, z[1].at, walk, width, n])
     }
 
@@ -340,7 +328,10 @@ impl Cx<'_> {
         let found = &self.space.dims[dim];
         let plain = found.order == ithaca_ir::Order::Contiguous && found.fetched.is_none();
         if !plain && found.valid != found.size {
-            return unsupported(&format!("a sum over `{}`, which has an order and padding,", found.name));
+            return LowerError::unsupported(format!(
+                "a sum over `{}`, which has an order and padding,",
+                found.name
+            ));
         }
         let held = &self.region(local)[at];
         Ok(signed(held.end.min(found.valid).saturating_sub(held.start)))
@@ -356,7 +347,7 @@ pub(crate) fn bytes(n: i64, ty: &TensorType) -> u64 {
 fn lse_type(o: &TensorType, lse: &TensorType) -> Result<&'static str, LowerError> {
     match lse.dtype == o.dtype || lse.dtype == DType::F32 {
         true => Ok(c_type(lse.dtype)),
-        false => Err(LowerError::Unsupported(format!("lse in {}", lse.dtype.name()))),
+        false => LowerError::unsupported(format!("lse in {}", lse.dtype)),
     }
 }
 
@@ -364,6 +355,6 @@ fn lse_type(o: &TensorType, lse: &TensorType) -> Result<&'static str, LowerError
 fn plain_rows(a: &Attention) -> Result<(), LowerError> {
     match a.bias.is_none() && a.dropout.is_none() {
         true => Ok(()),
-        false => unsupported("explicit rows of scores with a bias or dropout"),
+        false => LowerError::unsupported("explicit rows of scores with a bias or dropout"),
     }
 }

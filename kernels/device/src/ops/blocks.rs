@@ -2,33 +2,27 @@
 
 use ithaca_ir::boxes::{self, Region, Side};
 use ithaca_ir::message::{self, Parcel, Piece};
-use ithaca_ir::{DType, DimId, Op, TensorType};
+use ithaca_ir::strided::{self, row_major};
+use ithaca_ir::{DType, DimId, Op};
 
-use super::view::{Cx, Local, View, place, row_major, signed, step};
+use super::view::{Cx, Local, View, place, signed, step};
 use crate::argument::{Pointer, arguments};
 use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;
 use crate::structs::{Pieces, PiecesShape, Walk};
 
-/// The direction of a copy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    ToWire,
-    FromWire,
-}
-
 /// Blocks of a tensor, each with its first element on the wire.
 type Placed = Vec<(Region, u64)>;
 
 impl Cx<'_> {
-    /// Copies blocks between a tensor and a wire. Blocks of one shape at even distances, as those of an even split are,
-    /// take one kernel.
+    /// Copies blocks of a tensor to a wire that is sent, or from one that was received. Blocks of one shape at even
+    /// distances, as those of an even split are, take one kernel.
     fn move_placed(
         &self,
         dtype: DType,
         whole: &Local,
         blocks: &Placed,
-        direction: Direction,
+        side: Side,
         [tensor, wire]: [Pointer; 2],
     ) -> Result<(), LowerError> {
         let offset_of = |block: &Region| -> i64 {
@@ -36,9 +30,9 @@ impl Cx<'_> {
             distances.iter().zip(&whole.strides).map(|(distance, stride)| distance * stride).sum()
         };
         let shape_of = |block: &Region| -> Vec<i64> { Local::new(block.clone()).extents };
-        let order = |wire: i64, tensor: i64| match direction {
-            Direction::ToWire => [wire, tensor],
-            Direction::FromWire => [tensor, wire],
+        let order = |wire: i64, tensor: i64| match side {
+            Side::Sent => [wire, tensor],
+            Side::Received => [tensor, wire],
         };
         let mut rest: &[(Region, u64)] = blocks;
         while let [(block, at), ..] = rest {
@@ -65,9 +59,9 @@ impl Cx<'_> {
             }
             let here = tensor.offset(u64::try_from(first).unwrap_or(0) * dtype.bytes());
             let there = wire.offset(at * dtype.bytes());
-            let [from, to] = match direction {
-                Direction::ToWire => [here, there],
-                Direction::FromWire => [there, here],
+            let [from, to] = match side {
+                Side::Sent => [here, there],
+                Side::Received => [there, here],
             };
             let all = n * signed(run as u64);
             self.launch(&format!("copy_box<{}>", bits_type(dtype)), all, arguments![from, to, walk, all])?;
@@ -80,51 +74,23 @@ impl Cx<'_> {
     pub(crate) fn slice(&self, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (whole, part) = (self.local(x.ty), self.local(z.ty));
         let blocks = if part.size > 0 { vec![(self.region(&part).clone(), 0)] } else { Vec::new() };
-        self.move_placed(x.ty.dtype, &whole, &blocks, Direction::ToWire, [x.at, z.at])
+        self.move_placed(x.ty.dtype, &whole, &blocks, Side::Sent, [x.at, z.at])
     }
 
-    /// Packs the blocks of a message into its wire.
-    pub(crate) fn pack(
-        &self,
-        parcels: &[Parcel],
-        tensors: &[Pointer],
-        wire: Pointer,
-    ) -> Result<(), LowerError> {
-        if let [Parcel { op: Op::Fetch { to: dim }, from, to }] = parcels {
-            return self.move_pieces(parcels, (*dim, from, to), Side::Sent, [tensors[0], wire]);
-        }
-        if let [Parcel { op: Op::FetchSum { from: dim }, from, to }] = parcels {
-            return self.move_pieces(parcels, (*dim, from, to), Side::Sent, [tensors[0], wire]);
-        }
-        self.move_message(parcels, Side::Sent, tensors, wire)
-    }
-
-    /// Unpacks the received blocks of a message from its wire.
-    pub(crate) fn unpack(
-        &self,
-        parcels: &[Parcel],
-        wire: Pointer,
-        tensors: &[Pointer],
-    ) -> Result<(), LowerError> {
-        if let [Parcel { op: Op::Fetch { to: dim }, from, to }] = parcels {
-            return self.move_pieces(parcels, (*dim, from, to), Side::Received, [tensors[0], wire]);
-        }
-        if let [Parcel { op: Op::FetchSum { from: dim }, from, to }] = parcels {
-            return self.move_pieces(parcels, (*dim, from, to), Side::Received, [tensors[0], wire]);
-        }
-        if parcels.iter().any(|parcel| matches!(parcel.op, Op::FetchSum { .. })) {
-            return Err(LowerError::Unsupported("several sums of fetched tokens in one message".to_owned()));
-        }
-        self.move_message(parcels, Side::Received, tensors, wire)
-    }
-
-    fn move_message(
+    /// Packs the blocks of a message into its wire, or unpacks them from it.
+    pub(crate) fn move_message(
         &self,
         parcels: &[Parcel],
         side: Side,
         tensors: &[Pointer],
         wire: Pointer,
     ) -> Result<(), LowerError> {
+        if let [parcel @ Parcel { op: Op::Fetch { to: dim } | Op::FetchSum { from: dim }, .. }] = parcels {
+            return self.move_pieces(parcel, *dim, side, [tensors[0], wire]);
+        }
+        if side == Side::Received && parcels.iter().any(|p| matches!(p.op, Op::FetchSum { .. })) {
+            return LowerError::unsupported("several sums of fetched tokens in one message");
+        }
         let laid = message::wire(self.space, parcels, side, self.rank);
         let mut placed: Vec<Placed> = vec![Vec::new(); parcels.len()];
         let mut end = 0;
@@ -136,11 +102,8 @@ impl Cx<'_> {
         // Tensors in the wire are not copied.
         let moved = parcels.iter().zip(&placed).zip(tensors).filter(|(_, at)| **at != Pointer::NONE);
         for ((parcel, blocks), &tensor) in moved {
-            let (ty, direction) = match side {
-                Side::Sent => (&parcel.from, Direction::ToWire),
-                Side::Received => (&parcel.to, Direction::FromWire),
-            };
-            self.move_placed(ty.dtype, &self.local(ty), blocks, direction, [tensor, wire])?;
+            let ty = strided::end(parcel, side);
+            self.move_placed(ty.dtype, &self.local(ty), blocks, side, [tensor, wire])?;
         }
         Ok(())
     }
@@ -148,20 +111,17 @@ impl Cx<'_> {
     /// Moves the pieces of a fetch, or of its adjoint, in one kernel. `dim` is the fetched dimension.
     fn move_pieces(
         &self,
-        parcels: &[Parcel],
-        (dim, from, to): (DimId, &TensorType, &TensorType),
+        parcel: &Parcel,
+        dim: DimId,
         side: Side,
         [tensor, wire]: [Pointer; 2],
     ) -> Result<(), LowerError> {
-        let sums = matches!(parcels[0].op, Op::FetchSum { .. });
+        let sums = matches!(parcel.op, Op::FetchSum { .. });
         // The fetched dimension has the place that its sequence has in the other type.
-        let at = place(if sums { from } else { to }, dim)?;
-        let ty = match side {
-            Side::Sent => from,
-            Side::Received => to,
-        };
+        let at = place(if sums { &parcel.from } else { &parcel.to }, dim)?;
+        let ty = strided::end(parcel, side);
         let whole = self.local(ty);
-        let laid = message::wire(self.space, parcels, side, self.rank);
+        let laid = message::wire(self.space, std::slice::from_ref(parcel), side, self.rank);
         let (mut table, mut end) = (Vec::new(), 0);
         for Piece { region, .. } in laid.blocks.iter().flatten() {
             let held = &region[at];

@@ -125,6 +125,7 @@ impl Matmul {
 impl Cx<'_> {
     pub(crate) fn einsum(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
+        float(x.ty)?;
         if lz.size == 0 {
             return Ok(());
         }
@@ -167,7 +168,6 @@ impl Cx<'_> {
         let [m, n] = [m, n].map(|group| group.first().copied().unwrap_or(ONCE));
         let one_k = k.len() <= 1;
         let k = k.first().copied().unwrap_or(ONCE);
-        let t = float(x.ty)?;
         if is_product
             && one_k
             && k.extent > 0
@@ -184,7 +184,7 @@ impl Cx<'_> {
         }
         let n_summed = along.size();
         let arguments = arguments![x.at, y.at, z.at, over, along, lz.size, n_summed];
-        self.launch(&format!("einsum<{t}>"), lz.size, arguments)
+        self.launch_of("einsum", x.ty, lz.size, arguments)
     }
 
     /// The innermost batch loop is the product's own; those around it are loops here.

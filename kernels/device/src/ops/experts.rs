@@ -3,7 +3,7 @@
 use ithaca_ir::ops::experts::{self, Experts, Gates, Scoring};
 use ithaca_ir::{DType, Space};
 
-use super::view::{Cx, View, float, reals, signed};
+use super::view::{Cx, View, reals, signed};
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
 use crate::structs::{Reals, Route, Slots};
@@ -37,35 +37,40 @@ impl Cx<'_> {
                 let r = route_of(self.space, route);
                 let tokens = self.local(x[0].ty).size / r.experts.max(1);
                 let bias = x.get(1).map_or(Pointer::NONE, |bias| bias.at);
-                let kernel = format!("route<{}>", float(x[0].ty)?);
-                self.launch(&kernel, tokens, arguments![r, x[0].at, bias, z[0].at, z[1].at, tokens])
+                self.launch_of(
+                    "route",
+                    x[0].ty,
+                    tokens,
+                    arguments![r, x[0].at, bias, z[0].at, z[1].at, tokens],
+                )
             }
             Experts::RouteBackward(route) => {
                 let r = route_of(self.space, route);
                 let tokens = self.local(x[0].ty).size / r.experts.max(1);
-                let kernel = format!("route_backward<{}>", float(x[0].ty)?);
-                self.launch(&kernel, tokens, arguments![r, x[0].at, x[1].at, reals(x[2]), z[0].at, tokens])
+                self.launch_of(
+                    "route_backward",
+                    x[0].ty,
+                    tokens,
+                    arguments![r, x[0].at, x[1].at, reals(x[2]), z[0].at, tokens],
+                )
             }
             Experts::Dispatch(slots) => {
                 let s = self.slots(slots, x[0], z[0])?;
                 let ((gates, gated), n) = (gates(x), s.held * s.groups * LANES);
-                let kernel = format!("dispatch<{}>", float(z[0].ty)?);
-                self.launch(&kernel, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
+                self.launch_of("dispatch", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
             }
             Experts::Combine(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
                 let ((gates, gated), n) = (gates(x), s.groups * s.group * LANES);
-                let kernel = format!("combine<{}>", float(z[0].ty)?);
-                self.launch(&kernel, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
+                self.launch_of("combine", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
             }
             Experts::Products(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
                 let n = s.groups * s.group * s.top;
                 if z[0].ty.dtype != DType::F32 && x[1].ty.dtype != DType::F64 {
-                    return Err(LowerError::Unsupported("products of slots in a narrow type".to_owned()));
+                    return LowerError::unsupported("products of slots in a narrow type");
                 }
-                let kernel = format!("slot_products<{}>", float(x[1].ty)?);
-                self.launch(&kernel, n, arguments![s, x[1].at, x[2].at, z[0].at, n])
+                self.launch_of("slot_products", x[1].ty, n, arguments![s, x[1].at, x[2].at, z[0].at, n])
             }
         }
     }
@@ -81,10 +86,7 @@ impl Cx<'_> {
             None => (1, 1),
             Some(capacity) => match capacity.tokens(self.space) {
                 Some(tokens) => (signed(tokens), signed(self.space.size(capacity.slots))),
-                None => {
-                    let message = "groups of tokens that do not divide their sequence";
-                    return Err(LowerError::Unsupported(message.to_owned()));
-                }
+                None => return LowerError::unsupported("groups of tokens that do not divide their sequence"),
             },
         };
         let (lc, lf) = (self.local(choices.ty), self.local(filled.ty));

@@ -16,17 +16,15 @@ pub(crate) mod view;
 use ithaca_ir::Op;
 use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 
+use crate::argument::arguments;
 use crate::error::LowerError;
 use training::{Centre, Norm};
-use view::{Cx, View};
+use view::{Cx, View, bits, float};
 
 /// As many tensors as an operation has.
 fn exactly<'x, 'v, const N: usize>(op: &Op, x: &'x [View<'v>]) -> Result<&'x [View<'v>; N], LowerError> {
-    x.try_into().map_err(|_| unsupported(&format!("`{}` of {} tensors", op.name(), x.len())))
-}
-
-fn unsupported(what: &str) -> LowerError {
-    LowerError::Unsupported(what.to_owned())
+    let wrong = |_| LowerError::Unsupported(format!("`{}` of {} tensors", op.name(), x.len()));
+    x.try_into().map_err(wrong)
 }
 
 impl Cx<'_> {
@@ -37,7 +35,7 @@ impl Cx<'_> {
     pub(crate) fn compute(&self, op: &Op, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
         if !op.info().operands.contains(&x.len()) || z.len() != op.n_results() {
             let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());
-            return Err(LowerError::Unsupported(what));
+            return LowerError::unsupported(what);
         }
         let is_cut = x.iter().chain(z).any(|view| view.cut().is_some());
         let knows = matches!(
@@ -50,7 +48,7 @@ impl Cx<'_> {
                 | Op::Join { .. }
         );
         if is_cut && !knows {
-            return Err(unsupported(&format!("`{}` of a tensor that is cut into blocks", op.name())));
+            return LowerError::unsupported(format!("`{}` of a tensor that is cut into blocks", op.name()));
         }
         let count =
             |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
@@ -61,15 +59,15 @@ impl Cx<'_> {
                 self.einsum(a, b, z[0])
             }
             Op::Embed { .. } => self.embed(x[0], x[1], z[0]),
-            Op::Unary(f) => self.unary(*f, x[0], z[0]),
+            Op::Unary(f) => self.elementwise("unary", x[0], arguments![*f as i32, x[0].at, z[0].at]),
             Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),
             Op::Scale { factor } => self.scale(*factor, x[0], z[0]),
             Op::Cast { .. } => self.cast(x[0], z[0]),
             Op::RmsNorm { over, eps, offset } => self.rms_norm(*over, (*eps, *offset), x[0], x[1], z[0]),
             Op::RmsScale { over, eps } => self.rms_scale((count(over), *eps), x[0], x[1], x[2], z[0]),
-            Op::LayerNorm { over, eps } => self.layer_norm(*over, *eps, *exactly(op, x)?, z[0]),
-            Op::Softmax { over } => self.softmax(*over, x[0], z[0]),
-            Op::Gradient(Gradient::Softmax { over }) => self.softmax_backward(*over, x[0], x[1], z[0]),
+            Op::LayerNorm { over, eps } => self.layer_norm(*over, *eps, exactly(op, x)?, z[0]),
+            Op::Softmax { over } => self.along("softmax", *over, x, z[0]),
+            Op::Gradient(Gradient::Softmax { over }) => self.along("softmax_backward", *over, x, z[0]),
             Op::Random(random) => self.random(random, x, z[0]),
             Op::Rotary(rotary) => self.rotary(rotary, x[0], x[1], z[0]),
             Op::Attention(a) => self.attention(a, x, z),
@@ -84,7 +82,10 @@ impl Cx<'_> {
             Op::Fill { value } => self.fill(*value, z[0]),
             Op::Sum => self.sum(x[0], z[0]),
             Op::Expand => self.expand(x[0], z[0]),
-            Op::Gradient(Gradient::Unary(f)) => self.unary_backward(*f, x[0], x[1], z[0]),
+            Op::Gradient(Gradient::Unary(f)) => {
+                let arguments = arguments![*f as i32, x[0].at, x[1].at, z[0].at];
+                self.elementwise("unary_backward", x[0], arguments)
+            }
             Op::Gradient(Gradient::Embed { over: _, padding }) => {
                 self.embed_backward(*padding, x[0], x[1], z[0])
             }
@@ -101,17 +102,23 @@ impl Cx<'_> {
                 self.rms_scale_backward((count(over), *eps), *exactly(op, x)?, exactly(op, z)?)
             }
             Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
-                self.cross_entropy_backward((*over, *ignore), *exactly(op, x)?, z[0])
+                self.on_labels("cross_entropy_backward", (*over, *ignore), x, z)
             }
             Op::Loss(Loss::CrossEntropy { over, ignore }) => {
-                self.cross_entropy((*over, *ignore), *exactly(op, x)?, *exactly(op, z)?)
+                self.on_labels("cross_entropy", (*over, *ignore), x, z)
             }
-            Op::Loss(Loss::Pick { over, ignore }) => self.pick((*over, *ignore), *exactly(op, x)?, z[0]),
+            Op::Loss(Loss::Pick { over, ignore }) => self.on_labels("pick", (*over, *ignore), x, z),
             Op::Loss(Loss::Valid { ignore }) => self.valid(*ignore, x[0], z[0]),
             Op::Optimizer(Optimizer::AdamW(adamw)) => self.adamw(adamw, exactly(op, x)?, exactly(op, z)?),
-            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => self.clip_factor(*max_norm, x[0], z[0]),
-            Op::Repeat { from, to } => self.repeat(*from, *to, x[0], z[0]),
-            Op::SumCopies { from, to } => self.sum_copies(*from, *to, x[0], z[0]),
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+                self.elementwise("clip_factor", x[0], arguments![*max_norm, x[0].at, z[0].at])
+            }
+            Op::Repeat { from, to } => {
+                self.copies(&format!("repeat<{}>", bits(x[0].ty)), (x[0], *from), (z[0], *to))
+            }
+            Op::SumCopies { from, to } => {
+                self.copies(&format!("sum_copies<{}>", float(x[0].ty)?), (x[0], *from), (z[0], *to))
+            }
             Op::Take { to } => self.take(*to, x[0], z[0]),
             Op::Join { to } => self.join(*to, x, z[0]),
             Op::Slice { .. } => self.slice(x[0], z[0]),
@@ -131,7 +138,7 @@ impl Cx<'_> {
             | Op::Permute
             | Op::Fetch { .. }
             | Op::FetchSum { .. }
-            | Op::Coalesced(_) => Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::Coalesced(_) => LowerError::unsupported(format!("`{}` as a computation", op.name())),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use ithaca_ir::DimId;
 
-use super::view::{Cx, View, bits, place, signed, step, stride_of};
+use super::view::{Cx, View, bits, place, signed, step};
 use crate::argument::arguments;
 use crate::error::LowerError;
 use crate::structs::Walk;
@@ -38,9 +38,7 @@ fn legs(
             (len / each, each * part, run * whole),
             (each, part, whole),
         ],
-        Some(_) => {
-            return Err(LowerError::Unsupported("a part in runs that blocks cut in pieces".to_owned()));
-        }
+        Some(_) => return LowerError::unsupported("a part in runs that blocks cut in pieces"),
     })
 }
 
@@ -54,7 +52,7 @@ impl Cx<'_> {
         part: View<'_>,
     ) -> Result<(), LowerError> {
         let Some(cut) = self.space.dims[dim].part else {
-            return Err(LowerError::Unsupported("a part of a dimension without parts".to_owned()));
+            return LowerError::unsupported("a part of a dimension without parts");
         };
         let (lw, lp) = (self.local(whole.ty), self.local(part.ty));
         if lp.size == 0 {
@@ -106,18 +104,14 @@ impl Cx<'_> {
         let at = place(z.ty, to)?;
         parts.iter().try_for_each(|part| match part.ty.dims.get(at) {
             Some(&dim) => self.copy_part(Direction::Into, dim, z, *part),
-            None => Err(LowerError::Unsupported("a part of fewer dimensions than the whole".to_owned())),
+            None => LowerError::unsupported("a part of fewer dimensions than the whole"),
         })
     }
 
     /// x followed by y along the last dimension.
     pub(crate) fn concat(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
-        let mut rows = Walk::<1>::default();
-        let outer = z.ty.dims.len().saturating_sub(1);
-        for (d, &dim) in z.ty.dims.iter().enumerate().take(outer) {
-            step(&mut rows, lz.extents[d], [stride_of(y.ty, &ly, dim)])?;
-        }
+        let rows = self.walk(z.ty, |dim| z.ty.dims.last() != Some(&dim), [y.ty])?;
         let [wx, wy] = [&lx, &ly].map(|l| l.extents.last().copied().unwrap_or(1));
         let kernel = format!("concat<{}>", bits(z.ty));
         self.launch(&kernel, lz.size, arguments![x.at, y.at, z.at, rows, lz.size, wx, wy])

@@ -2,7 +2,7 @@
 
 use ithaca_ir::ops::Random;
 
-use super::view::{Cx, View, float, reals};
+use super::view::{Cx, View, reals};
 use crate::argument::{Layer, arguments};
 use crate::error::LowerError;
 use crate::structs::{MOST_DIMS, Places};
@@ -24,8 +24,8 @@ impl Cx<'_> {
                 let mut places = Places::default();
                 for (d, &dim) in z.ty.dims.iter().enumerate() {
                     if d >= MOST_DIMS || self.space.dims[dim].part.is_some() {
-                        let message = "a dropout mask over parts of a dimension, or over too many dimensions";
-                        return Err(LowerError::Unsupported(message.to_owned()));
+                        let what = "a dropout mask over parts of a dimension, or over too many dimensions";
+                        return LowerError::unsupported(what);
                     }
                     places.extent[d] = local.extents[d];
                     places.stride[d] = local.strides[d];
@@ -39,12 +39,10 @@ impl Cx<'_> {
                 )
             }
             (Random::Dropout { rate }, [x, mask]) => {
-                let n = self.local(x.ty).size;
-                let kernel = format!("dropout<{}>", float(x.ty)?);
-                self.launch(&kernel, n, arguments![x.at, mask.at, z.at, 1.0 / (1.0 - rate), n])
+                self.elementwise("dropout", *x, arguments![x.at, mask.at, z.at, 1.0 / (1.0 - rate)])
             }
             (Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. } | Random::Dropout { .. }, _) => {
-                Err(LowerError::Unsupported(format!("`{}` of {} operands", random.name(), x.len())))
+                LowerError::unsupported(format!("`{}` of {} operands", random.name(), x.len()))
             }
         }
     }

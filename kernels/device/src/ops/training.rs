@@ -1,10 +1,11 @@
 //! Operations of training: gradients of norms, the loss and the optimizer.
 
 use ithaca_ir::ops::AdamW;
+use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, DimId, TensorType};
 
-use super::view::{Cx, View, float, place, reals, row_major, signed, stride_of};
-use crate::argument::{Pointer, arguments};
+use super::view::{Cx, RowsAlong, View, float, place, reals, signed};
+use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::{accumulator, c_type};
 use crate::error::LowerError;
 use crate::structs::{self, Labels, Padding, Vocabulary};
@@ -42,22 +43,20 @@ impl Cx<'_> {
     ) -> Result<(), LowerError> {
         let Norm { centre, over, eps, offset } = norm;
         let (lx, t) = (self.local(x.ty), float(x.ty)?);
-        let rows = self.rows(x.ty, over, [x.ty, weight.ty])?;
+        let RowsAlong { walk, n, width, strides: [stride, w_stride] } = self.rows(over, [x.ty, weight.ty])?;
         let starts = self.lines(x.ty, over)?;
         let before = place(x.ty, over)?;
         let others: Vec<i64> = (0..x.ty.dims.len()).filter(|&d| d != before).map(|d| lx.extents[d]).collect();
         let numbers = row_major(&others);
-        let (kept, summed) = self.kept_and_summed::<3>(x.ty, z[1].ty, |k, dim| {
+        let strides = |dim: DimId| {
             let at = x.ty.position(dim).unwrap_or(before);
-            match k {
-                0 => lx.strides[at],
-                _ if dim == over => 0,
-                1 => numbers[at - usize::from(at > before)],
-                _ => lx.strides[at],
+            match dim == over {
+                true => [lx.strides[at], 0, 0],
+                false => [lx.strides[at], numbers[at - usize::from(at > before)], lx.strides[at]],
             }
-        })?;
-        let (n, width) = (rows.size(), self.extent_along(x.ty, over)?);
-        let [stride, w_stride] = [x.ty, weight.ty].map(|ty| self.stride_along(ty, over));
+        };
+        let kept = self.walk_by(z[1].ty, |_| true, strides)?;
+        let summed = self.walk_by(x.ty, |dim| !z[1].ty.has(dim), strides)?;
         let moment = 2 * if x.ty.dtype == DType::F64 { 8 } else { 4 };
         let room = lx.size * signed(x.ty.dtype.bytes()) >= n * moment;
         let moments = if room { z[0].at } else { Pointer::NONE };
@@ -79,7 +78,7 @@ impl Cx<'_> {
         self.launch(
             &format!("norm_backward<{t}>"),
             n,
-            arguments![x.at, weight.at, d.at, z[0].at, rows, n, width, stride, w_stride, eps, offset, centre],
+            arguments![x.at, weight.at, d.at, z[0].at, walk, n, width, stride, w_stride, eps, offset, centre],
         )
     }
 
@@ -89,16 +88,11 @@ impl Cx<'_> {
         [x, squares, weight, d]: [View<'_>; 4],
         z: &[View<'_>; 3],
     ) -> Result<(), LowerError> {
-        let [lx, ls, lw] = [x, squares, weight].map(|v| self.local(v.ty));
         let t = float(x.ty)?;
         // The order of the kernels' `enum class ScaleResult`; sums of squares are as wide as the arithmetic.
         let results = [(0_i32, t), (1, accumulator(x.ty.dtype)), (2, t)];
         for ((which, to), z) in results.into_iter().zip(z) {
-            let (kept, summed) = self.kept_and_summed::<3>(x.ty, z.ty, |k, dim| match k {
-                0 => stride_of(x.ty, &lx, dim),
-                1 => stride_of(squares.ty, &ls, dim),
-                _ => stride_of(weight.ty, &lw, dim),
-            })?;
+            let (kept, summed) = self.kept_and_summed(x.ty, z.ty, [x.ty, squares.ty, weight.ty])?;
             let (n, n_summed) = (kept.size(), summed.size());
             self.launch(
                 &format!("rms_scale_backward<{t}, {to}>"),
@@ -121,8 +115,8 @@ impl Cx<'_> {
                 continue;
             }
             if n == MOST_PADDED {
-                let message = format!("labels with padding in more than {MOST_PADDED} dimensions");
-                return Err(LowerError::Unsupported(message));
+                let what = format!("labels with padding in more than {MOST_PADDED} dimensions");
+                return LowerError::unsupported(what);
             }
             padding.positions[n] = self.sequence(labels.ty, dim)?;
             padding.valid[n] = signed(sequence.valid);
@@ -144,46 +138,25 @@ impl Cx<'_> {
         })
     }
 
-    /// From logits and labels to nll and lse, of each row.
-    pub(crate) fn cross_entropy(
+    /// A kernel on logits, their labels and other tensors, for each element of the first result.
+    pub(crate) fn on_labels(
         &self,
+        name: &str,
         (over, ignore): (DimId, i64),
-        [x, labels]: [View<'_>; 2],
-        [nll, lse]: [View<'_>; 2],
+        x: &[View<'_>],
+        z: &[View<'_>],
     ) -> Result<(), LowerError> {
-        let rows = self.lines(x.ty, over)?;
-        let (l, v, n) = (self.labels(labels, ignore)?, self.vocabulary(x.ty, over)?, rows.size());
-        let kernel = format!("cross_entropy<{}>", float(x.ty)?);
-        self.launch(&kernel, n, arguments![x.at, l, nll.at, lse.at, rows, v, n])
-    }
-
-    pub(crate) fn cross_entropy_backward(
-        &self,
-        (over, ignore): (DimId, i64),
-        [x, labels, lse, d]: [View<'_>; 4],
-        z: View<'_>,
-    ) -> Result<(), LowerError> {
-        let rows = self.lines(x.ty, over)?;
-        let (l, v, n) = (self.labels(labels, ignore)?, self.vocabulary(x.ty, over)?, self.local(x.ty).size);
-        let kernel = format!("cross_entropy_backward<{}>", float(x.ty)?);
-        self.launch(&kernel, n, arguments![x.at, l, lse.at, d.at, z.at, rows, v, n])
-    }
-
-    pub(crate) fn pick(
-        &self,
-        (over, ignore): (DimId, i64),
-        [x, labels]: [View<'_>; 2],
-        z: View<'_>,
-    ) -> Result<(), LowerError> {
-        let rows = self.lines(x.ty, over)?;
-        let (l, v, n) = (self.labels(labels, ignore)?, self.vocabulary(x.ty, over)?, rows.size());
-        let kernel = format!("pick<{}>", float(x.ty)?);
-        self.launch(&kernel, n, arguments![x.at, l, z.at, rows, v, n])
+        let (logits, n) = (x[0], self.local(z[0].ty).size);
+        let mut arguments = arguments![logits.at, self.labels(x[1], ignore)?];
+        arguments.extend(x[2..].iter().chain(z).map(|view| Arg::of(view.at)));
+        let rows = self.lines(logits.ty, over)?;
+        arguments.extend(arguments![rows, self.vocabulary(logits.ty, over)?, n]);
+        self.launch_of(name, logits.ty, n, arguments)
     }
 
     pub(crate) fn valid(&self, ignore: i64, labels: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         if z.ty.dtype != DType::F32 {
-            return Err(LowerError::Unsupported(format!("`valid` in {}", c_type(z.ty.dtype))));
+            return LowerError::unsupported(format!("`valid` in {}", c_type(z.ty.dtype)));
         }
         let n = self.local(labels.ty).size;
         self.launch("valid<float>", n, arguments![self.labels(labels, ignore)?, z.at, n])
@@ -194,43 +167,17 @@ impl Cx<'_> {
         let (local, at) = (self.local(x.ty), place(x.ty, over)?);
         let columns = self.vocabulary_extent(&local, at, over)?;
         let n = lines.size();
-        let kernel = format!("row_lse<{}>", float(x.ty)?);
-        self.launch(&kernel, n, arguments![x.at, z.at, lines, columns, local.strides[at], n])
+        self.launch_of("row_lse", x.ty, n, arguments![x.at, z.at, lines, columns, local.strides[at], n])
     }
 
     /// From w, g, m, v, step and clip to the new w, m and v.
     pub(crate) fn adamw(&self, c: &AdamW, x: &[View<'_>; 6], z: &[View<'_>; 3]) -> Result<(), LowerError> {
         let AdamW { lr, beta1, beta2, eps, weight_decay } = *c;
         let constants = structs::AdamW { lr, beta1, beta2, eps, weight_decay };
-        let [w, g, m, v, steps, clip] = *x;
-        let n = self.local(w.ty).size;
-        self.launch(
-            &format!("adamw<{}>", float(w.ty)?),
-            n,
-            arguments![
-                constants,
-                w.at,
-                reals(g),
-                m.at,
-                v.at,
-                reals(steps),
-                reals(clip),
-                z[0].at,
-                z[1].at,
-                z[2].at,
-                n
-            ],
-        )
-    }
-
-    pub(crate) fn clip_factor(
-        &self,
-        max_norm: f64,
-        squares: View<'_>,
-        z: View<'_>,
-    ) -> Result<(), LowerError> {
-        let n = self.local(squares.ty).size;
-        let kernel = format!("clip_factor<{}>", float(squares.ty)?);
-        self.launch(&kernel, n, arguments![max_norm, squares.at, z.at, n])
+        let [w, m, v] = [x[0], x[2], x[3]];
+        let [g, steps, clip] = [x[1], x[4], x[5]].map(reals);
+        let [to_w, to_m, to_v] = z.map(|z| z.at);
+        let arguments = arguments![constants, w.at, g, m.at, v.at, steps, clip, to_w, to_m, to_v];
+        self.elementwise("adamw", w, arguments)
     }
 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::strided::Strided;
+use ithaca_ir::strided::{Strided, row_major};
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType, boxes};
 
 use crate::address::{Region, TableId};
@@ -116,17 +116,19 @@ impl Local {
     }
 }
 
+/// The rows of `K` tensors along a dimension.
+pub(crate) struct RowsAlong<const K: usize> {
+    pub(crate) walk: Walk<K>,
+    /// Rows.
+    pub(crate) n: i64,
+    /// Elements of a row.
+    pub(crate) width: i64,
+    /// The distance between neighbours of a row, in each tensor.
+    pub(crate) strides: [i64; K],
+}
+
 /// A leg of a walk along a dimension: the number of steps, and their stride in each of `K` tensors.
 pub(crate) type Leg<const K: usize> = (i64, [i64; K]);
-
-/// Distances between neighbours along each dimension of a dense tensor.
-pub(crate) fn row_major(extents: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; extents.len()];
-    for d in (1..extents.len()).rev() {
-        strides[d - 1] = strides[d] * extents[d];
-    }
-    strides
-}
 
 /// Sizes are below 2^63.
 pub(crate) fn signed(n: u64) -> i64 {
@@ -140,18 +142,15 @@ pub(crate) fn stride_of(ty: &TensorType, local: &Local, dim: DimId) -> i64 {
 
 /// The error for a dimension that the tensor of an operation lacks.
 pub(crate) fn place(ty: &TensorType, dim: DimId) -> Result<usize, LowerError> {
-    ty.position(dim).ok_or_else(|| unsupported("an operation over a dimension that its tensor lacks"))
-}
-
-pub(crate) fn unsupported(what: &str) -> LowerError {
-    LowerError::Unsupported(what.to_owned())
+    let missing = "an operation over a dimension that its tensor lacks";
+    ty.position(dim).ok_or_else(|| LowerError::Unsupported(missing.to_owned()))
 }
 
 /// The C++ type of a tensor of real numbers.
 pub(crate) fn float(ty: &TensorType) -> Result<&'static str, LowerError> {
     match ty.dtype.is_float() {
         true => Ok(c_type(ty.dtype)),
-        false => Err(LowerError::Unsupported(format!("arithmetic on {}", ty.dtype.name()))),
+        false => LowerError::unsupported(format!("arithmetic on {}", ty.dtype)),
     }
 }
 
@@ -188,7 +187,7 @@ pub(crate) fn step<const K: usize>(
 ) -> Result<(), LowerError> {
     let d = usize::try_from(walk.n).unwrap_or(MOST_DIMS);
     if d >= MOST_DIMS {
-        return Err(LowerError::Unsupported(format!("a tensor of more than {MOST_DIMS} dimensions")));
+        return LowerError::unsupported(format!("a tensor of more than {MOST_DIMS} dimensions"));
     }
     walk.extent[d] = extent;
     for (row, stride) in walk.stride.iter_mut().zip(strides) {
@@ -233,7 +232,7 @@ impl Cx<'_> {
                 outer[k] = block;
                 Ok(vec![(extent / run, outer), (run, strides)])
             }
-            _ => Err(unsupported("a walk over tensors that are cut alike")),
+            _ => LowerError::unsupported("a walk over tensors that are cut alike"),
         }
     }
 
@@ -280,6 +279,24 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Launches the kernel for elements of the type of `x`, unless `n` is zero.
+    pub(crate) fn launch_of(
+        &self,
+        name: &str,
+        x: &TensorType,
+        n: i64,
+        args: Vec<Arg>,
+    ) -> Result<(), LowerError> {
+        self.launch(&format!("{name}<{}>", float(x)?), n, args)
+    }
+
+    /// Launches a kernel for each element of `x`, whose number is the last argument.
+    pub(crate) fn elementwise(&self, name: &str, x: View<'_>, mut args: Vec<Arg>) -> Result<(), LowerError> {
+        let n = self.local(x.ty).size;
+        args.push(Arg::of(n));
+        self.launch_of(name, x.ty, n, args)
+    }
+
     /// Launches a kernel of cooperating threads, unless there are no blocks.
     pub(crate) fn launch_blocks(
         &self,
@@ -320,52 +337,60 @@ impl Cx<'_> {
         Ok(Sequence { runs, n })
     }
 
-    /// Every dimension of x but `over`, with the strides of x and of the others.
-    pub(crate) fn rows<const K: usize>(
+    /// The dimensions of x that `keep` accepts, with these strides along each.
+    pub(crate) fn walk_by<const K: usize>(
         &self,
         x: &TensorType,
-        over: DimId,
+        keep: impl Fn(DimId) -> bool,
+        strides: impl Fn(DimId) -> [i64; K],
+    ) -> Result<Walk<K>, LowerError> {
+        let mut walk = Walk::default();
+        for (&dim, extent) in x.dims.iter().zip(self.local(x).extents).filter(|(dim, _)| keep(**dim)) {
+            step(&mut walk, extent, strides(dim))?;
+        }
+        Ok(walk)
+    }
+
+    /// The dimensions of x that `keep` accepts, with the strides of `others`.
+    pub(crate) fn walk<const K: usize>(
+        &self,
+        x: &TensorType,
+        keep: impl Fn(DimId) -> bool,
         others: [&TensorType; K],
     ) -> Result<Walk<K>, LowerError> {
-        let local = self.local(x);
-        let others = others.map(|ty| (ty, self.local(ty)));
-        let mut rows = Walk::default();
-        for (d, &dim) in x.dims.iter().enumerate().filter(|(_, dim)| **dim != over) {
-            let strides = std::array::from_fn(|k| stride_of(others[k].0, &others[k].1, dim));
-            step(&mut rows, local.extents[d], strides)?;
-        }
-        Ok(rows)
+        let locals = others.map(|ty| self.local(ty));
+        let stride = |k: usize, dim| stride_of(others[k], &locals[k], dim);
+        self.walk_by(x, keep, |dim| std::array::from_fn(|k| stride(k, dim)))
     }
 
     /// Every dimension of x but `over`, with the strides of x.
     pub(crate) fn lines(&self, x: &TensorType, over: DimId) -> Result<Walk<1>, LowerError> {
-        self.rows(x, over, [x])
+        self.walk(x, |dim| dim != over, [x])
+    }
+
+    /// The rows of some tensors, all of the dimensions of the first but `over`.
+    pub(crate) fn rows<const K: usize>(
+        &self,
+        over: DimId,
+        tensors: [&TensorType; K],
+    ) -> Result<RowsAlong<K>, LowerError> {
+        let walk = self.walk(tensors[0], |dim| dim != over, tensors)?;
+        let width = self.extent_along(tensors[0], over)?;
+        let strides = tensors.map(|ty| stride_of(ty, &self.local(ty), over));
+        Ok(RowsAlong { n: walk.size(), walk, width, strides })
     }
 
     pub(crate) fn extent_along(&self, ty: &TensorType, dim: DimId) -> Result<i64, LowerError> {
         Ok(self.local(ty).extents[place(ty, dim)?])
     }
 
-    pub(crate) fn stride_along(&self, ty: &TensorType, dim: DimId) -> i64 {
-        stride_of(ty, &self.local(ty), dim)
-    }
-
-    /// Two walks: over the dimensions of `z`, and over those of `x` that it lacks. Both have the strides of K tensors along
-    /// the dimensions of x.
+    /// Two walks: over the dimensions of `z`, and over those of `x` that it lacks. Both have the strides of `others`.
     pub(crate) fn kept_and_summed<const K: usize>(
         &self,
         x: &TensorType,
         z: &TensorType,
-        stride: impl Fn(usize, DimId) -> i64,
+        others: [&TensorType; K],
     ) -> Result<(Walk<K>, Walk<K>), LowerError> {
-        let (lx, lz) = (self.local(x), self.local(z));
-        let (mut kept, mut summed) = (Walk::default(), Walk::default());
-        for (d, &dim) in z.dims.iter().enumerate() {
-            step(&mut kept, lz.extents[d], std::array::from_fn(|k| stride(k, dim)))?;
-        }
-        for (d, &dim) in x.dims.iter().enumerate().filter(|(_, dim)| z.position(**dim).is_none()) {
-            step(&mut summed, lx.extents[d], std::array::from_fn(|k| stride(k, dim)))?;
-        }
-        Ok((kept, summed))
+        Ok((self.walk(z, |_| true, others)?, self.walk(x, |dim| !z.has(dim), others)?))
     }
 }
