@@ -311,7 +311,8 @@ fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
 fn steps_of_a_ring_travel_under_attention() {
     let cluster = Cluster::named("dgx-h100").unwrap();
     let options = ShardOptions::new("ring", parse_mesh("ring=8").unwrap());
-    for fusion in [Fusion::NONE, Fusion::PACK] {
+    // Keys and values of 7 others travel one by one, or together.
+    for (fusion, n) in [(Fusion::NONE, 14), (Fusion::PACK, 7)] {
         let ring = compiled(&llama_3_8b(131_072), &options, fusion);
         let spans = timeline(&cluster, &ring.schedule);
         for layer in 0..32 {
@@ -319,14 +320,32 @@ fn steps_of_a_ring_travel_under_attention() {
                 [Stream::Compute, Stream::Comm].map(|stream| of_layer(&spans, stream, layer));
             let attention: Vec<&Span> =
                 kernels.iter().filter(|k| k.name.starts_with("attention")).copied().collect();
-            assert_eq!((attention.len(), messages.len()), (8, 14), "keys and values of 7 others");
+            assert_eq!((attention.len(), messages.len()), (8, n), "{fusion:?}");
             for (i, message) in messages.iter().enumerate() {
                 assert_eq!(message.kind, "permute");
                 assert!(uncovered(message, &kernels) < 1e-9, "layer {layer}: transfer {i} is exposed");
-                let needed = attention[i / 2 + 1];
+                let needed = attention[i * 7 / n + 1];
                 assert!(message.end <= needed.start + 1e-12, "layer {layer}: transfer {i} comes too late");
             }
         }
+    }
+}
+
+/// Keys and values travel together: to 7 other ranks forward and again backward, their gradients together to 7 and home.
+#[test]
+fn a_ring_of_eight_sends_22_messages_in_a_step() {
+    let train = Workload { mode: Mode::Train, ..Workload::prefill(1, 32) };
+    let options = ShardOptions::new("ring", parse_mesh("ring=8").unwrap());
+    for (workload, count) in [(Workload::prefill(1, 32), 7), (train, 22)] {
+        let module = program(&llama(4, 2), "m", &workload).unwrap();
+        let [apart, together] = [Fusion::NONE, Fusion::PACK].map(|fusion| {
+            let per_rank = compiled(&module, &options, fusion).per_rank;
+            let sent = traffic::of_module(&per_rank).into_iter().filter(|t| t.kind == "permute");
+            sent.fold((0, 0), |(n, bytes), t| (n + t.count, bytes + t.bytes_sent_per_rank))
+        });
+        let layers = 2;
+        assert_eq!((apart.0, together.0), (2 * count * layers, count * layers));
+        assert_eq!(apart.1, together.1, "as many bytes");
     }
 }
 

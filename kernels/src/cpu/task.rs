@@ -135,7 +135,8 @@ impl<'a> Running<'a> {
                     return Err(RunError::invalid(format!("it reads and writes {} buffers", parts.len())));
                 }
                 let mut sent_by_all = 0;
-                for (parcels, (&reads, &writes)) in parts.into_iter().zip(task.reads.iter().zip(&task.writes)) {
+                for (parcels, (&reads, &writes)) in parts.into_iter().zip(task.reads.iter().zip(&task.writes))
+                {
                     let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
                     let data = if from { self.read(reads)? } else { Cow::default() };
                     let ends = (content(reads)?, content(writes)?);

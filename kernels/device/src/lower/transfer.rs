@@ -167,7 +167,8 @@ impl Message {
                 Collective::Even { kind, from: at, to: into, count: count(n) }
             }
             Method::Reduce => {
-                let (send_starts, sent) = (starts(&end.send), (0..end.group.len()).filter(|&i| end.send[i] > 0));
+                let (send_starts, sent) =
+                    (starts(&end.send), (0..end.group.len()).filter(|&i| end.send[i] > 0));
                 let blocks = sent.map(|i| block(end, i, from.offset(send_starts[i] * bytes), end.send[i]));
                 Collective::Reduce { blocks: blocks.collect(), to: into }
             }
@@ -177,7 +178,8 @@ impl Message {
                     let (send_starts, recv_starts) = (starts(&end.send), starts(&end.recv));
                     for (i, &member) in end.group.iter().enumerate() {
                         let start = if self.kind == Kind::Blocks { send_starts[i] } else { 0 };
-                        let (source, target) = (from.offset(start * bytes), to.offset(recv_starts[i] * bytes));
+                        let (source, target) =
+                            (from.offset(start * bytes), to.offset(recv_starts[i] * bytes));
                         if member == end.rank {
                             cx.copy(end.recv[i] * bytes, source, target)?;
                             continue;
@@ -246,7 +248,8 @@ impl<'a> Lowering<'a> {
         let locate = |&buffer: &BufferId| self.locate(of, buffer);
         let sources = task.reads.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
         let targets = task.writes.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
-        let held = |ty: &TensorType, rank, at: &Pointer| if space.holds(ty, rank) { *at } else { Pointer::NONE };
+        let held =
+            |ty: &TensorType, rank, at: &Pointer| if space.holds(ty, rank) { *at } else { Pointer::NONE };
         let mut merged = self.traced(of, places, &span, &|cx| {
             let own = ends.get(&cx.rank).into_iter().flatten();
             let parts = own.zip(sources.iter().zip(&targets)).map(|(end, (from, to))| Part {

@@ -113,6 +113,10 @@ fn lower_function(
             op if op.is_communication() => {
                 let (operands, results) = (function.operand_types(node), function.result_types(node));
                 let transfer = Transfer::of(message::parcels(op, &operands, &results)).unwrap();
+                if transfer.is_direct() {
+                    frame.tasks.push(task(Work::Exchange(transfer), reads, writes));
+                    continue;
+                }
                 let wire = |frame: &mut Frame, side: Side| {
                     let elements = message::wire_elements(&module.space, transfer.parcels(), side);
                     place(frame, Content::Wire { dtype: transfer.first().from.dtype, elements }, None)
