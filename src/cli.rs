@@ -228,8 +228,8 @@ pub struct LayoutArgs {
     pub pad_sequence: bool,
     /// Token order inside attention: contiguous, zigzag, striped, striped:BLOCK, balanced.
     ///
-    /// `balanced` deals chunks by the number of pairs that the mask leaves. The default is the closed form with the
-    /// best balance.
+    /// `balanced` deals chunks by the number of pairs that the mask leaves. The default is the simplest
+    /// order that balances pairs within 2 % of the best.
     #[arg(long, value_name = "ORDER", help_heading = "Layout")]
     pub order: Option<String>,
     /// Refuse a strategy that sends blocks which the mask leaves empty.
