@@ -4,6 +4,9 @@ use crate::mask::Mask;
 use crate::ops::attr::{Attr, AttrError, Attrs, Names};
 use crate::ops::attribute::{Attribute, Refused, Value, Written};
 
+/// The kind of the rows of a mask of blocks, in messages.
+const ROWS: &str = "a list of blocks for each row, such as [[0], [0, 1]]";
+
 impl Value for Mask {
     const KIND: &'static str = "a mask";
 
@@ -87,7 +90,8 @@ fn call(name: &str, args: Vec<(String, Attr)>, names: Names<'_>) -> Result<Mask,
         },
         "blocks" => Mask::Blocks {
             size: Attribute::read(&mut args, "size", None, names)?,
-            rows: Attribute::read(&mut args, "rows", None, names)?,
+            rows: Attribute::read(&mut args, "rows", None, names)
+                .map_err(|error: String| error.replace(<Vec<Vec<u64>> as Attribute>::KIND, ROWS))?,
         },
         "documents" => Mask::DocumentPairs {
             queries: Attribute::read(&mut args, "queries", None, names)?,

@@ -192,7 +192,7 @@ enum Problem {
     Missing(&'static str),
     /// An option is repeated.
     Twice(&'static str),
-    /// The value is none of these.
+    /// The value is not one of these choices.
     Variant(&'static [&'static str]),
     /// The value does not fit this description.
     Value(String),

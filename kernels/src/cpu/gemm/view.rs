@@ -22,7 +22,7 @@ impl View {
         View { start: self.start + row * self.row + column * self.column, ..self }
     }
 
-    /// Whether a matrix of this size lies within the first `length` elements.
+    /// Whether all elements of a matrix of this size are among the first `length`.
     pub(super) fn lies_in(self, rows: usize, columns: usize, length: usize) -> bool {
         let last = || self.start + (rows - 1) * self.row + (columns - 1) * self.column;
         rows == 0 || columns == 0 || last() < length
