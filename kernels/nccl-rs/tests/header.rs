@@ -21,6 +21,7 @@ fn the_library_says_its_version_and_makes_ids() {
     let Some(library) = library() else { return };
     let (major, minor, _) = library.version().unwrap();
     assert!((major, minor) >= (2, 10), "NCCL {major}.{minor}");
+    assert_eq!(library.has_all_to_all(), (major, minor) >= (2, 28));
     let ids = [library.unique_id(), library.unique_id()];
     let [a, b] = ids.map(Result::unwrap);
     assert_ne!(a.bytes(), b.bytes());

@@ -98,6 +98,11 @@ impl Library {
         result.and_then(|value| ended.map(|()| value))
     }
 
+    /// Whether `ncclAlltoAll` is there.
+    pub fn has_all_to_all(&self) -> bool {
+        self.functions.all_to_all.is_some()
+    }
+
     /// The error of a status other than success.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), Error> {
         let Some(status) = Status::of(code) else { return Ok(()) };
