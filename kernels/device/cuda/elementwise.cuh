@@ -9,16 +9,22 @@ namespace ithaca::kernel {
 enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2 };
 enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
+// The factor that the approximation of GELU by a hyperbolic tangent gives x: (1 + tanh(u)) / 2 = sigmoid(2 u), where
+// nothing cancels.
+template <typename A>
+__device__ inline A gelu_sigmoid(A x) {
+    return A(1) / (A(1) + exponential(A(-1.59576912160573071176) * (x + A(0.044715) * x * x * x)));
+}
+
 template <typename A>
 __device__ inline A apply(Unary f, A x) {
     switch (f) {
         case Unary::Silu:
             return x / (A(1) + exponential(-x));
         case Unary::Gelu:
-            return A(0.5) * x * (A(1) + error_function(x * A(0.70710678118654752440)));
+            return A(0.5) * x * complementary_error_function(x * A(-0.70710678118654752440));
         case Unary::GeluTanh:
-            return A(0.5) * x *
-                   (A(1) + hyperbolic_tangent(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)));
+            return x * gelu_sigmoid(x);
         case Unary::QuickGelu:
             return x / (A(1) + exponential(A(-1.702) * x));
         case Unary::Relu:
@@ -40,12 +46,11 @@ __device__ inline A slope(Unary f, A x) {
             return s * (A(1) + x * (A(1) - s));
         }
         case Unary::Gelu:
-            return A(0.5) * (A(1) + error_function(x * A(0.70710678118654752440))) +
+            return A(0.5) * complementary_error_function(x * A(-0.70710678118654752440)) +
                    x * A(0.39894228040143267794) * exponential(A(-0.5) * x * x);
         case Unary::GeluTanh: {
-            const A tanh = hyperbolic_tangent(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x));
-            return A(0.5) * (A(1) + tanh) +
-                   A(0.5) * x * (A(1) - tanh * tanh) * A(0.79788456080286535588) * (A(1) + A(0.134145) * x * x);
+            const A s = gelu_sigmoid(x);
+            return s * (A(1) + x * (A(1) - s) * A(1.59576912160573071176) * (A(1) + A(0.134145) * x * x));
         }
         case Unary::QuickGelu: {
             const A s = A(1) / (A(1) + exponential(A(-1.702) * x));

@@ -117,8 +117,8 @@ struct Reals {
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
-__device__ inline float error_function(float x) { return erff(x); }
-__device__ inline double error_function(double x) { return erf(x); }
+__device__ inline float complementary_error_function(float x) { return erfcf(x); }
+__device__ inline double complementary_error_function(double x) { return erfc(x); }
 __device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
 __device__ inline float logarithm(float x) { return logf(x); }

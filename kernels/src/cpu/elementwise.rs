@@ -115,18 +115,23 @@ fn steepness(f: Unary) -> f32 {
 /// `1 / (1 + exp(−factor · x))`.
 fn sigmoid(simd: &Simd, factor: f32, x: &[f32], out: &mut [f32]) {
     out.copy_from_slice(x);
+    sigmoid_in_place(simd, factor, out);
+}
+
+fn sigmoid_in_place(simd: &Simd, factor: f32, out: &mut [f32]) {
     simd.exponentials(out, -factor * LOG2_E, 0.0);
     out.iter_mut().for_each(|e| *e = 1.0 / (1.0 + *e));
 }
 
-/// `√(2/π)` and the weight of the cube, of the approximation of GELU by a hyperbolic tangent.
-const ROOT: f32 = 0.797_884_6;
+/// `2 √(2/π)` and the weight of the cube, of the approximation of GELU by a hyperbolic tangent:
+/// `(1 + tanh(u)) / 2 = sigmoid(2 u)`, where nothing cancels.
+const TWICE_ROOT: f32 = 1.595_769_1;
 const CUBE: f32 = 0.044_715;
 
-/// The hyperbolic tangent that approximates GELU.
+/// The factor that the approximation of GELU by a hyperbolic tangent gives its argument.
 fn gelu_tanh(simd: &Simd, x: &[f32], out: &mut [f32]) {
-    out.iter_mut().zip(x).for_each(|(out, &x)| *out = ROOT * (x + CUBE * x * x * x));
-    simd.tanh(out, 1.0);
+    out.iter_mut().zip(x).for_each(|(out, &x)| *out = TWICE_ROOT * (x + CUBE * x * x * x));
+    sigmoid_in_place(simd, 1.0, out);
 }
 
 fn unary(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
@@ -138,7 +143,6 @@ fn unary(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
         }
         Unary::GeluTanh => {
             gelu_tanh(simd, x, out);
-            out.iter_mut().for_each(|t| *t = 0.5 + 0.5 * *t);
             weigh(out);
         }
         Unary::Tanh => {
@@ -162,9 +166,9 @@ fn slope(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
         }
         Unary::GeluTanh => {
             gelu_tanh(simd, x, out);
-            out.iter_mut().zip(x).for_each(|(t, &x)| {
-                let inner = ROOT * (1.0 + 3.0 * CUBE * x * x);
-                *t = 0.5 * (1.0 + *t) + 0.5 * x * (1.0 - *t * *t) * inner;
+            out.iter_mut().zip(x).for_each(|(s, &x)| {
+                let inner = TWICE_ROOT * (1.0 + 3.0 * CUBE * x * x);
+                *s = *s * (1.0 + x * (1.0 - *s) * inner);
             });
         }
         Unary::Tanh => {

@@ -9,10 +9,11 @@ pub(crate) fn unary<T: Real>(f: Unary, x: T) -> T {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match f {
         Unary::Silu => x.through(|x| x * sigmoid(x)),
-        Unary::Gelu => x.through(|x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
+        Unary::Gelu => x.through(|x| 0.5 * x * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2)),
         Unary::GeluTanh => x.through(|x| {
+            // `(1 + tanh(u)) / 2 = sigmoid(2 u)`, where nothing cancels.
             let root = (2.0 / std::f64::consts::PI).sqrt();
-            0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
+            x * sigmoid(2.0 * root * (x + 0.044_715 * x * x * x))
         }),
         Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
         // Not a number stays so.
@@ -38,13 +39,13 @@ pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
         Unary::Silu => x.through(|x| sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
         Unary::Gelu => x.through(|x| {
             let phi = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
-            0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)) + x * phi
+            0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) + x * phi
         }),
         Unary::GeluTanh => x.through(|x| {
             let root = (2.0 / std::f64::consts::PI).sqrt();
-            let tanh = (root * (x + 0.044_715 * x * x * x)).tanh();
-            let inner = root * (1.0 + 3.0 * 0.044_715 * x * x);
-            0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
+            let s = sigmoid(2.0 * root * (x + 0.044_715 * x * x * x));
+            let inner = 2.0 * root * (1.0 + 3.0 * 0.044_715 * x * x);
+            s * (1.0 + x * (1.0 - s) * inner)
         }),
         Unary::QuickGelu => x.through(|x| {
             let s = sigmoid(1.702 * x);
