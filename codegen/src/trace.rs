@@ -42,8 +42,12 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
         events.push(json!({ "ph": "M", "name": "process_name", "pid": rank.0, "args": name }));
         let order = json!({ "sort_index": rank.0 });
         events.push(json!({ "ph": "M", "name": "process_sort_index", "pid": rank.0, "args": order }));
-        let streams = Stream::ALL.map(|stream| (thread(stream), stream.name()));
-        let threads = streams.into_iter().chain((!is_one).then_some((STEPS, "steps")));
+        let is_used = |stream: Stream| {
+            let usual = matches!(stream, Stream::Compute | Stream::Comm);
+            usual || numbered.iter().any(|(_, span)| span.rank == rank && span.stream == stream)
+        };
+        let streams = Stream::ALL.into_iter().filter(|&stream| is_used(stream));
+        let threads = streams.map(|stream| (stream as usize, stream.name())).chain((!is_one).then_some((STEPS, "steps")));
         for (thread, name) in threads {
             let args = json!({ "name": name });
             events.push(
@@ -74,26 +78,21 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
 }
 
 /// The thread of the steps, after those of the streams.
-const STEPS: usize = 2;
+const STEPS: usize = Stream::COUNT;
 
 fn summary(of: &Summary) -> Value {
-    let Summary { rank, seconds, compute, comm, collectives } = of;
+    let Summary { rank, seconds, compute, streams, collectives } = of;
     let part = |busy: f64| if *seconds > 0.0 { busy / seconds } else { 0.0 };
     let row = |Collective { frame, name, count, seconds, exposed }: &Collective| json!({ "frame": frame, "name": name, "count": count, "seconds": seconds, "exposed_seconds": exposed });
     let collectives: Vec<Value> = collectives.iter().map(row).collect();
+    let mut occupancy = json!({ "compute": part(*compute), "comm": 0.0 });
+    streams.iter().for_each(|(stream, busy)| occupancy[stream.name()] = json!(part(*busy)));
     json!({
         "rank": rank.0,
         "seconds": seconds,
-        "occupancy": { "compute": part(*compute), "comm": part(*comm) },
+        "occupancy": occupancy,
         "collectives": collectives,
     })
-}
-
-fn thread(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Comm => 1,
-    }
 }
 
 fn event(span: &Span, step: Option<u64>) -> Value {
@@ -103,7 +102,7 @@ fn event(span: &Span, step: Option<u64>) -> Value {
         "name": name,
         "cat": kind,
         "pid": rank.0,
-        "tid": thread(*stream),
+        "tid": *stream as usize,
         "ts": start * 1e6,
         "dur": (end - start) * 1e6,
         "args": { "frame": frame, "layer": layer, "task": task },

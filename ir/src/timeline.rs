@@ -49,13 +49,13 @@ pub struct Summary {
     pub seconds: f64,
     /// The compute stream at work, seconds.
     pub compute: f64,
-    /// The communication stream at work or waiting for other ranks, seconds.
-    pub comm: f64,
+    /// The other streams that have tasks, at work or waiting for other ranks, seconds.
+    pub streams: Vec<(Stream, f64)>,
     /// The rank's collectives by frame and task.
     pub collectives: Vec<Collective>,
 }
 
-/// All runs of one task of the communication stream.
+/// All runs of one task of a stream that communicates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     /// The frame of the task.
@@ -72,44 +72,84 @@ pub struct Collective {
 
 /// The summary of each rank's timeline, by rank. Spans of one stream of a rank must not overlap.
 pub fn summaries(spans: &[Span]) -> Vec<Summary> {
-    let mut ranks: BTreeMap<Rank, [Vec<&Span>; 2]> = BTreeMap::new();
+    let mut ranks: BTreeMap<Rank, [Vec<&Span>; Stream::COUNT]> = BTreeMap::new();
     for span in spans {
-        let [compute, comm] = ranks.entry(span.rank).or_default();
-        match span.stream {
-            Stream::Compute => compute.push(span),
-            Stream::Comm => comm.push(span),
-        }
+        ranks.entry(span.rank).or_default()[span.stream as usize].push(span);
     }
     ranks.into_iter().map(|(rank, streams)| summary(rank, streams)).collect()
 }
 
-fn summary(rank: Rank, streams: [Vec<&Span>; 2]) -> Summary {
-    let [compute, comm] = streams.map(|mut spans| {
+fn summary(rank: Rank, streams: [Vec<&Span>; Stream::COUNT]) -> Summary {
+    let streams = streams.map(|mut spans| {
         spans.sort_by(|a, b| a.start.total_cmp(&b.start));
         spans
     });
     let length = |spans: &[&Span]| spans.iter().map(|s| s.end - s.start).sum::<f64>();
     let mut collectives: BTreeMap<(&str, usize), Collective> = BTreeMap::new();
-    let mut first = 0;
-    for span in &comm {
-        while first < compute.len() && compute[first].end <= span.start {
-            first += 1;
+    let compute = &streams[Stream::Compute as usize];
+    let mut covered = Covered::by(compute.iter().map(|s| (s.start, s.end)).collect());
+    for spans in &streams[1..] {
+        let times: Vec<(f64, f64)> = spans.iter().map(|s| (s.start, s.end)).collect();
+        for (span, exposed) in spans.iter().zip(covered.exposed(&times)) {
+            let (frame, name) = (span.frame.clone(), span.name.clone());
+            let one = Collective { frame, name, count: 0, seconds: 0.0, exposed: 0.0 };
+            let one = collectives.entry((&span.frame, span.task)).or_insert(one);
+            one.count += 1;
+            one.seconds += span.end - span.start;
+            one.exposed += exposed;
         }
-        let during = compute[first..].iter().take_while(|c| c.start < span.end);
-        let hidden: f64 = during.map(|c| c.end.min(span.end) - c.start.max(span.start)).sum();
-        let (frame, name) = (span.frame.clone(), span.name.clone());
-        let one = Collective { frame, name, count: 0, seconds: 0.0, exposed: 0.0 };
-        let one = collectives.entry((&span.frame, span.task)).or_insert(one);
-        one.count += 1;
-        one.seconds += span.end - span.start;
-        one.exposed += (span.end - span.start - hidden).max(0.0);
+        covered.add(times);
     }
+    let communication = Stream::ALL.into_iter().zip(&streams).skip(1).filter(|(_, spans)| !spans.is_empty());
     Summary {
         rank,
-        seconds: compute.iter().chain(&comm).map(|s| s.end).fold(0.0, f64::max),
-        compute: length(&compute),
-        comm: length(&comm),
+        seconds: streams.iter().flatten().map(|s| s.end).fold(0.0, f64::max),
+        compute: length(compute),
+        streams: communication.map(|(stream, spans)| (stream, length(spans))).collect(),
         collectives: collectives.into_values().collect(),
+    }
+}
+
+/// The times at which a rank computes, or at which a stream communicates whose time counts as exposed already. Where several
+/// streams communicate and none computes, the time is exposed on the first of them.
+#[derive(Clone, Debug)]
+pub struct Covered(Vec<(f64, f64)>);
+
+impl Covered {
+    /// Covered by intervals that are in order and free of overlaps.
+    pub fn by(intervals: Vec<(f64, f64)>) -> Self {
+        Covered(intervals)
+    }
+
+    /// The uncovered seconds of each of some intervals in order; one sweep.
+    pub fn exposed(&self, intervals: &[(f64, f64)]) -> Vec<f64> {
+        let mut first = 0;
+        let exposed = |&(start, end): &(f64, f64)| {
+            while first < self.0.len() && self.0[first].1 <= start {
+                first += 1;
+            }
+            let during = self.0[first..].iter().take_while(|c| c.0 < end);
+            let hidden: f64 = during.map(|c| c.1.min(end) - c.0.max(start)).sum();
+            (end - start - hidden).max(0.0)
+        };
+        intervals.iter().map(exposed).collect()
+    }
+
+    /// Covers more intervals.
+    pub fn add(&mut self, intervals: Vec<(f64, f64)>) {
+        if intervals.is_empty() {
+            return;
+        }
+        self.0.extend(intervals);
+        self.0.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut union: Vec<(f64, f64)> = Vec::with_capacity(self.0.len());
+        for &(start, end) in &self.0 {
+            match union.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                Some(_) | None => union.push((start, end)),
+            }
+        }
+        self.0 = union;
     }
 }
 
@@ -156,7 +196,8 @@ mod tests {
             span(Stream::Comm, 2, (2.0, 5.0)),
         ];
         let [one] = summaries(&spans).try_into().unwrap();
-        assert_eq!((one.rank, one.seconds, one.compute, one.comm), (Rank(1), 7.0, 4.0, 7.0));
+        assert_eq!((one.rank, one.seconds, one.compute), (Rank(1), 7.0, 4.0));
+        assert_eq!(one.streams, [(Stream::Comm, 7.0)]);
         let rows: Vec<(u64, f64, f64)> =
             one.collectives.iter().map(|c| (c.count, c.seconds, c.exposed)).collect();
         assert_eq!(rows, [(2, 4.0, 2.0), (1, 3.0, 1.0)]);

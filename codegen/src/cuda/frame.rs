@@ -55,7 +55,11 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
     }
     out.push_str(&pointers);
     let _ = writeln!(out, "    Frame s(in, {});", names::string(&frame.name));
-    let meet = if frame.meets { "    s.meet();\n" } else { "" };
+    let meet = match frame.meets.iter().map(queue).collect::<Vec<_>>().as_slice() {
+        [] => String::new(),
+        ["kCompute", "kComm"] => "    s.meet();\n".to_owned(),
+        queues => format!("    s.meet({{{}}});\n", queues.join(", ")),
+    };
     let _ = writeln!(out, "{meet}{body}{meet}}}");
     out
 }
@@ -225,14 +229,14 @@ impl Printer<'_, '_, '_> {
     fn records(&self, number: usize, records: &[Record]) -> Vec<String> {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        Writer { numbers: self.numbers, pointers }.records(records)
+        Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }.records(records)
     }
 
     /// The address of an operand of a call, and the bytes of a slice; empty if layers share the operand.
     fn operand(&self, number: usize, operand: &Operand) -> (String, String) {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        let address = Writer { numbers: self.numbers, pointers }.address(&operand.address);
+        let address = Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }.address(&operand.address);
         let slice = match operand.slice.constant() {
             Some(0) => String::new(),
             Some(bytes) => bytes.to_string(),
@@ -311,5 +315,9 @@ fn queue(stream: Stream) -> &'static str {
     match stream {
         Stream::Compute => "kCompute",
         Stream::Comm => "kComm",
+        Stream::ForwardEven => "kForwardEven",
+        Stream::ForwardOdd => "kForwardOdd",
+        Stream::BackwardEven => "kBackwardEven",
+        Stream::BackwardOdd => "kBackwardOdd",
     }
 }

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use ithaca_device::{DeviceProgram, Output, Source, SourceFile};
+use ithaca_device::{Communicator, DeviceProgram, Members, Output, Source, SourceFile};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Op, Optimizer};
@@ -33,7 +33,8 @@ pub(super) fn print(
     check_names(program)?;
     let mut functions = Names::default();
     let functions = program.frames.values().map(|frame| functions.fresh("frame_", &frame.name)).collect();
-    let cx = Context { schedule, program, functions };
+    let communicators = Communicator::of_other_streams(schedule);
+    let cx = Context { schedule, program, functions, communicators };
     let numbers = Numbers::new(&program.mesh);
     let ran: Vec<FrameId> =
         program.frames.iter().filter(|(_, frame)| !frame.runs.is_empty()).map(|(id, _)| id).collect();
@@ -72,7 +73,13 @@ pub(super) fn print(
         .values()
         .map(|axis| format!("{{{}, {}}}", names::string(&axis.name), axis.size))
         .collect();
-    let _ = writeln!(out, "        {{{{{}}}}},  // mesh", axes.join(", "));
+    let more = cx.communicators.iter().map(|own| match own.members {
+        Members::World => "-1".to_owned(),
+        Members::Axis(axis) => axis.index().to_string(),
+    });
+    let more: Vec<String> = more.collect();
+    let more = if more.is_empty() { String::new() } else { format!(", {{{}}}", more.join(", ")) };
+    let _ = writeln!(out, "        {{{{{}}}{more}}},  // mesh", axes.join(", "));
     let _ = writeln!(out, "        {arena},");
     let tolerances = tolerances(schedule, &ran).map(names::double);
     let _ = writeln!(

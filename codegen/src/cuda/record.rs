@@ -1,10 +1,11 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Product,
-    Record, Region, Scalar, Transfer, Varying, Word,
+    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Members,
+    Product, Record, Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::Stream;
 
 use super::names;
 use super::number::Numbers;
@@ -17,6 +18,8 @@ pub(super) type Pointers<'p> = dyn Fn(Region, i64) -> (String, i64) + 'p;
 pub(super) struct Writer<'w, 'a> {
     pub(super) numbers: &'w Numbers<'a>,
     pub(super) pointers: &'w Pointers<'w>,
+    /// The communicators of streams other than the communication stream.
+    pub(super) communicators: &'w [Communicator],
 }
 
 impl Writer<'_, '_> {
@@ -109,11 +112,21 @@ impl Writer<'_, '_> {
         format!("{{{at}, {op}, {leading}, {step}}}")
     }
 
+    /// The number of a communicator: all ranks, along each axis, then those of other streams.
+    fn communicator(&self, communicator: Communicator) -> String {
+        match (communicator.members, communicator.stream) {
+            (Members::World, Stream::Comm) => "kWorld".to_owned(),
+            (Members::Axis(axis), Stream::Comm) => (1 + axis.index()).to_string(),
+            _ => {
+                let own = self.communicators.iter().position(|own| *own == communicator);
+                let own = own.expect("the schedule's communicators are listed");
+                (1 + self.numbers.mesh.axes.len() + own).to_string()
+            }
+        }
+    }
+
     fn transfer(&self, transfer: &Transfer) -> String {
-        let among = match transfer.communicator {
-            Communicator::World => "kWorld".to_owned(),
-            Communicator::Axis(axis) => (1 + axis.index()).to_string(),
-        };
+        let among = self.communicator(transfer.communicator);
         let head = format!("{among}, {}", names::dtype(transfer.dtype));
         match &transfer.collective {
             Collective::Even { kind, from, to, count } => {
@@ -283,7 +296,7 @@ mod tests {
             Region::Frame => ("x".to_owned(), 64),
             _ => ("y".to_owned(), 0),
         };
-        Writer { numbers: &numbers, pointers }.records(records)
+        Writer { numbers: &numbers, pointers, communicators: &[] }.records(records)
     }
 
     fn at(region: Region, offset: i64) -> Address {
@@ -326,6 +339,7 @@ mod tests {
     #[test]
     fn blocks_at_even_distances_are_one_entry() {
         use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::Stream;
         let ring = AxisId::new(0);
         let block = |peer: i64, bytes: i64| Block {
             peer: Int::Const(peer),
@@ -337,7 +351,7 @@ mod tests {
         let transfer = |sends, receives| {
             let collective = Collective::SendReceive { sends, receives };
             Record::Transfer(Transfer {
-                communicator: Communicator::Axis(ring),
+                communicator: Communicator { members: Members::Axis(ring), stream: Stream::Comm },
                 dtype: DType::BF16,
                 collective,
             })

@@ -5,19 +5,19 @@
 //! (local extents, peers) is derived from types and the rank, as [`crate::boxes`] and [`Space`] do.
 //!
 //! Tasks of one stream run in order. Tasks of different streams are ordered by events only; at the start and at the
-//! end of a frame that communicates both streams have met. A frame that does not is one task of the compute stream to its
-//! caller, whose communication goes on meanwhile.
+//! end of a frame that communicates the streams that it uses have met. To every other stream such a call is one task of
+//! the compute stream, as is a call of a frame that does not communicate.
 
 pub mod integers;
 mod reach;
+mod streams;
 mod text;
 mod verify;
 
 pub use reach::{Operand, reaches};
+pub use streams::{Stream, Streams, used_streams};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
-
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -58,25 +58,6 @@ pub const ALIGNMENT: u64 = 256;
 /// `bytes` rounded up to [`ALIGNMENT`].
 pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
-}
-
-/// Whether a frame, or one that it calls, has tasks on the communication stream.
-pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
-    communicates_by(&frames[frame], |callee| communicates(frames, callee))
-}
-
-/// For each frame whether it [`communicates`], where callees come before their callers; in time linear in tasks.
-pub fn communicating(frames: &Arena<FrameId, Frame>) -> Vec<bool> {
-    let mut all: Vec<bool> = Vec::with_capacity(frames.len());
-    for frame in frames.values() {
-        all.push(communicates_by(frame, |callee| all.get(callee.index()).is_some_and(|&c| c)));
-    }
-    all
-}
-
-/// Whether a frame communicates, given whether those that it calls do.
-fn communicates_by(frame: &Frame, called: impl Fn(FrameId) -> bool) -> bool {
-    frame.tasks.iter().any(|task| task.work.callee().map_or(task.stream == Stream::Comm, &called))
 }
 
 /// The program that every rank executes.
@@ -346,34 +327,6 @@ impl Place {
             | Place::Result(_)
             | Place::Input(_) => None,
         }
-    }
-}
-
-/// A queue of tasks that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Stream {
-    /// Kernels.
-    Compute,
-    /// Collectives.
-    Comm,
-}
-
-impl Stream {
-    /// Every stream.
-    pub const ALL: [Stream; 2] = [Stream::Compute, Stream::Comm];
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stream::Compute => "compute",
-            Stream::Comm => "comm",
-        }
-    }
-}
-
-impl fmt::Display for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

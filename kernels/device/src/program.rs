@@ -7,7 +7,7 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, ScanOrder};
 use ithaca_ir::schedule::integers::Integers;
-use ithaca_ir::schedule::{BufferId, FrameId, Stream};
+use ithaca_ir::schedule::{BufferId, FrameId, Stream, Streams};
 use ithaca_ir::{DType, Mesh, TensorType};
 
 use crate::address::Address;
@@ -80,8 +80,8 @@ pub struct Frame {
     pub bytes: u64,
     /// The layers that it runs for and the ranks that run it. Empty for a frame that is never called, which has no steps.
     pub runs: Vec<(Layers, Option<At>)>,
-    /// Whether the two streams wait for each other at its start and its end.
-    pub meets: bool,
+    /// The streams that wait for each other at its start and its end.
+    pub meets: Streams,
     /// The stored tensors that it uses, by the number of the buffer in the schedule's frame.
     pub sources: BTreeMap<SourceId, BufferId>,
     /// The steps, in order of issue: one for each task of the schedule's frame.

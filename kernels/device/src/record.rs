@@ -2,7 +2,11 @@
 //!
 //! Addresses `A` and integers `N` are symbolic in a program for all ranks, and numbers where a rank issues the record.
 
-use ithaca_ir::{AxisId, DType};
+use std::collections::BTreeSet;
+
+use ithaca_ir::message::Parcel;
+use ithaca_ir::schedule::{Schedule, Stream};
+use ithaca_ir::{AxisId, DType, Mesh, Space, boxes};
 
 use crate::address::Address;
 use crate::argument::Arg;
@@ -110,13 +114,56 @@ pub struct Transfer {
     pub collective: Collective,
 }
 
+/// The ranks that communicate, and the stream on which they do: streams share no communicator, so the order on each
+/// communicator is that of one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Communicator {
+    /// The ranks.
+    pub members: Members,
+    /// The stream.
+    pub stream: Stream,
+}
+
+impl Communicator {
+    /// The communicators of a schedule's streams other than [`Stream::Comm`], ascending. Those of `Comm` are for all ranks and
+    /// along every axis.
+    pub fn of_other_streams(schedule: &Schedule) -> Vec<Self> {
+        let mut all = BTreeSet::new();
+        for task in schedule.frames.values().flat_map(|frame| &frame.tasks) {
+            if let (Some(transfer), true) = (task.work.exchange(), task.stream != Stream::Comm) {
+                let members = Members::of(&schedule.space, transfer.first());
+                all.insert(Communicator { members, stream: task.stream });
+            }
+        }
+        all.into_iter().collect()
+    }
+}
+
 /// The ranks that communicate, and how they are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Communicator {
+pub enum Members {
     /// All ranks of the mesh, by rank.
     World,
     /// The ranks that differ along one axis only, by coordinate along it.
     Axis(AxisId),
+}
+
+impl Members {
+    /// The ranks among which a tensor is sent.
+    pub fn of(space: &Space, parcel: &Parcel) -> Self {
+        match boxes::axes(space, &parcel.op, &parcel.from, &parcel.to).as_slice() {
+            [axis] => Members::Axis(*axis),
+            _ => Members::World,
+        }
+    }
+
+    /// How many they are.
+    pub fn count(self, mesh: &Mesh) -> u64 {
+        match self {
+            Members::World => mesh.ranks(),
+            Members::Axis(axis) => mesh.size(axis),
+        }
+    }
 }
 
 /// A collective, as one rank issues it. Counts are elements.

@@ -1,12 +1,12 @@
-//! The memory of one rank, which its two streams share: the arena, and its copies of written weights and states.
+//! The memory of one rank, which its streams share: the arena, and its copies of written weights and states.
 //!
 //! A task declares its reads and writes before it starts, and holds them until it ends: its [`Claim`]. A claim is refused
 //! when one of two tasks writes elements of the other and no event or barrier orders the two. The check is on the order,
 //! not on time: a missing event is found at any speed of the streams. A claim on elements of a running task is always
 //! refused, so no schedule, verified or not, has a data race.
 //!
-//! Tasks are numbered along each stream; an order is stated as the number up to which tasks of the other stream are
-//! known to have ended.
+//! Tasks are numbered along each stream; an order is stated as the numbers up to which tasks of each stream are known to
+//! have ended.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -56,14 +56,17 @@ pub(super) struct TaskRun {
 pub(super) struct Conflict {
     /// The elements of the refused task.
     pub(super) extent: MemoryRange,
-    /// The task of the other stream that accesses them too.
+    /// The task of another stream that accesses them too.
     pub(super) other: TaskRun,
 }
+
+/// For each stream the number up to which its tasks are known to have ended.
+pub(super) type Clock = [u64; Stream::COUNT];
 
 /// The elements, and the claims on them.
 pub(super) struct Memory {
     parts: Vec<Box<[UnsafeCell<f32>]>>,
-    streams: Mutex<[StreamAccesses; Stream::ALL.len()]>,
+    streams: Mutex<[StreamAccesses; Stream::COUNT]>,
 }
 
 // SAFETY: elements are reached through claims only. Of two live claims neither writes elements of the other, so no other
@@ -71,7 +74,7 @@ pub(super) struct Memory {
 // claim on the same elements.
 unsafe impl Sync for Memory {}
 
-/// The accesses of a stream that are not known to precede the other stream's next task.
+/// The accesses of a stream that are not known to precede the next task of every other stream.
 #[derive(Default)]
 struct StreamAccesses {
     /// Tasks so far.
@@ -80,6 +83,8 @@ struct StreamAccesses {
     tasks: VecDeque<TaskAccess>,
     /// Whether the stream has no more tasks.
     has_ended: bool,
+    /// The tasks that its last task was known to come after.
+    seen: Clock,
 }
 
 struct TaskAccess {
@@ -121,26 +126,27 @@ impl Memory {
             .is_some_and(|part| extent.range.start <= extent.range.end && extent.range.end <= part.len())
     }
 
-    /// Lets the next task of a stream read and write; it comes after the first `seen` tasks of the other stream.
+    /// Lets the next task of a stream read and write; it comes after the tasks of other streams that it has `seen`.
     pub(super) fn claim(
         &self,
         (stream, run): (Stream, TaskRun),
-        seen: u64,
+        seen: Clock,
         reads: Vec<MemoryRange>,
         writes: Vec<MemoryRange>,
     ) -> Result<Claim<'_>, Conflict> {
         let mut streams = self.streams();
-        for (of, touched) in Stream::ALL.into_iter().zip(streams.iter_mut()) {
-            if of != stream {
-                touched.tasks.retain(|task| task.number > seen || task.is_running);
-            }
-            let open = touched.tasks.iter().filter(|task| of != stream || task.is_running);
-            for task in open {
+        streams[stream as usize].seen = seen;
+        for (of, touched) in Stream::ALL.into_iter().zip(streams.iter()) {
+            let is_open = |task: &&TaskAccess| {
+                task.is_running || of != stream && task.number > seen[of as usize]
+            };
+            for task in touched.tasks.iter().filter(is_open) {
                 if let Some(extent) = task.conflict(&reads, &writes) {
                     return Err(Conflict { extent: extent.clone(), other: task.run });
                 }
             }
         }
+        forget(&mut streams);
         let own = &mut streams[stream as usize];
         own.count += 1;
         let number = own.count;
@@ -159,11 +165,7 @@ impl Memory {
     pub(super) fn leave(&self, stream: Stream) {
         let mut streams = self.streams();
         streams[stream as usize].has_ended = true;
-        for (of, touched) in Stream::ALL.into_iter().zip(streams.iter_mut()) {
-            if of != stream {
-                touched.tasks.retain(|task| task.is_running);
-            }
-        }
+        forget(&mut streams);
     }
 
     fn release(&self, stream: Stream, number: u64) {
@@ -179,7 +181,7 @@ impl Memory {
     }
 
     /// A panic while the lock is held leaves no change half done.
-    fn streams(&self) -> MutexGuard<'_, [StreamAccesses; Stream::ALL.len()]> {
+    fn streams(&self) -> MutexGuard<'_, [StreamAccesses; Stream::COUNT]> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,6 +189,18 @@ impl Memory {
     fn pointer(&self, extent: &MemoryRange) -> Option<*const UnsafeCell<f32>> {
         let part = self.parts.get(extent.part)?;
         Some(part.get(extent.range.clone())?.as_ptr())
+    }
+}
+
+/// Removes the tasks that every other stream with more tasks has seen.
+fn forget(streams: &mut [StreamAccesses; Stream::COUNT]) {
+    for of in 0..Stream::COUNT {
+        let others = (0..Stream::COUNT).filter(|&other| other != of && !streams[other].has_ended);
+        let seen = others.map(|other| streams[other].seen[of]).min().unwrap_or(u64::MAX);
+        let tasks = &mut streams[of].tasks;
+        if tasks.front().is_some_and(|task| task.number <= seen) {
+            tasks.retain(|task| task.number > seen || task.is_running);
+        }
     }
 }
 
@@ -241,6 +255,10 @@ mod tests {
         TaskRun { frame: FrameId::new(0), layer: 0, task }
     }
 
+    fn seen(n: u64) -> Clock {
+        [n; Stream::COUNT]
+    }
+
     fn arena(range: Range<usize>) -> Vec<MemoryRange> {
         vec![MemoryRange { part: ARENA, range }]
     }
@@ -248,8 +266,8 @@ mod tests {
     #[test]
     fn elements_of_a_running_writer_cannot_be_claimed() {
         let memory = Memory::new(vec![0.0; 8], vec![vec![0.0; 4]]);
-        let compute = |task, reads, writes| memory.claim((Stream::Compute, run(task)), 0, reads, writes);
-        let comm = |seen, task, reads, writes| memory.claim((Stream::Comm, run(task)), seen, reads, writes);
+        let compute = |task, reads, writes| memory.claim((Stream::Compute, run(task)), seen(0), reads, writes);
+        let comm = |n, task, reads, writes| memory.claim((Stream::Comm, run(task)), seen(n), reads, writes);
         let mut first = compute(0, vec![], arena(2..4)).unwrap();
         first.write(&arena(2..4)[0]).unwrap().fill(1.0);
         assert!(first.write(&arena(3..5)[0]).is_none() && first.read(&arena(0..1)[0]).is_none());
@@ -266,26 +284,26 @@ mod tests {
     #[test]
     fn the_order_counts_and_not_the_time() {
         let memory = Memory::new(vec![0.0; 8], vec![]);
-        let first = memory.claim((Stream::Compute, run(0)), 0, vec![], arena(0..4)).unwrap();
+        let first = memory.claim((Stream::Compute, run(0)), seen(0), vec![], arena(0..4)).unwrap();
         let number = first.number();
         drop(first);
         // It has ended, but nothing says so.
-        assert!(memory.claim((Stream::Comm, run(1)), 0, arena(0..4), vec![]).is_err());
-        let read = memory.claim((Stream::Comm, run(1)), number, arena(0..4), vec![]).unwrap();
+        assert!(memory.claim((Stream::Comm, run(1)), seen(0), arena(0..4), vec![]).is_err());
+        let read = memory.claim((Stream::Comm, run(1)), seen(number), arena(0..4), vec![]).unwrap();
         // Both may read.
-        drop(memory.claim((Stream::Compute, run(2)), 0, arena(0..4), vec![]).unwrap());
+        drop(memory.claim((Stream::Compute, run(2)), seen(0), arena(0..4), vec![]).unwrap());
         drop(read);
-        assert!(memory.claim((Stream::Compute, run(3)), 0, vec![], arena(3..4)).is_err());
+        assert!(memory.claim((Stream::Compute, run(3)), seen(0), vec![], arena(3..4)).is_err());
         memory.leave(Stream::Compute);
-        assert!(memory.claim((Stream::Compute, run(3)), 1, vec![], arena(3..4)).is_ok());
+        assert!(memory.claim((Stream::Compute, run(3)), seen(1), vec![], arena(3..4)).is_ok());
     }
 
     #[test]
     fn a_stream_that_has_ended_keeps_nothing() {
         let memory = Memory::new(vec![0.0; 8], vec![]);
-        memory.leave(Stream::Comm);
+        Stream::ALL[1..].iter().for_each(|&stream| memory.leave(stream));
         for task in 0..3 {
-            drop(memory.claim((Stream::Compute, run(task)), 0, vec![], arena(0..4)).unwrap());
+            drop(memory.claim((Stream::Compute, run(task)), seen(0), vec![], arena(0..4)).unwrap());
         }
         assert!(memory.streams().iter().all(|s| s.tasks.is_empty()));
     }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use ithaca_ir::schedule::Schedule;
+use ithaca_ir::schedule::{Schedule, Streams};
 use ithaca_ir::traffic::Ledger;
 
 use super::communicator::Communicator;
@@ -19,8 +19,8 @@ pub(super) struct RunContext<'a> {
     pub(super) communicator: &'a dyn Communicator,
     pub(super) ledger: &'a Mutex<Ledger>,
     pub(super) options: &'a Options,
-    /// For each frame, whether it or a callee has tasks on the communication stream.
-    pub(super) communicates: &'a [bool],
+    /// For each frame the streams that it and its callees use.
+    pub(super) used: &'a [Streams],
     /// When the ranks began.
     pub(super) begun: Instant,
 }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, FrameId, Schedule, communicating};
+use ithaca_ir::schedule::{Content, FrameId, Schedule, used_streams};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 use super::communicator::{Communicator, Mailboxes};
@@ -45,7 +45,9 @@ pub fn execute(
     let job = Job::of(schedule)?;
     let loaded = job.load(&ranks, weights, inputs, options)?;
     let memory_bytes = loaded.memory_bytes;
-    let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
+    let used = used_streams(&schedule.frames);
+    let streams = used.last().copied().unwrap_or_default().iter().count().saturating_sub(1).max(1);
+    let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), streams, options.timeout);
     let parts = loaded.run(&mailboxes)?;
     job.assemble(&parts, weights, memory_bytes)
 }
@@ -185,7 +187,7 @@ impl Loaded<'_> {
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
     pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankResult>, RunError> {
         let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
-        let communicates = communicating(&schedule.frames);
+        let used = used_streams(&schedule.frames);
         let begun = Instant::now();
         let run_rank = |rank: Rank, written: WrittenData| {
             let ledger = Mutex::new(Ledger::default());
@@ -196,7 +198,7 @@ impl Loaded<'_> {
                 communicator,
                 ledger: &ledger,
                 options: &options,
-                communicates: &communicates,
+                used: &used,
                 begun,
             };
             let run = || rank::run(context, rank, written);
@@ -235,8 +237,8 @@ fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
     rows.into_values().collect()
 }
 
-/// All results, or the failure of the first rank that did not merely stop or wait because of another.
-fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
+/// All results, or the failure of the first rank or stream that did not merely stop or wait because of another.
+pub(super) fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
     let mut failure: Option<RunError> = None;
     let mut held = Vec::with_capacity(results.len());
     for result in results {

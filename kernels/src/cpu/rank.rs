@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Memory};
 use super::context::RunContext;
+use super::job::first_failure;
 use super::memory::{WrittenData, to_int};
 use super::panics::{guarded, joined};
 use super::stream::{StreamExecutor, StreamResult};
@@ -52,7 +53,7 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
         let executor = StreamExecutor::new(buffers, stream, (&memory, &sync));
         let result = guarded(|| executor.main(&scope));
         if let Err(error) = &result {
-            // The other stream may wait for this one, or compute for long while other ranks wait.
+            // Other streams may wait for this one, or compute for long while other ranks wait.
             sync.stop();
             if !error.is_stopped() {
                 communicator.fail(rank, error);
@@ -60,25 +61,27 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
         }
         result
     };
-    let (compute, comm) = if context.communicates[main.index()] {
-        std::thread::scope(|threads| {
-            let builder = std::thread::Builder::new().name(format!("rank {} {}", rank.0, Stream::Comm));
-            let comm = builder.spawn_scoped(threads, || execute(Stream::Comm)).map_err(|source| {
+    let used = context.used[main.index()];
+    Stream::ALL.into_iter().filter(|&stream| !used.has(stream)).for_each(|stream| memory.leave(stream));
+    let results: Vec<Result<StreamResult, RunError>> = std::thread::scope(|threads| {
+        let execute = &execute;
+        let spawn = |stream: Stream| {
+            let builder = std::thread::Builder::new().name(format!("rank {} {stream}", rank.0));
+            builder.spawn_scoped(threads, move || execute(stream)).map_err(|source| {
                 sync.stop();
                 RunError::Thread { rank: rank.0, source }
-            });
-            let compute = execute(Stream::Compute);
-            (compute, comm.and_then(joined))
-        })
-    } else {
-        memory.leave(Stream::Comm);
-        (execute(Stream::Compute), Ok(StreamResult::default()))
-    };
-    let (compute, comm) = match (compute, comm) {
-        (Ok(compute), Ok(comm)) => (compute, comm),
-        (Err(a), Err(b)) => return Err(if b.outranks(&a) { b } else { a }),
-        (Err(error), Ok(_)) | (Ok(_), Err(error)) => return Err(error),
-    };
+            })
+        };
+        let others: Vec<_> = used.iter().filter(|&stream| stream != Stream::Compute).map(spawn).collect();
+        let compute = execute(Stream::Compute);
+        std::iter::once(compute).chain(others.into_iter().map(|other| other.and_then(joined))).collect()
+    });
+    let (mut arena_used, mut timings, mut spans) = (0, Timings::default(), Vec::new());
+    for result in first_failure(results)? {
+        arena_used = arena_used.max(result.arena_used);
+        timings.merge(&result.timings);
+        spans.extend(result.spans);
+    }
     let (arena, written) = memory.into_parts();
     let outputs = schedule.frames[main].outputs.iter().map(|output| {
         if !buffers.holds(&scope, output.buffer) {
@@ -97,10 +100,6 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
         })
     });
     let outputs = outputs.collect::<Result<_, RunError>>()?;
-    let arena_used = compute.arena_used.max(comm.arena_used);
-    let mut timings = compute.timings;
-    timings.merge(&comm.timings);
-    let spans = [compute.spans, comm.spans].concat();
     let traffic = context.ledger.lock().unwrap_or_else(PoisonError::into_inner).rows();
     Ok(RankResult { rank, outputs, written, arena_used, timings, traffic, spans })
 }

@@ -1,25 +1,25 @@
 //! The execution of one stream of a rank.
 //!
-//! Both streams of a rank run the same frames. In a frame that communicates, each runs the tasks of its own stream in
-//! order of issue, waits for the events of the other, and meets it in a barrier where the frame starts and ends. Any other
-//! frame runs on the stream of its call alone.
+//! The streams of a rank run the same frames. In a frame that communicates, each stream that the frame uses runs its own
+//! tasks in order of issue, waits for the events of the others, and meets them in a barrier where the frame starts and ends.
+//! Other streams pass over such a frame. A frame that does not communicate runs on the stream of its call alone.
 
 use std::time::{Duration, Instant};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::ops::{ScanOrder, Stage};
-use ithaca_ir::schedule::{BufferId, EventId, Frame, Stream, Task, Work};
+use ithaca_ir::schedule::{BufferId, EventId, Frame, Stream, Streams, Task, Work};
 
 use super::buffers::{Buffers, Scope};
-use super::claims::Memory;
+use super::claims::{Clock, Memory};
 use super::context::RunContext;
 use super::describe::describe;
 use super::fault::{Fault, FaultKind};
 use super::memory::Location;
 use super::options::Trace;
 use super::panics::guarded;
-use super::sync::StreamSync;
+use super::sync::{RunOfFrame, StreamSync, join};
 use super::task::{Running, StreamPosition};
 use super::timings::Timings;
 use super::trace::TaskSpan;
@@ -35,12 +35,10 @@ pub(super) struct StreamExecutor<'a> {
     stream: Stream,
     memory: &'a Memory,
     sync: &'a StreamSync,
-    /// Tasks begun.
-    begun: u64,
-    /// Tasks of the other stream that are known to have ended.
-    seen: u64,
-    /// Frames begun that both streams run.
-    joint_frames: u64,
+    /// Tasks of each stream that are known to have ended, the last of its own included.
+    seen: Clock,
+    /// Whether it runs with other streams.
+    is_joined: bool,
     result: StreamResult,
 }
 
@@ -62,14 +60,14 @@ impl<'a> StreamExecutor<'a> {
         (memory, sync): (&'a Memory, &'a StreamSync),
     ) -> Self {
         let result = StreamResult::default();
-        Self { buffers, stream, memory, sync, begun: 0, seen: 0, joint_frames: 0, result }
+        Self { buffers, stream, memory, sync, seen: Clock::default(), is_joined: false, result }
     }
 
     /// Runs the tasks of `main` that are this stream's.
     pub(super) fn main(mut self, scope: &Scope<'_>) -> Result<StreamResult, RunError> {
-        let is_joint = self.context().communicates[scope.frame.index()];
-        let joint_frame = is_joint.then(|| self.enter_joint_frame());
-        self.frame(scope, joint_frame)?;
+        self.is_joined = self.context().used[scope.frame.index()].communicates();
+        let run = RunOfFrame::new();
+        self.frame(scope, self.is_joined.then_some(&run))?;
         self.memory.leave(self.stream);
         Ok(self.result)
     }
@@ -78,14 +76,8 @@ impl<'a> StreamExecutor<'a> {
         self.buffers.context
     }
 
-    /// Begins a frame that both streams run; gives its number among these.
-    fn enter_joint_frame(&mut self) -> u64 {
-        self.joint_frames += 1;
-        self.joint_frames
-    }
-
     /// Runs the tasks of a frame that are this stream's: all of them where it is no joint frame.
-    fn frame(&mut self, scope: &Scope<'_>, joint_frame: Option<u64>) -> Result<(), RunError> {
+    fn frame(&mut self, scope: &Scope<'_>, joint_frame: Option<&RunOfFrame>) -> Result<(), RunError> {
         let schedule = self.context().schedule;
         let frame = &schedule.frames[scope.frame];
         let recorders = recorders(frame);
@@ -110,15 +102,18 @@ impl<'a> StreamExecutor<'a> {
     fn step(
         &mut self,
         scope: &Scope<'_>,
-        joint_frame: Option<u64>,
+        joint_frame: Option<&RunOfFrame>,
         recorders: &[Option<usize>],
         number: usize,
     ) -> Result<(), RunError> {
         let RunContext { schedule, communicator, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
-        let is_joint = joint_frame.is_some() && self.is_joint(task);
-        let is_mine = joint_frame.is_none() || is_joint || task.stream == self.stream;
+        let meets = joint_frame.and_then(|run| Some((run, self.meets(task)?)));
+        let is_mine = match meets {
+            Some((_, streams)) => streams.has(self.stream),
+            None => joint_frame.is_none() || task.stream == self.stream,
+        };
         // Tasks of other streams and ranks.
         if !is_mine || !frame.runs(&schedule.space, task, self.buffers.rank) {
             return Ok(());
@@ -128,9 +123,9 @@ impl<'a> StreamExecutor<'a> {
             let recorded = &frame.tasks[recorder];
             let is_due = frame.runs(&schedule.space, recorded, self.buffers.rank)
                 && recorded.stream != self.stream
-                && !self.is_joint(recorded);
+                && !self.meets(recorded).is_some_and(|streams| streams.has(self.stream));
             if let Some(run) = joint_frame.filter(|_| is_due) {
-                self.seen = self.seen.max(self.sync.wait((run, event.index()))?);
+                join(&mut self.seen, &self.sync.wait((run, event.index()))?);
             }
         }
         communicator.check()?;
@@ -138,7 +133,7 @@ impl<'a> StreamExecutor<'a> {
             guarded(|| self.fault(scope, number))?;
         }
         match &task.work {
-            Work::Call { .. } => self.call(scope, number, is_joint)?,
+            Work::Call { .. } => self.call(scope, number, meets)?,
             Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                 self.task(scope, number)?;
             }
@@ -148,15 +143,16 @@ impl<'a> StreamExecutor<'a> {
                 return Err(RunError::invalid("a task records an event that is not declared"));
             }
             if let Some(run) = joint_frame {
-                self.sync.record((run, event.index()), self.begun);
+                self.sync.record((run, event.index()), self.seen);
             }
         }
         Ok(())
     }
 
-    /// Whether both streams take part in a task.
-    fn is_joint(&self, task: &Task) -> bool {
-        matches!(task.work, Work::Call { callee, .. } if self.context().communicates[callee.index()])
+    /// The streams that meet at a task: those that its callee uses, if it communicates.
+    fn meets(&self, task: &Task) -> Option<Streams> {
+        let used = task.work.callee().map(|callee| self.context().used[callee.index()]);
+        used.filter(|used| used.communicates())
     }
 
     /// The task that records the event of a wait. It must be issued before the wait.
@@ -182,15 +178,13 @@ impl<'a> StreamExecutor<'a> {
         let RunContext { schedule, options, begun, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
-        // One thread of a rank communicates.
-        let is_elsewhere = self.stream != Stream::Comm && self.joint_frames > 0;
-        if matches!(task.work, Work::Exchange(_)) && is_elsewhere {
-            return Err(RunError::invalid("a collective is not on the stream `comm`"));
+        if matches!(task.work, Work::Exchange(_)) && self.stream == Stream::Compute && self.is_joined {
+            return Err(RunError::invalid("a collective is on the stream `compute`"));
         }
         let start = Instant::now();
         let position = StreamPosition { memory: self.memory, stream: self.stream, seen: self.seen };
         let running = Running::begin(self.buffers, scope, number, position)?;
-        self.begun = running.along();
+        self.seen[self.stream as usize] = running.along();
         let arena_used = guarded(|| running.run())?;
         let end = Instant::now();
         self.result.arena_used = self.result.arena_used.max(arena_used);
@@ -209,7 +203,12 @@ impl<'a> StreamExecutor<'a> {
     }
 
     /// Runs a frame for each layer: carried values pass from layer to layer, and each layer has its slice of a stack.
-    fn call(&mut self, scope: &Scope<'_>, number: usize, is_joint: bool) -> Result<(), RunError> {
+    fn call(
+        &mut self,
+        scope: &Scope<'_>,
+        number: usize,
+        meets: Option<(&RunOfFrame, Streams)>,
+    ) -> Result<(), RunError> {
         let RunContext { schedule, shape, .. } = self.context();
         let task = &schedule.frames[scope.frame].tasks[number];
         let Work::Call { callee, layers, stride, scan, stage, base } = &task.work else {
@@ -230,8 +229,15 @@ impl<'a> StreamExecutor<'a> {
             None => *location,
         };
         let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
-        if is_joint {
-            self.barrier()?;
+        let inner_run = |layer| {
+            meets.map(|(run, streams)| {
+                let mut run = run.clone();
+                run.push((number, layer));
+                (run, streams)
+            })
+        };
+        if let Some((run, streams)) = inner_run(layers.start) {
+            self.barrier((&run, 0), streams)?;
         }
         for (done, layer) in order.layers(&layers).enumerate() {
             let k = index(layer - layers.start);
@@ -246,22 +252,22 @@ impl<'a> StreamExecutor<'a> {
             let own_results: Vec<Location> =
                 results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
             let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
-            let joint_frame = is_joint.then(|| self.enter_joint_frame());
-            self.frame(&inner, joint_frame)?;
-            if let Some(run) = joint_frame {
-                self.barrier()?;
-                if self.stream == Stream::Compute {
-                    self.sync.forget(run);
-                }
+            let Some((run, streams)) = inner_run(layer) else {
+                self.frame(&inner, None)?;
+                continue;
+            };
+            self.frame(&inner, Some(&run))?;
+            self.barrier((&run, 1), streams)?;
+            if self.stream == Stream::Compute {
+                self.sync.forget(&run);
             }
         }
         Ok(())
     }
 
-    /// Waits for the other stream.
-    fn barrier(&mut self) -> Result<(), RunError> {
-        let seen = self.sync.barrier(self.stream, self.begun)?;
-        self.seen = self.seen.max(seen);
+    /// Waits for other streams.
+    fn barrier(&mut self, at: (&RunOfFrame, usize), streams: Streams) -> Result<(), RunError> {
+        self.seen = self.sync.barrier(at, (self.stream, streams), &self.seen)?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work
 use ithaca_ir::{Op, TensorType, traffic};
 
 use super::buffers::{Area, Buffers, Scope};
-use super::claims::{ARENA, Claim, Memory, MemoryRange, TaskRun};
+use super::claims::{ARENA, Claim, Clock, Memory, MemoryRange, TaskRun};
 use super::describe;
 use super::memory::{from_int, to_int};
 use super::options::LookForNan;
@@ -19,15 +19,15 @@ use crate::error::RunError;
 use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, random};
 use crate::tensor::place_in;
 
-/// The stream of a task, and its order with the other stream.
+/// The stream of a task, and its order with the other streams.
 #[derive(Clone, Copy)]
 pub(super) struct StreamPosition<'a> {
     /// The memory that the streams share.
     pub(super) memory: &'a Memory,
     /// The stream.
     pub(super) stream: Stream,
-    /// How many tasks of the other stream are known to have ended.
-    pub(super) seen: u64,
+    /// How many tasks of each stream are known to have ended.
+    pub(super) seen: Clock,
 }
 
 /// A running task with its claim.
@@ -45,7 +45,7 @@ impl<'a> Running<'a> {
     /// Begins a task of a frame that is no call.
     ///
     /// # Errors
-    /// [`RunError::Unordered`] when a task of the other stream touches the same memory and nothing orders the two.
+    /// [`RunError::Unordered`] when a task of another stream touches the same memory and nothing orders the two.
     pub(super) fn begin(
         buffers: Buffers<'a>,
         scope: &'a Scope<'a>,
@@ -119,7 +119,7 @@ impl<'a> Running<'a> {
     fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
         let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
         let space = &context.schedule.space;
-        let local = LocalTransfer { space, parcels: transfer.parcels(), rank };
+        let local = LocalTransfer { space, parcels: transfer.parcels(), rank, stream: task.stream };
         let first = transfer.first();
         let (from, to) = (space.holds(&first.from, rank), space.holds(&first.to, rank));
         match &task.work {
@@ -140,7 +140,7 @@ impl<'a> Running<'a> {
                     let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
                     let data = if from { self.read(reads)? } else { Cow::default() };
                     let ends = (content(reads)?, content(writes)?);
-                    let local = LocalTransfer { space, parcels, rank };
+                    let local = LocalTransfer { space, parcels, rank, stream: task.stream };
                     let (written, sent) = local.exchange(&data, ends, context.communicator)?;
                     sent_by_all += sent;
                     if to {

@@ -2,7 +2,7 @@
 
 use ithaca_ir::boxes::{self, Region, Side};
 use ithaca_ir::message::{self, Parcel, Wire};
-use ithaca_ir::schedule::Content;
+use ithaca_ir::schedule::{Content, Stream};
 use ithaca_ir::{DType, Op, Rank, Space};
 
 use super::communicator::Communicator;
@@ -15,6 +15,8 @@ pub(super) struct LocalTransfer<'a> {
     pub(super) space: &'a Space,
     pub(super) parcels: &'a [Parcel],
     pub(super) rank: Rank,
+    /// The stream that exchanges.
+    pub(super) stream: Stream,
 }
 
 impl LocalTransfer<'_> {
@@ -79,7 +81,7 @@ impl LocalTransfer<'_> {
             let (whole, _) = self.cut(data, index(n))?;
             match (op, self.parcels) {
                 (Op::AllReduce { .. }, _) => {
-                    return all_reduce(from.dtype, self.rank, whole, &sent.group, communicator);
+                    return all_reduce(from.dtype, (self.stream, self.rank), whole, &sent.group, communicator);
                 }
                 // A permute of one tensor may send each rank another part of it.
                 (Op::Permute, [_]) => {
@@ -106,7 +108,7 @@ impl LocalTransfer<'_> {
             self.need_in_order(&self.space.local_box(to, self.rank), &received, "written")?;
         }
         let expected: Vec<usize> = received.elements.iter().map(|&n| index(n)).collect();
-        let arrived = communicator.exchange(self.rank, &sent.group, blocks, &expected)?;
+        let arrived = communicator.exchange((self.stream, self.rank), &sent.group, blocks, &expected)?;
         let written = if sums { sum(from.dtype, arrived.blocks) } else { arrived.blocks.concat() };
         Ok((written, arrived.elements_sent))
     }
@@ -165,7 +167,7 @@ impl LocalTransfer<'_> {
 /// were sent to others.
 fn all_reduce(
     dtype: DType,
-    rank: Rank,
+    (stream, rank): (Stream, Rank),
     data: &[f32],
     group: &[Rank],
     communicator: &dyn Communicator,
@@ -180,11 +182,11 @@ fn all_reduce(
         .ok_or_else(|| RunError::invalid("a rank is outside its group"))?;
     let blocks = (0..group.len()).map(|i| data[chunk(i)].to_vec()).collect();
     let own = vec![chunk(me).len(); group.len()];
-    let scattered = communicator.exchange(rank, group, blocks, &own)?;
+    let scattered = communicator.exchange((stream, rank), group, blocks, &own)?;
     let sum = sum(dtype, scattered.blocks);
     let sizes: Vec<usize> = (0..group.len()).map(|i| chunk(i).len()).collect();
     let blocks = group.iter().map(|_| sum.clone()).collect();
-    let gathered = communicator.exchange(rank, group, blocks, &sizes)?;
+    let gathered = communicator.exchange((stream, rank), group, blocks, &sizes)?;
     Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
 }
 

@@ -72,7 +72,7 @@ impl Machine {
             Backend::InProcess => all(&InProcess::new(&self.gpus[0], schedule.space.mesh.ranks())?),
             Backend::Nccl => {
                 let devices = ranks.iter().map(|(_, device)| *device).collect();
-                all(&Nccl::open(&schedule.space, devices, options.timeout)?)
+                all(&Nccl::open(schedule, devices, options.timeout)?)
             }
         }
     }
@@ -105,7 +105,7 @@ impl Machine {
         has_failed: &dyn Fn() -> bool,
     ) -> Result<(RankResult, u64), RunError> {
         let local = (rank, &self.gpus[0] as &dyn Device);
-        let nccl = Nccl::open_rank(&job.schedule().space, local, id, options.timeout)?;
+        let nccl = Nccl::open_rank(job.schedule(), local, id, options.timeout)?;
         let collectives = Launched { rank, nccl, has_failed };
         let (mut results, bytes) = run((job, &self.program), &[local], &collectives, sources, options)?;
         let result = results.pop().ok_or_else(|| RunError::invalid("a rank without results"))?;

@@ -1,7 +1,7 @@
 //! The state of a local rank on its device: memory, streams, events and tables, all allocated before a step.
 
 use ithaca_device::{Coordinates, DeviceProgram, Table};
-use ithaca_ir::schedule::Stream as Queue;
+use ithaca_ir::schedule::{Stream as Queue, Streams};
 use ithaca_ir::{DType, Rank};
 
 use super::arguments::Address;
@@ -33,11 +33,11 @@ pub(super) struct LocalRank<'a> {
     pub(super) bytes: u64,
     /// The address of this rank's part of each stored tensor, if it has one.
     pub(super) sources: Vec<Option<Address>>,
-    streams: [Stream; 2],
+    streams: [Stream; Queue::COUNT],
     /// The events of all frames.
     pub(super) events: Vec<Event>,
-    /// The events by which the two streams wait for each other.
-    barrier_events: [Event; 2],
+    /// The events by which streams wait for each other.
+    barrier_events: [Event; Queue::COUNT],
     /// The word in which a kernel leaves its finding.
     pub(super) word: Address,
 }
@@ -62,9 +62,15 @@ impl<'a> LocalRank<'a> {
                 at
             }));
         }
-        let streams = [device.stream()?, device.stream()?];
+        let mut streams = [device.stream()?; Queue::COUNT];
+        for stream in &mut streams[1..] {
+            *stream = device.stream()?;
+        }
         let events: Vec<Event> = (0..program.n_events).map(|_| device.event()).collect::<Result<_, _>>()?;
-        let barrier_events = [device.event()?, device.event()?];
+        let mut barrier_events = [device.event()?; Queue::COUNT];
+        for event in &mut barrier_events[1..] {
+            *event = device.event()?;
+        }
         let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
         let size_of_tables: u64 =
             contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
@@ -95,18 +101,22 @@ impl<'a> LocalRank<'a> {
     }
 
     pub(super) fn stream(&self, queue: Queue) -> Stream {
-        match queue {
-            Queue::Compute => self.streams[0],
-            Queue::Comm => self.streams[1],
-        }
+        self.streams[queue as usize]
     }
 
-    /// Makes each stream wait for the earlier work of the other.
-    pub(super) fn synchronize_streams(&self) -> Result<(), CudaError> {
-        let pairs = self.streams.iter().zip(&self.barrier_events);
-        pairs.clone().try_for_each(|(&stream, &event)| self.device.record(stream, event))?;
-        self.device.wait(self.streams[0], self.barrier_events[1])?;
-        self.device.wait(self.streams[1], self.barrier_events[0])
+    /// Makes each of some streams wait for the earlier work of the others; the compute stream is one of them.
+    pub(super) fn synchronize_streams(&self, streams: Streams) -> Result<(), CudaError> {
+        let event = |queue: Queue| self.barrier_events[queue as usize];
+        let others = streams.iter().filter(|&queue| queue != Queue::Compute);
+        for queue in others.clone() {
+            self.device.record(self.stream(queue), event(queue))?;
+            self.device.wait(self.stream(Queue::Compute), event(queue))?;
+        }
+        self.device.record(self.stream(Queue::Compute), event(Queue::Compute))?;
+        for queue in others {
+            self.device.wait(self.stream(queue), event(Queue::Compute))?;
+        }
+        Ok(())
     }
 
     /// Downloads a dense tensor of `n` elements.

@@ -53,8 +53,8 @@ struct Mark {
 /// The tasks in flight.
 pub(super) struct Watch {
     timeout: Option<Duration>,
-    /// For each local rank the tasks of its compute and its communication stream, in order of issue.
-    streams: Vec<[VecDeque<Mark>; 2]>,
+    /// For each local rank the tasks of each stream, in order of issue.
+    streams: Vec<[VecDeque<Mark>; Queue::COUNT]>,
     /// For each local rank events to reuse.
     spare: Vec<Vec<Event>>,
     n_issued: u64,
@@ -184,15 +184,16 @@ impl Watch {
         }
     }
 
-    /// Attributes the failure of a communicator to its rank's first task in flight, on the communication stream if it has one.
+    /// Attributes the failure of a communicator to its rank's first task in flight, on a stream that communicates if it has one.
     fn of_collective(
         &self,
         locals: &[LocalRank<'_>],
         CollectiveFailure { rank, error }: CollectiveFailure,
     ) -> TaskFailure {
         let local = locals.iter().position(|local| local.rank == rank).unwrap_or(0);
-        let [compute, comm] = self.streams[local].each_ref().map(VecDeque::front);
-        TaskFailure { local, run: comm.or(compute).and_then(|mark| mark.run), error }
+        let [compute, others @ ..] = self.streams[local].each_ref().map(VecDeque::front);
+        let first = others.into_iter().flatten().min_by_key(|mark| mark.number);
+        TaskFailure { local, run: first.or(compute).and_then(|mark| mark.run), error }
     }
 
     /// Attributes a timeout to the earliest task in flight, on a rank that has not arrived if there is one.

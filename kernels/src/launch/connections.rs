@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ithaca_ir::Rank;
+use ithaca_ir::schedule::Stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -45,7 +46,7 @@ struct Channel {
 
 #[derive(Debug)]
 enum Outgoing {
-    Block(Vec<f32>),
+    Block(Stream, Vec<f32>),
     Frame(Kind, Vec<u8>),
 }
 
@@ -71,13 +72,20 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Inbox {
+    /// By stream.
+    streams: [FromStream; Stream::COUNT],
+    messages: VecDeque<(Kind, Vec<u8>)>,
+    /// Whether the sender may close the connection.
+    is_finalized: bool,
+}
+
+/// What a stream of a sender has sent.
+#[derive(Debug, Default)]
+struct FromStream {
     /// Blocks, and the ends of steps.
     blocks: VecDeque<Item>,
     /// Steps that have ended here while blocks of this sender may be left over.
     ended: usize,
-    messages: VecDeque<(Kind, Vec<u8>)>,
-    /// Whether the sender may close the connection.
-    is_finalized: bool,
 }
 
 #[derive(Debug)]
@@ -306,15 +314,16 @@ impl Connections {
 }
 
 impl Communicator for Connections {
-    fn send(&self, _from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
+    fn send(&self, stream: Stream, _from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
         self.check()?;
-        self.queue(to.0, Outgoing::Block(block));
+        self.queue(to.0, Outgoing::Block(stream, block));
         Ok(())
     }
 
-    fn receive(&self, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
+    fn receive(&self, stream: Stream, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
         let deadline = Instant::now() + self.timeout;
         self.wait(from.0, Some(deadline), |inbox| {
+            let inbox = &mut inbox.streams[stream as usize];
             loop {
                 match inbox.blocks.front()? {
                     Item::End if inbox.ended == 0 => {
@@ -342,7 +351,7 @@ impl Communicator for Connections {
 
     fn finish(&self, _rank: Rank) {
         let mut state = self.shared.state();
-        state.inboxes.iter_mut().for_each(|inbox| inbox.ended += 1);
+        state.inboxes.iter_mut().flat_map(|inbox| &mut inbox.streams).for_each(|from| from.ended += 1);
         drop(state);
         self.send_to_all(Kind::End, &());
     }
@@ -382,7 +391,7 @@ fn send_loop(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
                 }
             };
             match next {
-                Outgoing::Block(data) => frame::write_block(&mut out, &data)?,
+                Outgoing::Block(stream, data) => frame::write_block(&mut out, stream, &data)?,
                 Outgoing::Frame(kind, body) => frame::write(&mut out, kind, &body)?,
             }
         }
@@ -415,14 +424,14 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
         let mut state = shared.state();
         let inbox = &mut state.inboxes[index(rank)];
         match kind {
-            Kind::Block => match frame::floats(&body) {
-                Some(block) => inbox.blocks.push_back(Item::Block(block)),
+            Kind::Block => match frame::block(&body) {
+                Some((stream, block)) => inbox.streams[stream as usize].blocks.push_back(Item::Block(block)),
                 None => {
                     drop(state);
                     return lost("sent a malformed block".to_owned());
                 }
             },
-            Kind::End => inbox.blocks.push_back(Item::End),
+            Kind::End => inbox.streams.iter_mut().for_each(|from| from.blocks.push_back(Item::End)),
             Kind::Finalize => inbox.is_finalized = true,
             Kind::Abort => {
                 // It closes next, and its message is the failure.

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
+use ithaca_ir::schedule::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,7 @@ impl Kind {
     /// The largest body of a frame, bytes.
     pub(super) fn limit(self, limits: &Limits) -> u64 {
         match self {
-            Kind::Block => limits.block,
+            Kind::Block => limits.block.saturating_add(STREAM),
             Kind::Result | Kind::Update => limits.tensors,
             Kind::Hello | Kind::Addresses | Kind::Agree | Kind::Shared | Kind::ExitCode | Kind::Abort => {
                 SMALL
@@ -112,10 +113,12 @@ pub(super) fn malformed() -> RunError {
     RunError::invalid("another process sent a malformed message")
 }
 
-/// The numbers of a block; `None` where the bytes end within one.
-pub(super) fn floats(body: &[u8]) -> Option<Vec<f32>> {
+/// The stream and the numbers of a block; `None` where there is no such stream, or the bytes end within a number.
+pub(super) fn block(body: &[u8]) -> Option<(Stream, Vec<f32>)> {
     let (words, rest) = body.as_chunks::<4>();
-    rest.is_empty().then(|| words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    let (&stream, words) = words.split_first().filter(|_| rest.is_empty())?;
+    let stream = *Stream::ALL.get(usize::try_from(u32::from_le_bytes(stream)).ok()?)?;
+    Some((stream, words.iter().map(|&word| f32::from_le_bytes(word)).collect()))
 }
 
 /// Writes a frame.
@@ -124,9 +127,13 @@ pub(super) fn write(out: &mut impl Write, kind: Kind, body: &[u8]) -> io::Result
     out.write_all(body)
 }
 
-/// Writes a block.
-pub(super) fn write_block(out: &mut impl Write, data: &[f32]) -> io::Result<()> {
-    head(out, Kind::Block, data.len() as u64 * 4)?;
+/// Bytes of a block in front of its numbers.
+const STREAM: u64 = 4;
+
+/// Writes a block of a stream.
+pub(super) fn write_block(out: &mut impl Write, stream: Stream, data: &[f32]) -> io::Result<()> {
+    head(out, Kind::Block, data.len() as u64 * 4 + STREAM)?;
+    out.write_all(&(stream as u32).to_le_bytes())?;
     let mut bytes = Vec::with_capacity(CHUNK.min(data.len()) * 4);
     for chunk in data.chunks(CHUNK) {
         bytes.clear();
@@ -172,11 +179,11 @@ mod tests {
     fn frames_are_read_as_they_were_written() {
         let mut wire = Vec::new();
         write(&mut wire, Kind::Result, b"abc").unwrap();
-        write_block(&mut wire, &[1.5, -2.0]).unwrap();
+        write_block(&mut wire, Stream::Comm, &[1.5, -2.0]).unwrap();
         let mut input = wire.as_slice();
         assert_eq!(read(&mut input, || LIMITS).unwrap(), (Kind::Result, b"abc".to_vec()));
         let (kind, body) = read(&mut input, || LIMITS).unwrap();
-        assert_eq!((kind, floats(&body).unwrap()), (Kind::Block, vec![1.5, -2.0]));
+        assert_eq!((kind, block(&body).unwrap()), (Kind::Block, (Stream::Comm, vec![1.5, -2.0])));
         assert!(matches!(read(&mut input, || LIMITS), Err(FrameError::Closed)));
         for kind in [Kind::Hello, Kind::Abort] {
             assert_eq!(encode(&kind), [kind as u8], "the head of a frame is its encoded kind");
@@ -186,10 +193,10 @@ mod tests {
     #[test]
     fn long_truncated_and_unknown_frames_are_refused() {
         let mut wire = Vec::new();
-        write_block(&mut wire, &[0.0; 3]).unwrap();
+        write_block(&mut wire, Stream::Comm, &[0.0; 3]).unwrap();
         assert!(matches!(read(&mut wire.as_slice(), || LIMITS), Err(FrameError::Malformed(_))));
         wire.clear();
-        write_block(&mut wire, &[0.0; 2]).unwrap();
+        write_block(&mut wire, Stream::Comm, &[0.0; 2]).unwrap();
         assert!(matches!(read(&mut &wire[..12], || LIMITS), Err(FrameError::Closed)));
         assert!(matches!(read(&mut &[77; 20][..], || LIMITS), Err(FrameError::Malformed(_))));
     }

@@ -186,7 +186,8 @@ fn change_stream(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     Mutant::of(schedule, frame, |f| {
         f.tasks[i].stream = match f.tasks[i].stream {
             Stream::Compute => Stream::Comm,
-            Stream::Comm => Stream::Compute,
+            Stream::ForwardEven => Stream::BackwardOdd,
+            Stream::Comm | Stream::ForwardOdd | Stream::BackwardEven | Stream::BackwardOdd => Stream::Compute,
         };
     })
 }

@@ -376,14 +376,24 @@ impl<'s> Reader<'s> {
         for (n, &i) in self.tasks.iter().enumerate() {
             let task = &self.frame.tasks[i];
             let mut earlier: BTreeSet<usize> = BTreeSet::new();
-            let is_call = |j: usize| match self.frame.tasks[j].work {
-                Work::Call { callee, .. } => schedule::communicates(&self.schedule.frames, callee),
+            // Whether the streams that meet at a call are those of two tasks.
+            let meet = |j: usize, other: usize| match self.frame.tasks[j].work {
+                Work::Call { callee, .. } => {
+                    let used = schedule::used_streams(&self.schedule.frames)[callee.index()];
+                    let streams = |k: usize| match self.frame.tasks[k].work {
+                        Work::Call { callee, .. } => {
+                            schedule::used_streams(&self.schedule.frames)[callee.index()]
+                        }
+                        _ => Streams::only(self.frame.tasks[k].stream),
+                    };
+                    used.communicates() && streams(other).iter().any(|stream| used.has(stream))
+                }
                 _ => false,
             };
             for &j in &self.tasks[..n] {
                 let other = &self.frame.tasks[j];
                 let waited = other.records.is_some_and(|e| task.waits.contains(&e));
-                if waited || other.stream == task.stream || is_call(i) || is_call(j) {
+                if waited || other.stream == task.stream || meet(i, j) || meet(j, i) {
                     earlier.insert(j);
                     earlier.extend(&all[&j]);
                 }

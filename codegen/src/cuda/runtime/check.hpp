@@ -31,7 +31,8 @@ struct NotCopied {
     NotCopied& operator=(const NotCopied&) = delete;
 };
 
-enum Queue { kCompute = 0, kComm = 1 };
+// Each stage of a pipeline sends on streams of its own, by direction and by the parity of the stage.
+enum Queue { kCompute, kComm, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kQueues };
 
 // A task of a frame.
 struct Task {

@@ -138,7 +138,7 @@ class Device : NotCopied {
     Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
         : program(program), rank(rank), communicators(communicators), watch(seconds, communicators) {
         for (cudaStream_t& stream : streams) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        events.resize(program.n_events + 2);
+        events.resize(program.n_events + kQueues);
         for (cudaEvent_t& event : events) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
         load(tensors);
         ITHACA_CUDA(cudaDeviceSynchronize());
@@ -167,8 +167,8 @@ class Device : NotCopied {
     const Program& program;
     const int64_t rank;
     const Communicators& communicators;
-    cudaStream_t streams[2] = {};
-    std::vector<cudaEvent_t> events;  // two for the meeting of the streams come last
+    cudaStream_t streams[kQueues] = {};
+    std::vector<cudaEvent_t> events;  // one of each stream for meetings come last
     Products products;
     Watch watch;
 
@@ -245,11 +245,14 @@ class Frame : NotCopied {
         end();
         ITHACA_CUDA(cudaEventRecord(device_.events[event], device_.streams[queue]));
     }
-    // Each stream waits for the other.
-    void meet() {
+    // Each of these streams waits for the others; the compute stream comes first.
+    void meet(std::initializer_list<Queue> queues = {kCompute, kComm}) {
         const int n = device_.program.n_events;
-        for (Queue queue : {kCompute, kComm}) record(queue, n + queue);
-        wait(kCompute, n + kComm), wait(kComm, n + kCompute);
+        for (Queue queue : queues)
+            if (queue != kCompute) record(queue, n + queue), wait(kCompute, n + queue);
+        record(kCompute, n + kCompute);
+        for (Queue queue : queues)
+            if (queue != kCompute) wait(queue, n + kCompute);
     }
     void call(void (*frame)(const Scope&), Address at, const Addresses& arguments, const Addresses& results, int64_t layer) {
         end(), frame({device_, at, arguments, results, layer});

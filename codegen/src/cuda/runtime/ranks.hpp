@@ -68,6 +68,7 @@ struct Axis {
 // Ranks are numbered row-major: the last axis varies fastest.
 struct Mesh {
     std::vector<Axis> axes;
+    std::vector<int> more = {};  // axes along which streams have communicators of their own; -1 for all ranks
 
     int64_t stride(int axis) const {
         int64_t n = 1;
@@ -92,7 +93,7 @@ inline bool is_busy(ncclComm_t comm) {
     return state == ncclInProgress;
 }
 
-// Communicators are numbered: that of all ranks, then those along the mesh axes.
+// Communicators are numbered: that of all ranks, those along the mesh axes, and those of streams of their own.
 inline constexpr int kWorld = 0;
 
 // This rank is that of a number among `size`.
@@ -107,19 +108,23 @@ struct Communicators {
     void open(const Mesh& mesh, const World& self, double seconds) {
         seconds_ = seconds;
         // NCCL writes the handle of a split until the world is ready again, so the vector must not grow.
-        all.assign(1 + mesh.axes.size(), {nullptr, self.size, self.rank});
+        all.assign(1 + mesh.axes.size() + mesh.more.size(), {nullptr, self.size, self.rank});
         ncclComm_t& world = all[kWorld].comm;
         const ncclUniqueId id = rendezvous(self);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
         ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
         wait_for(world, "the communicator of all ranks");
-        for (size_t a = 0; a < mesh.axes.size(); ++a) {
-            const int axis = static_cast<int>(a);
+        for (size_t a = 0; 1 + a < all.size(); ++a) {
+            const int axis = a < mesh.axes.size() ? static_cast<int>(a) : mesh.more[a - mesh.axes.size()];
             auto& [comm, size, number] = all[1 + a];
-            size = mesh.axes[a].size, number = mesh.coordinate(self.rank, axis);
-            const int64_t color = self.rank - number * mesh.stride(axis);
-            const std::string name = std::string("the communicators along `") + mesh.axes[a].name + "`";
+            int64_t color = 0;
+            std::string name = "another communicator of all ranks";
+            if (axis >= 0) {
+                size = mesh.axes[axis].size, number = mesh.coordinate(self.rank, axis);
+                color = self.rank - number * mesh.stride(axis);
+                name = std::string("the communicators along `") + mesh.axes[axis].name + "`";
+            }
             ITHACA_NCCL(ncclCommSplit(world, static_cast<int>(color), static_cast<int>(number), &comm, &config));
             wait_for(world, name);
             wait_for(comm, name);

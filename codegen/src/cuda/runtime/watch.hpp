@@ -56,13 +56,13 @@ class Watch : NotCopied {
     void settle(ncclComm_t comm) {
         if (is_busy(comm)) wait([&] { return !is_busy(comm); });
     }
-    // Waits until both streams are idle.
-    void wait(const cudaStream_t (&streams)[2]) {
-        for (Queue queue : {kCompute, kComm}) {
+    // Waits until all streams are idle.
+    void wait(const cudaStream_t (&streams)[kQueues]) {
+        for (int queue = 0; queue < kQueues; ++queue) {
             here_ = {current.task = {}, ++n_issued_};
-            issued(queue, streams[queue]);
+            issued(static_cast<Queue>(queue), streams[queue]);
         }
-        wait([&] { return runs_[kCompute].empty() && runs_[kComm].empty(); });
+        wait([&] { return std::all_of(std::begin(runs_), std::end(runs_), [](const auto& runs) { return runs.empty(); }); });
     }
 
   private:
@@ -109,18 +109,19 @@ class Watch : NotCopied {
         return advanced;
     }
     // A failure belongs to the first unfinished task, since tasks wait only for earlier ones. For a failure of a
-    // communicator, that is the first one on the communication stream.
+    // communicator, that is the first one on a stream that communicates.
     void blame(Queue queue) {
-        const std::deque<Run>&compute = runs_[kCompute], &comm = runs_[kComm];
-        if (!comm.empty() && (queue == kComm || compute.empty() || comm.front().number < compute.front().number))
-            current.task = comm.front().task;
-        else if (!compute.empty()) current.task = compute.front().task;
+        const Run* first = nullptr;
+        for (int other = queue == kCompute ? kCompute : kComm; other < kQueues; ++other)
+            if (!runs_[other].empty() && (first == nullptr || runs_[other].front().number < first->number)) first = &runs_[other].front();
+        if (first != nullptr) current.task = first->task;
+        else if (!runs_[kCompute].empty()) current.task = runs_[kCompute].front().task;
     }
 
     double seconds_;
     cudaEvent_t origin_ = nullptr;
     std::vector<cudaEvent_t> events_, spare_;
-    std::deque<Run> runs_[2];
+    std::deque<Run> runs_[kQueues];
     std::vector<Run> measured_;
     Run here_;
     int64_t n_issued_ = 0;
@@ -159,9 +160,10 @@ inline void write_trace(const std::vector<Run>& runs, const std::string& path, i
     out << "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":\"measured\"},\"traceEvents\":[\n" << meta << "process_name\"," << pid
         << ",\"args\":{\"name\":\"rank " << rank << " (measured)\"}},\n" << meta << "process_sort_index\"," << pid
         << ",\"args\":{\"sort_index\":" << rank << "}}";
-    for (int stream : {0, 1})
-        out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\""
-            << (stream == 0 ? "compute" : "comm") << "\"}}";
+    static const char* const names[kQueues] = {"compute", "comm", "forward_even", "forward_odd", "backward_even", "backward_odd"};
+    for (int stream = 0; stream < kQueues; ++stream)
+        if (stream <= kComm || std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.task.queue == stream; }))
+            out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\"" << names[stream] << "\"}}";
     for (const Run& run : runs)
         out << ",\n{\"ph\":\"X\",\"name\":\"" << run.task.name << "\",\"cat\":\"" << run.task.kind << "\"," << pid << ",\"tid\":"
             << run.task.queue << ",\"ts\":" << std::to_string(run.from * 1e3) << ",\"dur\":" << std::to_string((run.to - run.from) * 1e3)

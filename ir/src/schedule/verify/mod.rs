@@ -30,7 +30,7 @@ use order::Order;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use crate::schedule::verify::report::in_frame;
-use crate::schedule::{Frame, Schedule, communicating};
+use crate::schedule::{Frame, Schedule, Streams, used_streams};
 use crate::verify::check_space;
 
 /// Proof that a schedule was verified.
@@ -99,7 +99,7 @@ fn check_alone(schedule: &Schedule) -> Diagnostics {
     if found.is_empty() {
         lasting::check(schedule, &mut found);
         let lasting = Lasting::of(schedule);
-        let communicating = communicating(&schedule.frames);
+        let used = used_streams(&schedule.frames);
         let mut collectives = Checked::default();
         for frame in schedule.frames.values() {
             let before = found.len();
@@ -110,7 +110,7 @@ fn check_alone(schedule: &Schedule) -> Diagnostics {
             order::check_events(frame, &mut found);
             if found.len() == before {
                 wires::check(&schedule.space, frame, &mut collectives, &mut found);
-                check_memory(schedule, frame, (&lasting, &communicating), &mut found);
+                check_memory(schedule, frame, (&lasting, &used), &mut found);
             }
             if found.len() >= MAX_DIAGNOSTICS {
                 break;
@@ -124,7 +124,7 @@ fn check_alone(schedule: &Schedule) -> Diagnostics {
 fn check_memory(
     schedule: &Schedule,
     frame: &Frame,
-    (lasting, communicating): (&Lasting<'_>, &[bool]),
+    (lasting, used): (&Lasting<'_>, &[Streams]),
     found: &mut Diagnostics,
 ) {
     let before = found.len();
@@ -137,6 +137,6 @@ fn check_memory(
             return;
         }
         let line = Line::of(frame, class);
-        memory::check(schedule, &line, lasting, &Order::of(&line, communicating), found);
+        memory::check(schedule, &line, lasting, &Order::of(&line, used), found);
     }
 }

@@ -1,7 +1,7 @@
 //! Which tasks happen before which: `S05`.
 //!
 //! Each task gets a clock: for each stream, how many of its tasks have ended before this one starts. A call of a
-//! frame that communicates meets all streams before and after it, as the frame does; another call is one task of its
+//! frame that communicates meets the streams that the frame uses before and after it; another call is one task of its
 //! stream. An event is recorded before it is waited for in order of issue, so that order is one in which tasks can run,
 //! and no task of a rank waits for itself.
 
@@ -13,10 +13,10 @@ use crate::ops::error::OpError;
 use crate::schedule::verify::classes::Line;
 use crate::schedule::verify::partner::in_task;
 use crate::schedule::verify::report::describe;
-use crate::schedule::{Frame, Stream, Task};
+use crate::schedule::{Frame, Stream, Streams, Task};
 
 /// Number of streams.
-pub(super) const STREAMS: usize = Stream::ALL.len();
+pub(super) const STREAMS: usize = Stream::COUNT;
 
 /// For each stream, in order of [`Stream::ALL`], a number of its tasks.
 type Clock = [usize; STREAMS];
@@ -30,8 +30,8 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// The order of a line of a frame whose events are sound; `communicating`: for each frame whether it communicates.
-    pub(super) fn of(line: &Line<'_>, communicating: &[bool]) -> Self {
+    /// The order of a line of a frame whose events are sound; `used`: for each frame the streams that it uses.
+    pub(super) fn of(line: &Line<'_>, used: &[Streams]) -> Self {
         let n = line.frame.tasks.len();
         let mut order = Order { places: vec![None; n], starts: vec![[0; STREAMS]; n] };
         let mut recorded: BTreeMap<usize, Clock> = BTreeMap::new();
@@ -40,10 +40,10 @@ impl Order {
         for &i in &line.tasks {
             let Task { stream, work, waits, records, .. } = &line.frame.tasks[i];
             let stream = *stream as usize;
-            let meets = work.callee().is_some_and(|callee| communicating[callee.index()]);
+            let meets = work.callee().map(|callee| used[callee.index()]).filter(|used| used.communicates());
             let mut start = ends[stream];
-            if meets {
-                ends.iter().for_each(|end| join(&mut start, end));
+            for other in meets.unwrap_or_default().iter() {
+                join(&mut start, &ends[other as usize]);
             }
             // Events of another class of ranks are not waited for.
             for clock in waits.iter().filter_map(|event| recorded.get(&event.index())) {
@@ -55,8 +55,8 @@ impl Order {
             let mut end = start;
             end[stream] = issued[stream];
             ends[stream] = end;
-            if meets {
-                ends = [end; STREAMS];
+            for other in meets.unwrap_or_default().iter() {
+                ends[other as usize] = end;
             }
             if let Some(event) = records {
                 recorded.insert(event.index(), end);

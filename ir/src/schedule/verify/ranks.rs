@@ -5,8 +5,8 @@
 //! together must be one thing. If no class can go on and one is not done, those that wait are named, in a circle if
 //! there is one.
 //!
-//! A call of a frame that communicates is a meeting of all streams, and of all classes that the callee lets communicate;
-//! another call is one task of its stream. A call is checked once for each set of classes that runs it.
+//! A call of a frame that communicates is a meeting of the streams that it uses, and of all classes that the callee lets
+//! communicate; another call is one task of its stream. A call is checked once for each set of classes that runs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,7 +20,7 @@ use crate::ops::table::structure::Stage;
 use crate::schedule::verify::classes::{Class, Line};
 use crate::schedule::verify::order::STREAMS;
 use crate::schedule::verify::report::{describe, name};
-use crate::schedule::{Frame, FrameId, Schedule, Task, Transfer, Work, communicating};
+use crate::schedule::{Frame, FrameId, Schedule, Streams, Task, Transfer, Work, used_streams};
 
 /// A schedule and the ranks that run it.
 #[derive(Clone, Copy, Debug)]
@@ -54,11 +54,10 @@ pub(super) fn check(parties: &[Party<'_>], found: &mut Diagnostics) {
         all.iter_mut().zip(other).for_each(|(all, other)| all.extend(other));
         all
     });
-    let of_frames = parties.iter().map(|party| communicating(&party.schedule.frames));
-    let communicating =
-        of_frames.reduce(|all, other| all.into_iter().zip(other).map(|(a, b)| a || b).collect());
-    let (axes, communicating) = (axes.unwrap_or_default(), communicating.unwrap_or_default());
-    let ranks = Ranks { mesh, classes: &classes, schedules, axes, communicating };
+    let of_frames = parties.iter().map(|party| used_streams(&party.schedule.frames));
+    let used = of_frames.reduce(|all, other| all.into_iter().zip(other).map(|(a, b)| a.and(b)).collect());
+    let (axes, used) = (axes.unwrap_or_default(), used.unwrap_or_default());
+    let ranks = Ranks { mesh, classes: &classes, schedules, axes, used };
     let mut open: VecDeque<(FrameId, Vec<usize>)> = [(main, (0..classes.len()).collect())].into();
     let mut seen: BTreeSet<(FrameId, Vec<usize>)> = BTreeSet::new();
     while let Some((frame, members)) = open.pop_front() {
@@ -99,8 +98,8 @@ struct Ranks<'s> {
     schedules: Vec<&'s Schedule>,
     /// For each frame the axes along which it communicates.
     axes: Vec<BTreeSet<AxisId>>,
-    /// For each frame whether it communicates in some schedule.
-    communicating: Vec<bool>,
+    /// For each frame the streams that it uses in some schedule.
+    used: Vec<Streams>,
 }
 
 /// Where classes meet: the axes, and the members by number.
@@ -111,8 +110,8 @@ struct Walk<'s> {
     line: Line<'s>,
     /// For each stream the numbers of its tasks that are left.
     queues: [VecDeque<usize>; STREAMS],
-    /// Calls of frames that communicate, and have not ended.
-    calls: VecDeque<usize>,
+    /// Calls of frames that communicate, and have not ended, with the streams that meet there.
+    calls: VecDeque<(usize, Streams)>,
     happened: Vec<bool>,
     /// Events that tasks of the line record.
     recorded: Vec<bool>,
@@ -127,10 +126,13 @@ impl<'s> Walk<'s> {
 
     /// Whether the first task of a stream may start, as far as its own rank is concerned.
     fn is_ready(&self, index: usize, task: &Task) -> bool {
-        // A call starts when all before it have ended, and nothing after it before it has.
-        let meets = match self.calls.front() {
-            Some(&call) if call == index => self.queues.iter().all(|q| q.front().is_none_or(|&i| i >= index)),
-            Some(&call) => index < call,
+        // A call starts when all before it have ended on its streams, and nothing after it starts there before it has ended.
+        let meets = self.calls.iter().find(|(call, used)| *call == index || used.has(task.stream));
+        let meets = match meets {
+            Some(&(call, used)) if call == index => {
+                used.iter().all(|s| self.queues[s as usize].front().is_none_or(|&i| i >= index))
+            }
+            Some(&(call, _)) => index < call,
             None => true,
         };
         meets && task.waits.iter().all(|event| self.happened[event.index()] || !self.recorded[event.index()])
@@ -138,9 +140,7 @@ impl<'s> Walk<'s> {
 
     fn end(&mut self, stream: usize) {
         let Some(index) = self.queues[stream].pop_front() else { return };
-        if self.calls.front() == Some(&index) {
-            self.calls.pop_front();
-        }
+        self.calls.retain(|&(call, _)| call != index);
         self.waits[stream] = None;
         if let Some(event) = self.line.frame.tasks[index].records {
             self.happened[event.index()] = true;
@@ -218,9 +218,10 @@ impl<'s> Ranks<'s> {
             }
         }
         let meets = |&i: &usize| {
-            frame.tasks[i].work.callee().is_some_and(|callee| self.communicating[callee.index()])
+            let used = self.used[frame.tasks[i].work.callee()?.index()];
+            used.communicates().then_some((i, used.and(Streams::only(frame.tasks[i].stream))))
         };
-        let calls = line.tasks.iter().copied().filter(meets).collect();
+        let calls = line.tasks.iter().filter_map(meets).collect();
         Walk {
             line,
             queues,

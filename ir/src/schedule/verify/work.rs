@@ -64,7 +64,11 @@ impl<'s> Checker<'s> {
             }
             Work::Exchange(transfer) => {
                 self.transfer(transfer)?;
-                ensure!(self.task.stream == Stream::Comm, "S12", "a collective is not on the stream `comm`");
+                ensure!(
+                    self.task.stream != Stream::Compute,
+                    "S12",
+                    "a collective is on the stream `compute`"
+                );
                 if transfer.is_direct() {
                     let parcels = transfer.parcels();
                     self.counts(parcels.len()..=parcels.len(), parcels.len())?;

@@ -22,8 +22,6 @@ pub(super) struct Lowering<'a> {
     pub(super) options: Options,
     pub(super) alignments: Alignments,
     pub(super) sources: Sources,
-    /// For each frame.
-    pub(super) communicates: Vec<bool>,
     /// For each frame the number of its first event.
     pub(super) first_events: Vec<usize>,
     pub(super) tables: Tables,

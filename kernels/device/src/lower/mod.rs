@@ -16,7 +16,7 @@ use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::{Arena, Entity};
 use ithaca_ir::layout::At;
 use ithaca_ir::schedule::{
-    self, Content, FrameId, FrameOutput, Schedule, Task, Work as TaskWork, communicating,
+    self, Content, FrameId, FrameOutput, Schedule, Stream, Streams, Task, Work as TaskWork, used_streams,
 };
 use ithaca_ir::timeline;
 
@@ -48,10 +48,11 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
         options,
         alignments: Alignments::of(schedule)?,
         sources: Sources::of(schedule, &runs)?,
-        communicates: communicating(&schedule.frames),
         first_events,
         tables: Tables::default(),
     };
+    let both = Streams::only(Stream::Compute).and(Streams::only(Stream::Comm));
+    let used = used_streams(&schedule.frames);
     let mut frames = Arena::new();
     for ((id, frame), runs) in schedule.frames.iter().zip(runs) {
         frames.push(Frame {
@@ -59,7 +60,11 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
             n_arguments: frame.n_arguments,
             n_results: frame.outputs.len(),
             bytes: frame.bytes,
-            meets: schedule.main() == Some(id) || lowering.communicates[id.index()],
+            meets: match used[id.index()] {
+                streams if schedule.main() == Some(id) => streams.and(both),
+                streams if streams.communicates() => streams,
+                _ => Streams::default(),
+            },
             steps: if runs.is_empty() { Vec::new() } else { lowering.frame(id)? },
             sources: lowering.sources.of_frame(id),
             runs,

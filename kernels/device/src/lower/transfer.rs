@@ -6,7 +6,7 @@ use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{BufferId, Task, Transfer as TaskTransfer};
+use ithaca_ir::schedule::{BufferId, Stream, Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
@@ -16,7 +16,7 @@ use crate::argument::Pointer;
 use crate::error::LowerError;
 use crate::merge::Span;
 use crate::ops::view::{Cx, signed};
-use crate::record::{Block, Collective, Communicator, Even, Record, Transfer};
+use crate::record::{Block, Collective, Communicator, Even, Members, Record, Transfer};
 use crate::value::{Choice, Int, Varying};
 
 /// The distribution of a collective's elements among its members.
@@ -103,14 +103,15 @@ struct Message {
 
 impl Message {
     /// All ranks of a group use the same method, even where their own blocks would allow another.
-    fn of(space: &Space, parcels: &[Parcel], ends: &BTreeMap<Rank, Vec<End>>) -> Result<Self, LowerError> {
+    fn of(
+        space: &Space,
+        (parcels, stream): (&[Parcel], Stream),
+        ends: &BTreeMap<Rank, Vec<End>>,
+    ) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
         let kind = Kind::of(&first.op)?;
-        let axes = boxes::axes(space, &first.op, &first.from, &first.to);
-        let (communicator, members) = match axes.as_slice() {
-            [axis] => (Communicator::Axis(*axis), space.mesh.size(*axis)),
-            _ => (Communicator::World, space.mesh.ranks()),
-        };
+        let communicator = Communicator { members: Members::of(space, first), stream };
+        let members = communicator.members.count(&space.mesh);
         let ends = || ends.values().flatten();
         let whole = ends().all(|end| end.group.len() as u64 == members);
         let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
@@ -136,9 +137,9 @@ impl Message {
     }
 
     fn number(&self, space: &Space, member: Rank) -> Int {
-        Int::Const(signed(match self.communicator {
-            Communicator::World => member.0,
-            Communicator::Axis(axis) => space.mesh.coordinate(member, axis),
+        Int::Const(signed(match self.communicator.members {
+            Members::World => member.0,
+            Members::Axis(axis) => space.mesh.coordinate(member, axis),
         }))
     }
 
@@ -244,7 +245,7 @@ impl<'a> Lowering<'a> {
             .filter(takes_part)
             .map(|rank| (rank, parts.iter().map(|parcels| End::of(space, parcels, rank)).collect()))
             .collect();
-        let message = Message::of(space, parcels, &ends)?;
+        let message = Message::of(space, (parcels, task.stream), &ends)?;
         let locate = |&buffer: &BufferId| self.locate(of, buffer);
         let sources = task.reads.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
         let targets = task.writes.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
@@ -259,7 +260,7 @@ impl<'a> Lowering<'a> {
             });
             message.trace(&cx, &Vec::from_iter(parts))
         })?;
-        if message.communicator == Communicator::World {
+        if message.communicator.members == Members::World {
             // A rank's peers have its coordinates along all other axes.
             let is_other = |axis: &AxisId| {
                 let fixed = places.iter().flatten().any(|at| at.axis == *axis);

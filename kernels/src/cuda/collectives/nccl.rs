@@ -1,4 +1,5 @@
-//! Collectives by NCCL. Each rank has a communicator over the whole mesh and one along each axis, as in emitted programs.
+//! Collectives by NCCL. Each rank has a communicator over the whole mesh and one along each axis, and others for the streams
+//! of stages, as in emitted programs.
 //!
 //! Ranks that share a GPU need NCCL 2.30.3 and the environment variable `NCCL_MULTI_RANK_GPU_ENABLE`. Calls for several
 //! communicators are issued as one group.
@@ -10,7 +11,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::{DType, Rank, Space};
+use ithaca_device::Members;
+use ithaca_ir::schedule::{Schedule, Stream as Queue};
+use ithaca_ir::{DType, Rank};
 use nccl_rs::{
     Collective as Call, Communicator, DataType, DevicePointer, Library, Split, State, Status, Stream,
     UniqueId,
@@ -35,12 +38,13 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The communicators of one rank.
 struct Member {
     world: Communicator,
-    axes: Vec<Communicator>,
+    /// Along each axis, then those of other streams, as [`Nccl::own`] lists them.
+    parts: Vec<Communicator>,
 }
 
 impl Member {
     fn communicators(&self) -> impl Iterator<Item = &Communicator> {
-        self.axes.iter().chain([&self.world])
+        self.parts.iter().chain([&self.world])
     }
 }
 
@@ -51,18 +55,21 @@ pub struct Nccl<'d> {
     ranks: Vec<Rank>,
     /// The communicators of each rank; empty after an abort.
     members: RefCell<Vec<Member>>,
+    n_axes: usize,
+    /// The communicators of streams other than the communication stream.
+    own: Vec<ithaca_device::Communicator>,
     devices: Vec<&'d dyn Device>,
     timeout: Option<Duration>,
 }
 
 impl<'d> Nccl<'d> {
-    /// Opens NCCL and creates communicators for the ranks of a mesh; `devices` has the device of each rank. Waits between
+    /// Opens NCCL and creates communicators for the ranks of a schedule; `devices` has the device of each rank. Waits between
     /// ranks end after `timeout`.
     ///
     /// # Errors
     /// [`Unavailable`] without NCCL, or with ranks that may not share a GPU; as [`join`](Self::join).
     pub fn open(
-        space: &Space,
+        schedule: &Schedule,
         devices: Vec<&'d dyn Device>,
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
@@ -75,7 +82,7 @@ impl<'d> Nccl<'d> {
         {
             allow_sharing(&library)?;
         }
-        Self::join(library, space, devices, timeout)
+        Self::join(library, schedule, devices, timeout)
     }
 
     /// Creates communicators with an opened library.
@@ -84,12 +91,13 @@ impl<'d> Nccl<'d> {
     /// [`CudaError::NotJoined`] for a rank that does not join a communicator; NCCL's.
     pub fn join(
         library: Library,
-        space: &Space,
+        schedule: &Schedule,
         devices: Vec<&'d dyn Device>,
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let id = library.unique_id()?;
-        Self::join_as(library, (space, &id), space.mesh.iter_ranks().collect(), devices, timeout)
+        let ranks = schedule.space.mesh.iter_ranks().collect();
+        Self::join_as(library, (schedule, &id), ranks, devices, timeout)
     }
 
     /// Creates the id by which ranks of different processes join; one process creates it.
@@ -105,25 +113,27 @@ impl<'d> Nccl<'d> {
     /// # Errors
     /// [`Unavailable`] without NCCL; as [`join`](Self::join).
     pub fn open_rank(
-        space: &Space,
+        schedule: &Schedule,
         (rank, device): (Rank, &'d dyn Device),
         id: &[u8],
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let malformed = |_| CudaError::Unsupported(format!("an id of {} bytes", id.len()));
         let id = UniqueId::from_bytes(id.try_into().map_err(malformed)?);
-        Self::join_as(Library::open()?, (space, &id), vec![rank], vec![device], timeout)
+        Self::join_as(Library::open()?, (schedule, &id), vec![rank], vec![device], timeout)
     }
 
     /// Creates the communicators of the ranks of this process.
     fn join_as(
         library: Library,
-        (space, id): (&Space, &UniqueId),
+        (schedule, id): (&Schedule, &UniqueId),
         ranks: Vec<Rank>,
         devices: Vec<&'d dyn Device>,
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
-        let n_ranks = index(space.mesh.ranks());
+        let mesh = &schedule.space.mesh;
+        let own = ithaca_device::Communicator::of_other_streams(schedule);
+        let n_ranks = index(mesh.ranks());
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
             device.make_current()?;
@@ -131,15 +141,25 @@ impl<'d> Nccl<'d> {
             worlds.push(world.map_err(not_joined(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, timeout)?;
-        let mut axes: Vec<Vec<Communicator>> = ranks.iter().map(|_| Vec::new()).collect();
-        for axis in space.mesh.axes.ids() {
-            let name = format!("the communicators along `{}`", space.mesh.axes[axis].name);
+        let mut parts_of: Vec<Vec<Communicator>> = ranks.iter().map(|_| Vec::new()).collect();
+        let along = mesh.axes.ids().map(|axis| (Members::Axis(axis), String::new()));
+        let of_stream = |c: &ithaca_device::Communicator| (c.members, format!(" of `{}`", c.stream));
+        for (members, of) in along.chain(own.iter().map(of_stream)) {
+            let name = match members {
+                Members::World => format!("the communicator of all ranks{of}"),
+                Members::Axis(axis) => format!("the communicators along `{}`{of}", mesh.axes[axis].name),
+            };
             let mut splits: Vec<Split<'_>> = Vec::with_capacity(ranks.len());
             for ((&rank, device), world) in ranks.iter().zip(&devices).zip(&worlds) {
                 device.make_current()?;
-                let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
-                let key = index(space.mesh.coordinate(rank, axis));
-                let size = index(space.mesh.axes[axis].size);
+                let (color, key) = match members {
+                    Members::World => (0, index(rank.0)),
+                    Members::Axis(axis) => (
+                        mesh.group(rank, axis).first().map_or(0, |first| index(first.0)),
+                        index(mesh.coordinate(rank, axis)),
+                    ),
+                };
+                let size = index(members.count(mesh));
                 splits.push(world.begin_split(color, key, size).map_err(not_joined(rank, &name))?);
             }
             ready(ranks.iter().copied().zip(&worlds), &name, timeout)?;
@@ -148,12 +168,14 @@ impl<'d> Nccl<'d> {
                 parts.push((rank, split.part().map_err(not_joined(rank, &name))?));
             }
             ready(parts.iter().map(|(rank, part)| (*rank, part)), &name, timeout)?;
-            for ((_, part), axes) in parts.into_iter().zip(&mut axes) {
-                axes.push(part);
+            for ((_, part), parts_of) in parts.into_iter().zip(&mut parts_of) {
+                parts_of.push(part);
             }
         }
-        let members = worlds.into_iter().zip(axes).map(|(world, axes)| Member { world, axes }).collect();
-        Ok(Self { library, ranks, members: RefCell::new(members), devices, timeout })
+        let members =
+            worlds.into_iter().zip(parts_of).map(|(world, parts)| Member { world, parts }).collect();
+        let n_axes = mesh.axes.len();
+        Ok(Self { library, ranks, members: RefCell::new(members), n_axes, own, devices, timeout })
     }
 
     /// Issues one rank's end, within a group.
@@ -212,10 +234,13 @@ impl<'d> Nccl<'d> {
         };
         let place = self.ranks.iter().position(|&rank| rank == end.rank);
         let member = place.and_then(|place| members.get(place)).ok_or_else(missing)?;
-        match exchange.communicator {
-            ithaca_device::Communicator::World => Ok(&member.world),
-            ithaca_device::Communicator::Axis(axis) => member.axes.get(axis.index()).ok_or_else(missing),
-        }
+        let used = exchange.communicator;
+        let part = match (used.members, used.stream) {
+            (Members::World, Queue::Comm) => return Ok(&member.world),
+            (Members::Axis(axis), Queue::Comm) => Some(axis.index()),
+            _ => self.own.iter().position(|own| *own == used).map(|own| self.n_axes + own),
+        };
+        part.and_then(|part| member.parts.get(part)).ok_or_else(missing)
     }
 }
 
@@ -268,9 +293,9 @@ impl Collectives for Nccl<'_> {
     }
 
     fn abort(&self) {
-        for Member { world, axes } in self.members.take() {
+        for Member { world, parts } in self.members.take() {
             // The run has failed already; a second failure is not reported.
-            axes.into_iter().chain([world]).for_each(|communicator| drop(communicator.abort()));
+            parts.into_iter().chain([world]).for_each(|communicator| drop(communicator.abort()));
         }
     }
 }
@@ -284,11 +309,11 @@ impl Drop for Nccl<'_> {
                 return;
             }
             // Without `ncclCommFinalize` a communicator ends when it is dropped.
-            for part in &mut member.axes {
+            for part in &mut member.parts {
                 drop(part.finalize());
             }
         }
-        let parts = members.iter().flat_map(|m| &m.axes).map(|part| (Rank(0), part));
+        let parts = members.iter().flat_map(|m| &m.parts).map(|part| (Rank(0), part));
         drop(settled(parts.collect(), Some(FINALIZE_TIMEOUT)));
         members.iter_mut().for_each(|member| drop(member.world.finalize()));
         let worlds = members.iter().map(|member| (Rank(0), &member.world)).collect();

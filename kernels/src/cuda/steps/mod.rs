@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ithaca_device::{Call, Choice, Operand, Output, Record, Step, Work};
 use ithaca_ir::layers;
 use ithaca_ir::message;
-use ithaca_ir::schedule::{self, Stream as Queue, Transfer};
+use ithaca_ir::schedule::{self, Stream as Queue, Streams, Transfer};
 use ithaca_ir::{boxes, traffic};
 
 use crate::cpu::describe;
@@ -112,8 +112,8 @@ impl Steps<'_> {
         let program = self.program;
         let frame = &program.frames[scope.frame];
         let meet = |steps: &Self| {
-            let mut locals = scope.locals.iter().filter(|_| frame.meets);
-            locals.try_for_each(|&local| steps.locals[local].synchronize_streams())
+            let mut locals = scope.locals.iter().filter(|_| frame.meets != Streams::default());
+            locals.try_for_each(|&local| steps.locals[local].synchronize_streams(frame.meets))
         };
         meet(self)?;
         for (number, step) in frame.steps.iter().enumerate() {

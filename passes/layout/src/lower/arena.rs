@@ -4,12 +4,16 @@
 //! never alive together may share memory (`fit`).
 //!
 //! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
-//! took its memory sooner would wait for nothing but memory.
+//! took its memory sooner would wait for nothing but memory. A buffer that a stage sends is alive until the other stage reads
+//! what it has received.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Stage;
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
-use ithaca_ir::{Arena, Space, schedule};
+use ithaca_ir::layout::At;
+use ithaca_ir::schedule::{
+    BufferId, Content, Frame, FrameId, Place, Stream, Streams, Task, Work, aligned,
+};
+use ithaca_ir::{Arena, Space};
 
 use super::fit::{self, Block};
 
@@ -26,8 +30,8 @@ enum Holder {
 }
 
 /// Gives every buffer in the frame its offset and the frame its size.
-pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
-    let (holders, blocks): (Vec<Holder>, Vec<Block>) = blocks(frame, space, frames).into_iter().unzip();
+pub(super) fn place(frame: &mut Frame, space: &Space, called: (&Arena<FrameId, Frame>, &[Streams])) {
+    let (holders, blocks): (Vec<Holder>, Vec<Block>) = blocks(frame, space, called).into_iter().unzip();
     let offsets = fit::offsets(&blocks);
     let ends = blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.bytes);
     frame.bytes = ends.max().unwrap_or(0);
@@ -45,35 +49,56 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
 
 /// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
 /// collective the task before the kernel that reads the result of it or of a later collective.
-fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
+fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
     // Collectives that no kernel is known to come after.
-    let mut open: Vec<usize> = Vec::new();
+    let mut open: Vec<(Queue, usize)> = Vec::new();
     for (i, task) in frame.tasks.iter().enumerate() {
-        let meets = matches!(task.work, Work::Call { callee, .. } if schedule::communicates(frames, callee));
-        match task.stream {
-            Stream::Comm => {
-                open.push(i);
-                task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
-            }
-            Stream::Compute => {
-                let read = task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]).max();
-                let past = if meets { Some(i) } else { read };
-                let Some(past) = past else { continue };
-                for done in open.extract_if(.., |&mut o| o <= past) {
-                    met[done] = i - 1;
-                }
-            }
+        if task.stream != Stream::Compute {
+            open.push((Queue::of(frame, task), i));
+            task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
+            continue;
+        }
+        let mut past: Vec<(Queue, usize)> = Vec::new();
+        for read in task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]) {
+            past.push((Queue::of(frame, &frame.tasks[read]), read));
+        }
+        let meets = task.work.callee().map(|callee| used[callee.index()]).filter(|used| used.communicates());
+        let is_past = |queue: Queue, o: usize| {
+            let is_read = past.iter().any(|&(of, read)| of == queue && o <= read);
+            is_read || meets.is_some_and(|used| used.has(queue.stream))
+        };
+        for (_, done) in open.extract_if(.., |&mut (queue, o)| is_past(queue, o)) {
+            met[done] = i - 1;
         }
     }
-    for task in open {
+    for (_, task) in open {
         met[task] = frame.tasks.len();
     }
     met
 }
 
-fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<(Holder, Block)> {
+/// Collectives that end in order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Queue {
+    stream: Stream,
+    /// The stages that take part, of a transfer between two.
+    places: Option<[Option<At>; 2]>,
+}
+
+impl Queue {
+    fn of(frame: &Frame, task: &Task) -> Self {
+        let places = (task.stream != Stream::Comm).then(|| frame.places(task));
+        Queue { stream: task.stream, places }
+    }
+}
+
+fn blocks(
+    frame: &Frame,
+    space: &Space,
+    (frames, used): (&Arena<FrameId, Frame>, &[Streams]),
+) -> Vec<(Holder, Block)> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
@@ -81,7 +106,7 @@ fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<(
             *last = i;
         }
     }
-    let met = met(frame, frames);
+    let met = met(frame, used);
     for (_, last) in lives.iter_mut().flatten() {
         *last = met[*last];
     }

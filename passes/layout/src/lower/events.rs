@@ -1,15 +1,16 @@
-//! Events: where a task must wait for one of the other stream.
+//! Events: where a task must wait for one of another stream.
 //!
 //! Two tasks must be ordered when one writes memory that the other reads or writes. Within a stream they are. Across
-//! streams it is enough to wait for the last such task of the other stream, and for none that was waited for before. A
-//! call of a frame that communicates starts and ends with both streams met, so it needs no events; any other call is a task
-//! that touches the memory of its frame.
+//! streams it is enough to wait for the last such task of each other stream, and for none that is known to have ended: a
+//! wait brings all that the other task came after. A call of a frame that communicates starts and ends with the streams
+//! that it uses met, so among these it needs no events; to any other stream a call is a task that touches the memory of its
+//! frame.
 
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Binding, Target};
-use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Task, Work, communicates};
+use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Streams, Task, Work};
 use ithaca_ir::{Arena, Space};
 
 /// Memory that a task touches.
@@ -93,15 +94,19 @@ impl<'a> Effects<'a> {
 }
 
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
-pub(super) fn insert(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
+pub(super) fn insert(
+    frame: &mut Frame,
+    space: &Space,
+    (frames, used): (&Arena<FrameId, Frame>, &[Streams]),
+) {
     let before = frame.clone();
     let effects: Vec<Effects<'_>> =
         before.tasks.iter().map(|t| Effects::of(frames, &before, space, t)).collect();
-    let meets: Vec<bool> = before
-        .tasks
-        .iter()
-        .map(|t| matches!(t.work, Work::Call { callee, .. } if communicates(frames, callee)))
-        .collect();
+    let meets = |t: &Task| {
+        let used = t.work.callee().map(|callee| used[callee.index()]);
+        used.filter(|used| used.communicates()).unwrap_or_default()
+    };
+    let meets: Vec<Streams> = before.tasks.iter().map(meets).collect();
     let stages = before.stages();
     if stages.is_empty() {
         insert_for(frame, &effects, &meets, |_| true);
@@ -111,25 +116,39 @@ pub(super) fn insert(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, F
     }
 }
 
-/// Inserts events for ranks that run the tasks for which `runs` holds; `meets` says at which both streams meet.
-fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: impl Fn(usize) -> bool) {
-    // For each stream, its tasks so far, and how many of the other's it is known to come after.
-    let mut issued: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
-    let mut met = [0usize; 2];
+/// For each stream, how many of its tasks have ended.
+type Clock = [usize; Stream::COUNT];
+
+fn join(clock: &mut Clock, other: &Clock) {
+    clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+}
+
+/// Inserts events for ranks that run the tasks for which `runs` holds; `meets` says which streams meet at each.
+fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[Streams], runs: impl Fn(usize) -> bool) {
+    // For each stream its tasks so far, each with what has ended when it ends.
+    let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
+    // For each stream what has ended when its next task starts.
+    let mut starts: [Clock; Stream::COUNT] = Default::default();
     let mut events = frame.n_events;
     for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
-        if meets[i] {
-            met = [issued[1].len(), issued[0].len()];
-            issued[frame.tasks[i].stream as usize].push(i);
-            met[1] = issued[0].len();
-            continue;
-        }
         let own = frame.tasks[i].stream as usize;
-        let other = 1 - own;
-        let conflict =
-            (met[own]..issued[other].len()).rev().find(|&n| effects[i].conflicts(&effects[issued[other][n]]));
-        if let Some(n) = conflict {
-            let earlier = issued[other][n];
+        let mut start = starts[own];
+        meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
+        let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
+        let conflict = |other: usize| {
+            let issued = &issued[other];
+            (start[other]..issued.len()).rev().find(|&n| effects[i].conflicts(&effects[issued[n].0]))
+        };
+        let others = (0..Stream::COUNT).filter(is_other);
+        let mut conflicts: Vec<(usize, usize, Clock)> =
+            others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
+        // The task that was issued last may come after the others.
+        conflicts.sort_by_key(|&(other, n, _)| std::cmp::Reverse(issued[other][n].0));
+        for (other, n, end) in conflicts {
+            if n < start[other] {
+                continue;
+            }
+            let earlier = issued[other][n].0;
             let event = *frame.tasks[earlier].records.get_or_insert_with(|| {
                 events += 1;
                 EventId::new(events - 1)
@@ -138,9 +157,13 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: 
             if !waits.contains(&event) {
                 waits.push(event);
             }
-            met[own] = n + 1;
+            join(&mut start, &end);
         }
-        issued[own].push(i);
+        let mut end = start;
+        end[own] = issued[own].len() + 1;
+        issued[own].push((i, end));
+        starts[own] = end;
+        meets[i].iter().for_each(|stream| starts[stream as usize] = end);
     }
     frame.n_events = events;
 }

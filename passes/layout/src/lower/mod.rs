@@ -20,9 +20,10 @@ use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::ops::state::works_in_place;
 use ithaca_ir::ops::{Scan, Stage, Target};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{
-    Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
-    communicates,
+    Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Streams, Task, Transfer,
+    Work, used_streams,
 };
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
@@ -62,7 +63,8 @@ pub fn lower_with(module: Verified<'_>, packing: Packing) -> Result<Schedule, Di
     let mut frames: Arena<FrameId, Frame> = Arena::new();
     let effects = Effects::of(module);
     for (id, _) in module.functions.iter() {
-        let frame = Lowering::new(module, id, &frames, &effects, packing).frame();
+        let used = used_streams(&frames);
+        let frame = Lowering::new(module, id, (&frames, &used), &effects, packing).frame();
         frames.push(frame);
     }
     Ok(Schedule {
@@ -78,6 +80,8 @@ struct Lowering<'a> {
     space: &'a Space,
     function: &'a Function,
     frames: &'a Arena<FrameId, Frame>,
+    /// The streams that each of them uses.
+    used: &'a [Streams],
     is_main: bool,
     packing: Packing,
     frame: Frame,
@@ -85,6 +89,8 @@ struct Lowering<'a> {
     names: BTreeSet<String>,
     /// The buffer of each value.
     buffers: Vec<Option<BufferId>>,
+    /// For each value the phase in which it is made: that of the last call that it depends on.
+    phases: Vec<Phase>,
     /// For each value the node after which it is not used any more; outputs live to the end.
     last_use: Vec<usize>,
     /// Values that live where something lasts.
@@ -110,7 +116,7 @@ impl<'a> Lowering<'a> {
     fn new(
         module: &'a Module,
         id: FuncId,
-        frames: &'a Arena<FrameId, Frame>,
+        (frames, used): (&'a Arena<FrameId, Frame>, &'a [Streams]),
         effects: &'a [Effects],
         packing: Packing,
     ) -> Self {
@@ -131,16 +137,26 @@ impl<'a> Lowering<'a> {
             ..Frame::default()
         };
         let buffers = vec![None; function.values.len()];
+        let mut phases = vec![Phase::Forward; function.values.len()];
+        for node in &function.nodes {
+            let phase = match node.op {
+                Op::Call { callee, .. } => module.functions[callee].phase,
+                _ => node.operands.iter().map(|v| phases[v.index()]).max().unwrap_or_default(),
+            };
+            node.results.iter().for_each(|v| phases[v.index()] = phase);
+        }
         let homes = Homes::of(function, effects, &last_use);
         Self {
             space: &module.space,
             function,
             frames,
+            used,
             is_main: module.main() == Some(id),
             packing,
             frame,
             names: BTreeSet::new(),
             buffers,
+            phases,
             last_use,
             homes,
             effects: &effects[id.index()],
@@ -164,8 +180,8 @@ impl<'a> Lowering<'a> {
         if self.packing == Packing::Folded {
             fold::fold(&mut self.frame, self.space);
         }
-        arena::place(&mut self.frame, self.space, self.frames);
-        events::insert(&mut self.frame, self.space, self.frames);
+        arena::place(&mut self.frame, self.space, (self.frames, self.used));
+        events::insert(&mut self.frame, self.space, (self.frames, self.used));
         self.frame
     }
 
@@ -291,7 +307,14 @@ impl<'a> Lowering<'a> {
         let transfer = Transfer::of(parcels).expect("a verified collective has an operand and a result");
         if transfer.is_direct() {
             let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
-            return self.task(Stream::Comm, Work::Exchange(transfer), sources, results);
+            let Parcel { from, to, .. } = transfer.first();
+            let stream = match from.layout.at {
+                Some(sender) if from.layout.at != to.layout.at => {
+                    Stream::between_stages(self.phases[node.operands[0].index()], sender)
+                }
+                Some(_) | None => Stream::Comm,
+            };
+            return self.task(stream, Work::Exchange(transfer), sources, results);
         }
         let ends = Ends::of(self.space, &transfer);
         let name = self.name(node.result());
@@ -317,7 +340,7 @@ impl<'a> Lowering<'a> {
     fn receive(&mut self, node: &Node) {
         let reads: Vec<BufferId> = self.reads(node);
         let meets = match node.op {
-            Op::Call { callee, .. } => communicates(self.frames, FrameId::new(callee.index())),
+            Op::Call { callee, .. } => self.used[callee.index()].communicates(),
             _ => false,
         };
         let needed = |arrival: &Arrival| meets || arrival.results.iter().any(|b| reads.contains(b));

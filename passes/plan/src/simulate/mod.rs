@@ -1,12 +1,12 @@
-//! The time of a schedule, rank by rank: two streams run in order, events order them, exchanges make ranks wait for
+//! The time of a schedule, rank by rank: streams run in order, events order them, exchanges make ranks wait for
 //! each other.
 //!
 //! A task starts when its stream has finished the task before it and every event it waits for has happened; a collective
 //! starts when all that take part in it on this rank's side are ready: its group, or for parts that travel and tokens
 //! that are fetched the ranks that it sends to or receives from. So a task that only some ranks have costs the others
 //! nothing, and a rank that is late holds up its neighbours and, step by step, theirs. Ranks that differ along no axis
-//! that matters are simulated once (`classes`): up to 64 exactly, of more a sample. Both streams meet at the ends of a
-//! frame that communicates; any other is a task of the compute stream. A loop is run layer by layer until every rank is as far behind the others as a layer before, which the
+//! that matters are simulated once (`classes`): up to 64 exactly, of more a sample. The streams that a frame uses meet at its
+//! ends if it communicates; to other streams it is a task of the compute stream. A loop is run layer by layer until every rank is as far behind the others as a layer before, which the
 //! layers that are left repeat.
 //!
 //! The result is that of the rank that ends last. At any moment one of its streams works, or waits in a collective,
@@ -28,9 +28,9 @@ use std::cell::RefCell;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
-use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Work};
-use ithaca_ir::timeline::Span;
-use ithaca_ir::{Rank, schedule};
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
+use ithaca_ir::timeline::{Covered, Span};
 
 use crate::cluster::Cluster;
 use classes::Classes;
@@ -65,10 +65,9 @@ fn run(
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = steps(cluster, schedule, &classes);
-    let frames = &schedule.frames;
-    let communicates: Vec<bool> = frames.ids().map(|id| schedule::communicates(frames, id)).collect();
+    let used = used_streams(&schedule.frames);
     let (ranks, n) = (classes.ranks(), classes.ranks().len());
-    let world = World { schedule, steps: &steps, communicates: &communicates, ranks, recorded };
+    let world = World { schedule, steps: &steps, used: &used, ranks, recorded };
     let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
     ranks.iter().copied().zip(run.ranks).collect()
 }
@@ -98,8 +97,8 @@ struct World<'a> {
     schedule: &'a Schedule,
     /// The steps of each frame.
     steps: &'a [Vec<Step>],
-    /// Whether each frame communicates.
-    communicates: &'a [bool],
+    /// The streams that each frame uses.
+    used: &'a [Streams],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
     /// The recorded tasks, for a timeline.
@@ -116,15 +115,19 @@ struct Run {
 
 /// A rank on its way through a frame.
 struct Clock {
-    compute_ready: f64,
-    comm_ready: f64,
+    /// When each stream has ended its last task.
+    ready: [f64; Stream::COUNT],
     events: Vec<f64>,
+    /// The tasks of the compute stream.
     compute: Vec<(f64, f64)>,
-    comm: Vec<Busy>,
+    /// Calls at which streams meet.
+    calls: Vec<(f64, f64)>,
+    /// The tasks of the other streams, by stream.
+    comm: [Vec<Busy>; Stream::COUNT],
     total: Simulation,
 }
 
-/// A task of the communication stream: its start, its end and its number.
+/// A task of a stream that communicates: its start, its end and its number.
 struct Busy {
     start: f64,
     end: f64,
@@ -134,17 +137,17 @@ struct Busy {
 impl Clock {
     fn new(start: f64, frame: &Frame) -> Self {
         Self {
-            compute_ready: start,
-            comm_ready: start,
+            ready: [start; Stream::COUNT],
             events: vec![start; frame.n_events],
             compute: Vec::new(),
-            comm: Vec::new(),
+            calls: Vec::new(),
+            comm: Default::default(),
             total: Simulation::default(),
         }
     }
 
-    fn both_ready(&self) -> f64 {
-        self.compute_ready.max(self.comm_ready)
+    fn all_ready(&self) -> f64 {
+        self.ready.into_iter().fold(0.0, f64::max)
     }
 }
 
@@ -155,12 +158,12 @@ impl World<'_> {
         let mut clocks: Vec<Clock> = starts.iter().map(|&start| Clock::new(start, frame)).collect();
         for (number, (task, step)) in frame.tasks.iter().zip(steps).enumerate() {
             let waited = |c: &Clock| task.waits.iter().map(|e| c.events[e.index()]).fold(0.0, f64::max);
-            let meets = matches!(task.work, Work::Call { callee, .. } if self.communicates[callee.index()]);
-            let ready = |c: &Clock| match task.stream {
-                _ if meets => c.both_ready(),
-                Stream::Compute => c.compute_ready,
-                Stream::Comm => c.comm_ready,
-            };
+            let used = task.work.callee().map(|callee| self.used[callee.index()]);
+            let used = used.filter(|used| used.communicates());
+            let meets = used.is_some();
+            // The streams that meet, or the task's own.
+            let streams = used.unwrap_or_default().and(Streams::only(task.stream));
+            let ready = |c: &Clock| streams.iter().map(|s| c.ready[s as usize]).fold(0.0, f64::max);
             let runs = |(&rank, &here): (&Rank, &bool)| here && frame.runs(&self.schedule.space, task, rank);
             let runs: Vec<bool> = self.ranks.iter().zip(here).map(runs).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
@@ -185,24 +188,18 @@ impl World<'_> {
                 if let Some(recorded) = self.recorded.filter(|_| !is_call && end > start) {
                     recorded.borrow_mut().push(span(frame, number, self.ranks[c], layer, (start, end)));
                 }
+                streams.iter().for_each(|stream| clock.ready[stream as usize] = end);
                 match task.stream {
-                    // Here nothing else runs meanwhile.
-                    _ if meets => (clock.compute_ready, clock.comm_ready) = (end, end),
-                    Stream::Compute => {
-                        clock.compute_ready = end;
-                        clock.compute.push((start, end));
-                    }
-                    Stream::Comm => {
-                        clock.comm_ready = end;
-                        clock.comm.push(Busy { start, end, task: number });
-                    }
+                    _ if meets => clock.calls.push((start, end)),
+                    Stream::Compute => clock.compute.push((start, end)),
+                    other => clock.comm[other as usize].push(Busy { start, end, task: number }),
                 }
                 if let Some(event) = task.records {
                     clock.events[event.index()] = end;
                 }
             }
         }
-        let ends: Vec<f64> = clocks.iter().map(Clock::both_ready).collect();
+        let ends: Vec<f64> = clocks.iter().map(Clock::all_ready).collect();
         let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, steps);
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
@@ -246,27 +243,24 @@ impl World<'_> {
 
 /// The time of a rank in a frame that it entered at `start`.
 fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
-    let mut total = clock.total;
-    total.seconds = clock.compute_ready.max(clock.comm_ready) - start;
-    total.compute += clock.compute.iter().map(|(start, end)| end - start).sum::<f64>();
-    expose(&clock.compute, clock.comm, steps, &mut total);
-    total
-}
-
-/// Adds the time of each piece of communication, and the part of it in which no computation runs. Both lists are
-/// ordered and each is free of overlaps, so one sweep is enough.
-fn expose(compute: &[(f64, f64)], comm: Vec<Busy>, steps: &[Step], total: &mut Simulation) {
-    let mut first = 0;
-    for Busy { start, end, task } in comm {
-        while first < compute.len() && compute[first].1 <= start {
-            first += 1;
+    let seconds = clock.all_ready() - start;
+    let Clock { compute, calls, comm, mut total, .. } = clock;
+    total.seconds = seconds;
+    total.compute += compute.iter().map(|(start, end)| end - start).sum::<f64>();
+    // During a call some stream that meets there is at work, and its time is accounted for.
+    let mut covered = Covered::by(compute);
+    covered.add(calls);
+    for (stream, comm) in Stream::ALL.into_iter().zip(comm).filter(|(_, comm)| !comm.is_empty()) {
+        let times: Vec<(f64, f64)> = comm.iter().map(|busy| (busy.start, busy.end)).collect();
+        for (Busy { start, end, task }, exposed) in comm.into_iter().zip(covered.exposed(&times)) {
+            let time = total.communication.entry(steps[task].key.clone()).or_default();
+            time.total += end - start;
+            time.exposed += exposed;
+            *total.streams.entry(stream).or_default() += end - start;
         }
-        let during = compute[first..].iter().take_while(|c| c.0 < end);
-        let hidden: f64 = during.map(|c| c.1.min(end) - c.0.max(start)).sum();
-        let time = total.communication.entry(steps[task].key.clone()).or_default();
-        time.total += end - start;
-        time.exposed += (end - start - hidden).max(0.0);
+        covered.add(times);
     }
+    total
 }
 
 impl Step {

@@ -13,7 +13,9 @@ pub struct Simulation {
     pub seconds: f64,
     /// The compute stream at work, seconds.
     pub compute: f64,
-    /// The communication stream at work, by kind of collective and mesh axis.
+    /// Each other stream that has tasks, at work or waiting for other ranks, seconds.
+    pub streams: BTreeMap<Stream, f64>,
+    /// The other streams at work, by kind of collective and mesh axis.
     pub communication: BTreeMap<(&'static str, String), CommTime>,
 }
 
@@ -22,12 +24,12 @@ pub struct Simulation {
 pub struct CommTime {
     /// In all, seconds.
     pub total: f64,
-    /// While the compute stream stood still, seconds.
+    /// While the compute stream stood still, seconds; of several streams on the first.
     pub exposed: f64,
 }
 
 impl Simulation {
-    /// Seconds in which only the communication stream works.
+    /// Seconds in which no kernel runs.
     pub fn exposed(&self) -> f64 {
         self.communication.values().map(|t| t.exposed).sum()
     }
@@ -42,7 +44,7 @@ impl Simulation {
     pub fn occupancy(&self, stream: Stream) -> f64 {
         let busy = match stream {
             Stream::Compute => self.compute,
-            Stream::Comm => self.communication.values().map(|t| t.total).sum(),
+            other => self.streams.get(&other).copied().unwrap_or(0.0),
         };
         if self.seconds > 0.0 { busy / self.seconds } else { 0.0 }
     }
@@ -50,6 +52,9 @@ impl Simulation {
     pub(super) fn add(&mut self, other: &Simulation, times: f64) {
         self.seconds += times * other.seconds;
         self.compute += times * other.compute;
+        for (&stream, seconds) in &other.streams {
+            *self.streams.entry(stream).or_default() += times * seconds;
+        }
         for (key, time) in &other.communication {
             let sum = self.communication.entry(key.clone()).or_default();
             sum.total += times * time.total;

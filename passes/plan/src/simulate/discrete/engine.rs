@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use ithaca_ir::schedule::{Stream, Streams};
+
 use super::alike::on;
 use super::links::Links;
 use super::program::{Does, Loop, Meeting, Program};
@@ -25,13 +27,14 @@ pub enum Record {
 /// The run of a class.
 pub(super) struct Ran {
     pub(super) end: f64,
-    pub(super) compute: f64,
+    /// How long each stream was at its tasks.
+    pub(super) busy: [f64; Stream::COUNT],
     /// For each frame and task that communicates, its time.
     pub(super) tasks: Vec<Vec<Time>>,
     pub(super) runs: Vec<Run>,
 }
 
-/// The time of all runs of a task on the communication stream.
+/// The time of all runs of a task that communicates.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Time {
     pub(super) count: u64,
@@ -69,7 +72,7 @@ struct Inside {
     /// The number of its first task among all runs of tasks.
     base: u64,
     /// How far each stream is.
-    next: [usize; 2],
+    next: [usize; Stream::COUNT],
     /// Events that have yet to happen.
     pending: Vec<bool>,
 }
@@ -78,9 +81,9 @@ struct Inside {
 struct Walk {
     frames: Vec<Inside>,
     /// Since when each stream is at its task.
-    busy: [Option<f64>; 2],
+    busy: [Option<f64>; Stream::COUNT],
     /// The message of each stream.
-    message: [Option<Message>; 2],
+    message: [Option<Message>; Stream::COUNT],
     /// Until when times are accounted for.
     accounted: f64,
     ran: Ran,
@@ -139,12 +142,12 @@ impl<'a> Engine<'a> {
         let call = Loop { callee: main, first: 0, layers: 1, order: ithaca_ir::ops::ScanOrder::Ascending };
         let walk = |class| Walk {
             frames: vec![Inside::enter(program, call, 0, class)],
-            busy: [None; 2],
-            message: [None, None],
+            busy: [None; Stream::COUNT],
+            message: Default::default(),
             accounted: 0.0,
             ran: Ran {
                 end: 0.0,
-                compute: 0.0,
+                busy: [0.0; Stream::COUNT],
                 tasks: program.frames.iter().map(|f| vec![Time::default(); f.work.len()]).collect(),
                 runs: Vec::new(),
             },
@@ -212,7 +215,7 @@ impl<'a> Engine<'a> {
     fn advance(&mut self, class: usize) {
         loop {
             let mut started = false;
-            for stream in 0..2 {
+            for stream in 0..Stream::COUNT {
                 while self.start((class, stream)) {
                     started = true;
                 }
@@ -229,7 +232,8 @@ impl<'a> Engine<'a> {
     /// Starts the next task of a stream; false where it has none that may start.
     fn start(&mut self, (class, stream): Lane) -> bool {
         let walk = &self.walks[class];
-        let Some(inside) = walk.frames.last().filter(|_| walk.busy[stream].is_none()) else { return false };
+        let inside = walk.inside(self.program, stream).filter(|_| walk.busy[stream].is_none());
+        let Some(inside) = inside else { return false };
         let frame = inside.call.callee;
         let tasks = &self.program.frames[frame];
         let Some(&task) = tasks.lanes[class][stream].get(inside.next[stream]) else { return false };
@@ -256,43 +260,43 @@ impl<'a> Engine<'a> {
         true
     }
 
-    /// Enters a call at which both streams have met, or leaves a frame that both have run.
+    /// Enters a call at which its streams have met, or leaves a frame that its streams have run.
     fn turn(&mut self, class: usize) -> bool {
         let program = self.program;
         let walk = &mut self.walks[class];
-        if walk.busy.iter().any(Option::is_some) {
-            return false;
-        }
         let Some(inside) = walk.frames.last_mut() else { return false };
         let tasks = &program.frames[inside.call.callee];
-        let next = [0, 1].map(|stream| tasks.lanes[class][stream].get(inside.next[stream]).copied());
-        match next {
-            [None, None] => {
-                inside.done += 1;
-                if inside.done < inside.call.layers {
-                    inside.base += tasks.size;
-                    inside.next = [0; 2];
-                    inside.pending.clone_from(&tasks.pending[class]);
-                    return true;
-                }
-                walk.frames.pop();
-                match walk.frames.last_mut() {
-                    Some(caller) => caller.pass_call(program, class),
-                    None => walk.ran.end = self.now,
-                }
-                true
+        let next = |stream: usize| tasks.lanes[class][stream].get(inside.next[stream]).copied();
+        let busy = &walk.busy;
+        let all_at = |streams: Streams, task: Option<usize>| {
+            streams.iter().all(|s| busy[s as usize].is_none() && next(s as usize) == task)
+        };
+        let Some(task) = next(Stream::Compute as usize) else {
+            if !all_at(tasks.streams, None) {
+                return false;
             }
-            [Some(a), Some(b)] if a == b => {
-                let Does::Runs(call) = tasks.work[a] else { return false };
-                if !inside.is_ready(program, a) {
-                    return false;
-                }
-                let base = inside.base + tasks.at[a] + 1;
-                walk.frames.push(Inside::enter(program, call, base, class));
-                true
+            inside.done += 1;
+            if inside.done < inside.call.layers {
+                inside.base += tasks.size;
+                inside.next = [0; Stream::COUNT];
+                inside.pending.clone_from(&tasks.pending[class]);
+                return true;
             }
-            [_, _] => false,
+            let streams = tasks.streams;
+            walk.frames.pop();
+            match walk.frames.last_mut() {
+                Some(caller) => caller.pass_call(program, class, streams),
+                None => walk.ran.end = self.now,
+            }
+            return true;
+        };
+        let Does::Runs(call) = tasks.work[task] else { return false };
+        if !all_at(program.frames[call.callee].streams, Some(task)) || !inside.is_ready(program, task) {
+            return false;
         }
+        let base = inside.base + tasks.at[task] + 1;
+        walk.frames.push(Inside::enter(program, call, base, class));
+        true
     }
 
     /// A stream is at its task from now on.
@@ -309,16 +313,19 @@ impl<'a> Engine<'a> {
         if passed <= 0.0 {
             return;
         }
-        let [computes, communicates] = walk.busy.map(|since| since.is_some());
-        if computes {
-            walk.ran.compute += passed;
-        }
-        if let (true, Some(inside)) = (communicates, walk.frames.last()) {
-            let frame = inside.call.callee;
-            let task = self.program.frames[frame].lanes[class][1][inside.next[1]];
-            let time = &mut walk.ran.tasks[frame][task];
-            time.total += passed;
-            time.exposed += if computes { 0.0 } else { passed };
+        // The first of several busy streams hides the others.
+        let mut is_hidden = false;
+        for stream in (0..Stream::COUNT).filter(|&s| walk.busy[s].is_some()) {
+            walk.ran.busy[stream] += passed;
+            let at = walk.inside(self.program, stream);
+            if let Some(inside) = at.filter(|_| stream != Stream::Compute as usize) {
+                let frame = inside.call.callee;
+                let task = self.program.frames[frame].lanes[class][stream][inside.next[stream]];
+                let time = &mut walk.ran.tasks[frame][task];
+                time.total += passed;
+                time.exposed += if is_hidden { 0.0 } else { passed };
+            }
+            is_hidden = true;
         }
     }
 
@@ -328,14 +335,15 @@ impl<'a> Engine<'a> {
         let program = self.program;
         let walk = &mut self.walks[class];
         let since = walk.busy[stream].take();
-        let Some(inside) = walk.frames.last_mut() else { return };
+        let at = walk.frames.iter_mut().rev().find(|inside| inside.has(program, stream));
+        let Some(inside) = at else { return };
         let frame = inside.call.callee;
         let task = program.frames[frame].lanes[class][stream][inside.next[stream]];
         inside.next[stream] += 1;
         if let Some(event) = program.frames[frame].records[task] {
             inside.pending[event] = false;
         }
-        if stream == 1 {
+        if stream != Stream::Compute as usize {
             walk.ran.tasks[frame][task].count += 1;
         }
         let layer = inside.call.layer(inside.done);
@@ -451,24 +459,36 @@ impl<'a> Engine<'a> {
     }
 }
 
+impl Walk {
+    /// The frame in which a stream is: the innermost that uses it.
+    fn inside(&self, program: &Program, stream: usize) -> Option<&Inside> {
+        self.frames.iter().rev().find(|inside| inside.has(program, stream))
+    }
+}
+
 impl Inside {
     fn enter(program: &Program, call: Loop, base: u64, class: usize) -> Self {
         let pending = program.frames[call.callee].pending[class].clone();
-        Self { call, done: 0, base, next: [0; 2], pending }
+        Self { call, done: 0, base, next: [0; Stream::COUNT], pending }
+    }
+
+    /// Whether a stream is in this frame.
+    fn has(&self, program: &Program, stream: usize) -> bool {
+        program.frames[self.call.callee].streams.has(Stream::ALL[stream])
     }
 
     fn is_ready(&self, program: &Program, task: usize) -> bool {
         program.frames[self.call.callee].waits[task].iter().all(|&event| !self.pending[event])
     }
 
-    /// Both streams are past the call.
-    fn pass_call(&mut self, program: &Program, class: usize) {
+    /// The streams that met at the call are past it.
+    fn pass_call(&mut self, program: &Program, class: usize, streams: Streams) {
         let frame = &program.frames[self.call.callee];
         let task = frame.lanes[class][0][self.next[0]];
         if let Some(event) = frame.records[task] {
             self.pending[event] = false;
         }
-        self.next.iter_mut().for_each(|next| *next += 1);
+        streams.iter().for_each(|stream| self.next[stream as usize] += 1);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Discrete-event simulation of a cluster, with links that messages share.
 //!
-//! Each rank has two streams that run their tasks in order. A task starts when the one before it has ended and the events
+//! Each rank has streams that run their tasks in order. A task starts when the one before it has ended and the events
 //! that it waits for have happened. A collective starts on a rank when all with whom it meets there are ready; a message
 //! between two ranks concerns these two. It takes its latency, then the time of its links: each level of the topology has a
 //! link for either direction, all of them work at the same time, and messages that cross a link at the same time have equal
 //! shares of it, as the cluster's `contention` says which devices share one. Of a message between two ranks the slower end
-//! counts. Both streams of a rank meet at the ends of a frame that communicates, as they do when it runs.
+//! counts. The streams that a frame uses meet at its ends if it communicates, as they do when it runs.
 //!
 //! Ranks that cannot be told apart are simulated once (`alike`), which loses nothing; all layers of all loops are run. So
 //! this is exact where [`super::simulate`] repeats the last of many layers, and assumes that all neighbours of a shared link
@@ -23,7 +23,7 @@ pub use engine::Record;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{FrameId, Schedule};
+use ithaca_ir::schedule::{FrameId, Schedule, Stream};
 use ithaca_ir::timeline::{self, Collective, Span};
 
 use super::simulation::{Simulation, span};
@@ -99,7 +99,9 @@ fn run(
     let mut outcome = Outcome::default();
     for ((&rank, &ranks), ran) in alike.ranks.iter().zip(&alike.sizes).zip(ran) {
         let mut class = Class { rank, ranks, time: Simulation::default(), collectives: Vec::new() };
-        (class.time.seconds, class.time.compute) = (ran.end, ran.compute);
+        (class.time.seconds, class.time.compute) = (ran.end, ran.busy[Stream::Compute as usize]);
+        let busy = Stream::ALL.into_iter().zip(ran.busy).skip(1);
+        class.time.streams = busy.filter(|(_, seconds)| *seconds > 0.0).collect();
         for (frame, times) in schedule.frames.values().zip(&ran.tasks) {
             for (i, (task, time)) in frame.tasks.iter().zip(times).enumerate() {
                 let Time { count: count @ 1.., total: seconds, exposed } = *time else { continue };

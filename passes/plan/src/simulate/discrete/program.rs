@@ -3,7 +3,7 @@
 use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::ScanOrder;
-use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Work};
+use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
 
 use super::alike::{Alike, FrameSeconds, on, sharers};
 use crate::cluster::{Cluster, Load, Way};
@@ -23,8 +23,10 @@ pub(super) struct Program {
 pub(super) struct Tasks {
     /// The kind of each task.
     pub(super) work: Vec<Does>,
-    /// For each class and stream the tasks that it runs, in order; calls at which streams meet are in both lists.
-    pub(super) lanes: Vec<[Vec<usize>; 2]>,
+    /// For each class and stream the tasks that it runs, in order; calls at which streams meet are in the lists of all these.
+    pub(super) lanes: Vec<[Vec<usize>; Stream::COUNT]>,
+    /// The streams that it uses, callees included.
+    pub(super) streams: Streams,
     /// For each class the events that have yet to happen when it enters.
     pub(super) pending: Vec<Vec<bool>>,
     /// The events for which each task waits.
@@ -45,7 +47,7 @@ pub(super) struct Tasks {
 pub(super) enum Does {
     /// Takes so many seconds on each class, or as many on all.
     Takes(Vec<f64>),
-    /// Runs a frame that communicates: both streams meet.
+    /// Runs a frame that communicates: the streams that it uses meet.
     Runs(Loop),
     /// Communicates; the part of each class.
     Exchanges(Vec<Meeting>),
@@ -101,8 +103,10 @@ impl Program {
         seconds: &[FrameSeconds],
     ) -> Self {
         let mut frames: Vec<Tasks> = Vec::new();
+        let used = used_streams(&schedule.frames);
         for ((id, frame), seconds) in schedule.frames.iter().zip(seconds) {
-            let tasks = Compiler { cluster, schedule, alike, done: &frames }.frame(id, frame, seconds);
+            let compiler = Compiler { cluster, schedule, alike, used: &used, done: &frames };
+            let tasks = compiler.frame(id, frame, seconds);
             frames.push(tasks);
         }
         let contention: Vec<f64> = cluster.levels.iter().map(|level| level.contention.value).collect();
@@ -128,6 +132,8 @@ struct Compiler<'a> {
     cluster: &'a Cluster,
     schedule: &'a Schedule,
     alike: &'a Alike,
+    /// The streams that each frame uses.
+    used: &'a [Streams],
     /// The frames before.
     done: &'a [Tasks],
 }
@@ -138,7 +144,8 @@ impl Compiler<'_> {
         let n = self.alike.ranks.len();
         let mut tasks = Tasks {
             work: Vec::new(),
-            lanes: vec![[Vec::new(), Vec::new()]; n],
+            lanes: vec![Default::default(); n],
+            streams: self.used[id.index()],
             pending: vec![vec![false; frame.n_events]; n],
             waits: frame.tasks.iter().map(|t| t.waits.iter().map(|e| e.index()).collect()).collect(),
             records: frame.tasks.iter().map(|t| t.records.map(Entity::index)).collect(),
@@ -150,15 +157,16 @@ impl Compiler<'_> {
         for (i, (task, seconds)) in frame.tasks.iter().zip(seconds).enumerate() {
             tasks.at.push(tasks.size);
             tasks.size += 1;
-            let mut meets = false;
+            let mut meets = Streams::default();
             let does = match &task.work {
                 Work::Call { callee, layers, scan, .. } => {
                     let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
                     let (callee, first) = (callee.index(), layers.start);
                     let call = Loop { callee, first, layers: layers.end - first, order };
                     tasks.size += call.layers * self.done[call.callee].size;
-                    meets = schedule::communicates(&self.schedule.frames, FrameId::new(callee));
-                    if meets && call.layers > 0 {
+                    let used = self.used[callee];
+                    if used.communicates() && call.layers > 0 {
+                        meets = used;
                         Does::Runs(call)
                     } else {
                         tasks.inside[i] = Some(call);
@@ -171,12 +179,11 @@ impl Compiler<'_> {
                     Does::Takes(seconds.clone())
                 }
             };
-            meets &= matches!(does, Does::Runs(_));
             for (class, &rank) in self.alike.ranks.iter().enumerate() {
                 if frame.runs(space, task, rank) {
                     tasks.runners[i] += 1;
                     for stream in Stream::ALL {
-                        if meets || stream == task.stream {
+                        if meets.has(stream) || stream == task.stream {
                             tasks.lanes[class][stream as usize].push(i);
                         }
                     }

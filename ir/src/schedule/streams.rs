@@ -1,0 +1,121 @@
+//! The streams of a rank, and which of them a frame uses.
+//!
+//! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
+//! kernels nor collectives wait behind it. Each direction has two, by the parity of the stage that sends, so the transfers
+//! that a stage sends and those that it receives are on different streams.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::entity::{Arena, Entity};
+use crate::layout::At;
+use crate::phase::Phase;
+use crate::schedule::{Frame, FrameId};
+
+/// A queue of tasks that run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Collectives.
+    Comm,
+    /// What even stages send in the forward pass.
+    ForwardEven,
+    /// What odd stages send in the forward pass.
+    ForwardOdd,
+    /// What even stages send in the backward pass and after it.
+    BackwardEven,
+    /// What odd stages send in the backward pass and after it.
+    BackwardOdd,
+}
+
+impl Stream {
+    /// Every stream.
+    pub const ALL: [Stream; 6] = [
+        Stream::Compute,
+        Stream::Comm,
+        Stream::ForwardEven,
+        Stream::ForwardOdd,
+        Stream::BackwardEven,
+        Stream::BackwardOdd,
+    ];
+
+    /// The number of streams.
+    pub const COUNT: usize = Stream::ALL.len();
+
+    /// The stream of what a stage sends to another in a phase of the step.
+    pub fn between_stages(phase: Phase, sender: At) -> Self {
+        match (phase, sender.coordinate.is_multiple_of(2)) {
+            (Phase::Forward, true) => Stream::ForwardEven,
+            (Phase::Forward, false) => Stream::ForwardOdd,
+            (Phase::Backward | Phase::Update, true) => Stream::BackwardEven,
+            (Phase::Backward | Phase::Update, false) => Stream::BackwardOdd,
+        }
+    }
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Compute => "compute",
+            Stream::Comm => "comm",
+            Stream::ForwardEven => "forward_even",
+            Stream::ForwardOdd => "forward_odd",
+            Stream::BackwardEven => "backward_even",
+            Stream::BackwardOdd => "backward_odd",
+        }
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set of streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Streams(u8);
+
+impl Streams {
+    /// One stream.
+    pub fn only(stream: Stream) -> Self {
+        Streams(1 << stream as u8)
+    }
+
+    /// The streams of either set.
+    pub fn and(self, other: Streams) -> Self {
+        Streams(self.0 | other.0)
+    }
+
+    /// Whether a stream is in it.
+    pub fn has(self, stream: Stream) -> bool {
+        self.0 & 1 << stream as u8 != 0
+    }
+
+    /// Whether there are streams besides the compute stream.
+    pub fn communicates(self) -> bool {
+        Stream::ALL.into_iter().any(|stream| stream != Stream::Compute && self.has(stream))
+    }
+
+    /// Its streams, in order.
+    pub fn iter(self) -> impl Iterator<Item = Stream> + Clone {
+        Stream::ALL.into_iter().filter(move |&stream| self.has(stream))
+    }
+}
+
+/// For each frame the streams that it and its callees use, the compute stream always, where callees come before their
+/// callers; in time linear in tasks.
+pub fn used_streams(frames: &Arena<FrameId, Frame>) -> Vec<Streams> {
+    let mut all: Vec<Streams> = Vec::with_capacity(frames.len());
+    for frame in frames.values() {
+        let used = |task: &super::Task| {
+            let own = Streams::only(task.stream);
+            let callee = task.work.callee().and_then(|callee| all.get(callee.index()));
+            callee.map_or(own, |&callee| own.and(callee))
+        };
+        let compute = Streams::only(Stream::Compute);
+        all.push(frame.tasks.iter().map(used).fold(compute, Streams::and));
+    }
+    all
+}
