@@ -47,7 +47,9 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
             usual || numbered.iter().any(|(_, span)| span.rank == rank && span.stream == stream)
         };
         let streams = Stream::ALL.into_iter().filter(|&stream| is_used(stream));
-        let threads = streams.map(|stream| (stream as usize, stream.name())).chain((!is_one).then_some((STEPS, "steps")));
+        let threads = streams
+            .map(|stream| (stream as usize, stream.name()))
+            .chain((!is_one).then_some((STEPS, "steps")));
         for (thread, name) in threads {
             let args = json!({ "name": name });
             events.push(

@@ -236,7 +236,8 @@ impl Printer<'_, '_, '_> {
     fn operand(&self, number: usize, operand: &Operand) -> (String, String) {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        let address = Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }.address(&operand.address);
+        let address = Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }
+            .address(&operand.address);
         let slice = match operand.slice.constant() {
             Some(0) => String::new(),
             Some(bytes) => bytes.to_string(),

@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn blocks_at_even_distances_are_one_entry() {
         use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::Stream;
+        use ithaca_ir::schedule::Stream;
         let ring = AxisId::new(0);
         let block = |peer: i64, bytes: i64| Block {
             peer: Int::Const(peer),

@@ -137,9 +137,8 @@ impl Memory {
         let mut streams = self.streams();
         streams[stream as usize].seen = seen;
         for (of, touched) in Stream::ALL.into_iter().zip(streams.iter()) {
-            let is_open = |task: &&TaskAccess| {
-                task.is_running || of != stream && task.number > seen[of as usize]
-            };
+            let is_open =
+                |task: &&TaskAccess| task.is_running || of != stream && task.number > seen[of as usize];
             for task in touched.tasks.iter().filter(is_open) {
                 if let Some(extent) = task.conflict(&reads, &writes) {
                     return Err(Conflict { extent: extent.clone(), other: task.run });
@@ -266,7 +265,8 @@ mod tests {
     #[test]
     fn elements_of_a_running_writer_cannot_be_claimed() {
         let memory = Memory::new(vec![0.0; 8], vec![vec![0.0; 4]]);
-        let compute = |task, reads, writes| memory.claim((Stream::Compute, run(task)), seen(0), reads, writes);
+        let compute =
+            |task, reads, writes| memory.claim((Stream::Compute, run(task)), seen(0), reads, writes);
         let comm = |n, task, reads, writes| memory.claim((Stream::Comm, run(task)), seen(n), reads, writes);
         let mut first = compute(0, vec![], arena(2..4)).unwrap();
         first.write(&arena(2..4)[0]).unwrap().fill(1.0);

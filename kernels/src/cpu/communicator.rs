@@ -206,13 +206,21 @@ mod tests {
         let group = [Rank(0), Rank(1)];
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let first = boxes.exchange((Stream::Comm, Rank(1)), &group, vec![vec![10.0], vec![11.0, 12.0]], &[3, 2]);
-                let second = boxes.exchange((Stream::Comm, Rank(1)), &group, vec![vec![13.0], vec![]], &[0, 0]);
+                let first = boxes.exchange(
+                    (Stream::Comm, Rank(1)),
+                    &group,
+                    vec![vec![10.0], vec![11.0, 12.0]],
+                    &[3, 2],
+                );
+                let second =
+                    boxes.exchange((Stream::Comm, Rank(1)), &group, vec![vec![13.0], vec![]], &[0, 0]);
                 (first.unwrap(), second.unwrap())
             });
-            let first = boxes.exchange((Stream::Comm, Rank(0)), &group, vec![vec![], vec![1.0; 3]], &[0, 1]).unwrap();
+            let first =
+                boxes.exchange((Stream::Comm, Rank(0)), &group, vec![vec![], vec![1.0; 3]], &[0, 1]).unwrap();
             assert_eq!(first, Received { blocks: vec![vec![], vec![10.0]], elements_sent: 3 });
-            let second = boxes.exchange((Stream::Comm, Rank(0)), &group, vec![vec![], vec![]], &[0, 1]).unwrap();
+            let second =
+                boxes.exchange((Stream::Comm, Rank(0)), &group, vec![vec![], vec![]], &[0, 1]).unwrap();
             assert_eq!(second.blocks[1], [13.0]);
             let (first, _) = other.join().unwrap();
             assert_eq!(first.blocks, [vec![1.0; 3], vec![11.0, 12.0]]);

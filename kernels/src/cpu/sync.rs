@@ -153,7 +153,9 @@ mod tests {
                 assert!(streams.iter().all(|&s| ended[s as usize] == n as u64), "{n} {ended:?}");
             }
         };
-        std::thread::scope(|scope| streams.iter().for_each(|&stream| drop(scope.spawn(move || walk(stream)))));
+        std::thread::scope(|scope| {
+            streams.iter().for_each(|&stream| drop(scope.spawn(move || walk(stream))))
+        });
         assert!(sync.state().barriers.is_empty());
     }
 

@@ -81,7 +81,13 @@ impl LocalTransfer<'_> {
             let (whole, _) = self.cut(data, index(n))?;
             match (op, self.parcels) {
                 (Op::AllReduce { .. }, _) => {
-                    return all_reduce(from.dtype, (self.stream, self.rank), whole, &sent.group, communicator);
+                    return all_reduce(
+                        from.dtype,
+                        (self.stream, self.rank),
+                        whole,
+                        &sent.group,
+                        communicator,
+                    );
                 }
                 // A permute of one tensor may send each rank another part of it.
                 (Op::Permute, [_]) => {

@@ -9,7 +9,9 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Optimizer, Random};
-use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::schedule::{
+    self, BufferId, Content, Frame, FrameId, Place, Schedule, Streams, Transfer, Work,
+};
 use ithaca_ir::{Op, TensorType};
 
 /// Memory of a frame.

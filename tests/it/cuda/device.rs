@@ -166,7 +166,9 @@ fn tasks_are_timed_as_they_come() {
         names
     };
     assert_eq!(names(&on_device.spans), names(&here.spans));
-    for (rank, stream) in [0, 1].into_iter().flat_map(|rank| [Stream::Compute, Stream::Comm].map(|stream| (Rank(rank), stream))) {
+    for (rank, stream) in
+        [0, 1].into_iter().flat_map(|rank| [Stream::Compute, Stream::Comm].map(|stream| (Rank(rank), stream)))
+    {
         let own: Vec<&Span> =
             on_device.spans.iter().filter(|s| s.rank == rank && s.stream == stream).collect();
         assert!(!own.is_empty() && own.iter().all(|s| s.start <= s.end));

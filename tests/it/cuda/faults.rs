@@ -289,9 +289,7 @@ fn a_rank_that_does_not_come_into_a_communicator_is_not_waited_for_for_ever() {
         let host = Host::new(single());
         let devices = schedule.space.mesh.iter_ranks().map(|_| &host as &dyn Device).collect();
         let begun = Instant::now();
-        let Err(error) = Nccl::join(library, &schedule, devices, soon) else {
-            panic!("{wrong}: all came")
-        };
+        let Err(error) = Nccl::join(library, &schedule, devices, soon) else { panic!("{wrong}: all came") };
         assert!(begun.elapsed() < NOT_FOR_EVER);
         assert!(
             matches!(&error, CudaError::NotJoined { cause, .. } if matches!(**cause, CudaError::Timeout { .. }))

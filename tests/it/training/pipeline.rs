@@ -2,7 +2,7 @@
 //! every other form of parallelism.
 
 use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{Place, Schedule, Task};
+use ithaca_ir::schedule::{FrameId, Place, Schedule, Task};
 use ithaca_ir::{Module, diagnostic, schedule, text};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Outputs, Storage, compare, cpu, oracle};
@@ -10,7 +10,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
-use ithaca_passes::simulate::simulate_ranks;
+use ithaca_passes::simulate::{discrete, simulate_ranks};
 use ithaca_passes::{lower, memory};
 use serde_json::{Value, json};
 
@@ -267,6 +267,64 @@ fn the_bubble_of_equal_stages_shows() {
     let bubble = (MICRO_BATCHES + STAGES - 1) as f64 / MICRO_BATCHES as f64;
     let found = last / ideal;
     assert!((found / bubble - 1.0).abs() < 0.05, "{found:.3} of the ideal time, not {bubble:.3}");
+}
+
+/// Where links and memory cost nothing and stages are equal, a step takes exactly as much longer than its work as the order's
+/// bubble says, by both simulations.
+#[test]
+fn bubbles_are_exactly_those_of_the_orders() {
+    let mut cluster = Cluster::named("dgx-h100").unwrap();
+    for level in &mut cluster.levels {
+        (level.latency.value, level.message_latency.value) = (0.0, 0.0);
+        (level.bandwidth.value, level.contention.value) = (1e30, 1.0);
+    }
+    cluster.accelerator.launch_seconds.value = 0.0;
+    cluster.accelerator.memory_bandwidth.value = 1e30;
+    for (order, p, m, v) in [
+        (PipelineOrder::Gpipe, 2, 4, 1),
+        (PipelineOrder::Gpipe, 4, 8, 1),
+        (PipelineOrder::OneForwardOneBackward, 2, 4, 1),
+        (PipelineOrder::OneForwardOneBackward, 3, 2, 1),
+        (PipelineOrder::OneForwardOneBackward, 4, 8, 1),
+        (PipelineOrder::Interleaved, 2, 4, 2),
+        (PipelineOrder::Interleaved, 2, 2, 3),
+        (PipelineOrder::Interleaved, 3, 6, 2),
+        (PipelineOrder::Interleaved, 4, 8, 3),
+    ] {
+        for (strategy, mesh, ranks) in [("pipeline", "", 1), ("pipeline+megatron-tp", ",tp=2", 2)] {
+            let training = Training { chunks: v, ..staged(p, order, m) };
+            let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(m * 2, 16) };
+            let whole = program(&llama(p * v, false), "m", &workload).unwrap();
+            let ranks_of = per_rank(&whole, &options(strategy, &format!("pp={p}{mesh}"))).unwrap();
+            let mut lowered = lower::lower(ithaca_ir::verify::verify(&ranks_of).unwrap()).unwrap();
+            schedule::verify(&lowered).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
+            // Stages are equal but for the embedding and the head, and for the optimizer.
+            let is_layer = |name: &str| name == "block" || name == "block.backward";
+            let others: Vec<FrameId> = lowered
+                .frames
+                .iter()
+                .filter(|(_, f)| f.name != "main" && !is_layer(&f.name))
+                .map(|(id, _)| id)
+                .collect();
+            others.into_iter().for_each(|id| lowered.frames[id].tasks.clear());
+            let expected = 1.0 + (p - 1) as f64 / (m * v) as f64;
+            let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Times).unwrap();
+            let exactly = outcome.classes.iter().map(|c| (c.time.seconds, c.time.compute));
+            let coarsely = simulate_ranks(&cluster, &lowered);
+            assert_eq!(coarsely.len() as u64, p * ranks);
+            let coarsely = coarsely.iter().map(|(_, t)| (t.seconds, t.compute));
+            for (kind, times) in [("events", exactly.collect::<Vec<_>>()), ("steps", coarsely.collect())] {
+                let last = times.iter().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
+                for (_, compute) in times {
+                    let found = last / compute;
+                    assert!(
+                        (found - expected).abs() < 1e-6,
+                        "{order:?} p={p} m={m} v={v} {strategy} by {kind}: {found}, not {expected}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whether ranks meet: `S16` for the same collectives in the same order, `S17` for waits that end.
 //!
-//! Streams are queues, and a collective starts when all its members have come to it, as with NCCL. Classes of ranks run
+//! Streams are queues with communicators of their own, and a collective starts when all its members have come to it on
+//! one stream, as with NCCL. Classes of ranks run
 //! side by side, each task once: a class comes to a collective and waits for the others, and what they are to do
 //! together must be one thing. If no class can go on and one is not done, those that wait are named, in a circle if
 //! there is one.
@@ -20,7 +21,7 @@ use crate::ops::table::structure::Stage;
 use crate::schedule::verify::classes::{Class, Line};
 use crate::schedule::verify::order::STREAMS;
 use crate::schedule::verify::report::{describe, name};
-use crate::schedule::{Frame, FrameId, Schedule, Streams, Task, Transfer, Work, used_streams};
+use crate::schedule::{Frame, FrameId, Schedule, Stream, Streams, Task, Transfer, Work, used_streams};
 
 /// A schedule and the ranks that run it.
 #[derive(Clone, Copy, Debug)]
@@ -102,8 +103,14 @@ struct Ranks<'s> {
     used: Vec<Streams>,
 }
 
-/// Where classes meet: the axes, and the members by number.
-type Meeting = (Vec<AxisId>, Vec<usize>);
+/// Where classes meet: streams share no communicator.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Meeting {
+    stream: Stream,
+    axes: Vec<AxisId>,
+    /// By number.
+    members: Vec<usize>,
+}
 
 /// A class on its way through a frame.
 struct Walk<'s> {
@@ -171,7 +178,7 @@ impl<'s> Ranks<'s> {
                         let runners = members.iter().copied().filter(|&c| self.classes[c].is_at(at));
                         calls.insert((callee, runners.collect::<Vec<_>>()));
                     }
-                    if meeting.1.len() <= 1 {
+                    if meeting.members.len() <= 1 {
                         walk.end(stream);
                         progress = true;
                         continue;
@@ -179,7 +186,7 @@ impl<'s> Ranks<'s> {
                     walk.waits[stream] = Some(meeting.clone());
                     let come = meetings.entry(meeting.clone()).or_default();
                     come.push((class, stream));
-                    if come.len() < meeting.1.len() {
+                    if come.len() < meeting.members.len() {
                         continue;
                     }
                     let come = meetings.remove(&meeting).unwrap_or_default();
@@ -245,7 +252,7 @@ impl<'s> Ranks<'s> {
                 (axes, stage.and_then(Stage::at).map(|at| [Some(at); 2]))
             }
             Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy => {
-                return (Vec::new(), vec![class]);
+                return Meeting { stream: task.stream, axes: Vec::new(), members: vec![class] };
             }
         };
         let mine = &self.classes[class];
@@ -255,7 +262,7 @@ impl<'s> Ranks<'s> {
                 && at.is_none_or(|places| places.iter().any(|&place| other.is_at(place)))
         };
         let members = (0..self.classes.len()).filter(is_member).collect();
-        (axes, members)
+        Meeting { stream: task.stream, axes, members }
     }
 
     /// The mistake where classes that meet are to do different work.
@@ -318,7 +325,7 @@ impl<'s> Ranks<'s> {
             let is_there = |other: usize| {
                 walks.get(&other).is_some_and(|walk| walk.waits.iter().flatten().any(|m| *m == meeting))
             };
-            let missing = meeting.1.iter().find(|&&other| !is_there(other))?;
+            let missing = meeting.members.iter().find(|&&other| !is_there(other))?;
             said.push_str(&self.describe(*missing));
             match walks.get_key_value(missing) {
                 Some((next, _)) => class = next,

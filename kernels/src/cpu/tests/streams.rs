@@ -189,7 +189,8 @@ fn spans_have_every_task_on_its_stream() {
         let own = execution.spans.iter().filter(move |s| s.rank == Rank(rank) && s.stream == stream);
         own.collect::<Vec<_>>()
     };
-    for (rank, stream) in (0..4).flat_map(|rank| [Stream::Compute, Stream::Comm].map(|stream| (rank, stream))) {
+    for (rank, stream) in (0..4).flat_map(|rank| [Stream::Compute, Stream::Comm].map(|stream| (rank, stream)))
+    {
         let own = along(rank, stream);
         assert!(!own.is_empty() && own.windows(2).all(|w| w[0].end <= w[1].start), "{rank} {stream}");
     }

@@ -10,8 +10,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use ithaca_ir::entity::Entity;
 use ithaca_device::Members;
+use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{Schedule, Stream as Queue};
 use ithaca_ir::{DType, Rank};
 use nccl_rs::{

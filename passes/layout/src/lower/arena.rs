@@ -5,14 +5,15 @@
 //!
 //! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory. A buffer that a stage sends is alive until the other stage reads
-//! what it has received.
+//! what it has received. A buffer in which a stage receives is alive from the start of the stage's last call before, so it is
+//! received while that call runs.
+
+use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::Stage;
 use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{
-    BufferId, Content, Frame, FrameId, Place, Stream, Streams, Task, Work, aligned,
-};
+use ithaca_ir::ops::Stage;
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Streams, Task, Work, aligned};
 use ithaca_ir::{Arena, Space};
 
 use super::fit::{self, Block};
@@ -104,6 +105,22 @@ fn blocks(
         for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
             let (_, last) = lives[id.index()].get_or_insert((i, i));
             *last = i;
+        }
+    }
+    // The last call of each stage.
+    let mut running: BTreeMap<Option<At>, usize> = BTreeMap::new();
+    for (i, task) in frame.tasks.iter().enumerate() {
+        let [_, to] = frame.places(task);
+        match (&task.work, running.get(&to)) {
+            (Work::Call { .. }, _) => drop(running.insert(to, i)),
+            (_, Some(&call)) if !matches!(task.stream, Stream::Compute | Stream::Comm) => {
+                for id in &task.writes {
+                    if let Some((first, _)) = lives[id.index()].as_mut().filter(|(first, _)| *first == i) {
+                        *first = call;
+                    }
+                }
+            }
+            _ => {}
         }
     }
     let met = met(frame, used);

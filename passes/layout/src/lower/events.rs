@@ -94,11 +94,7 @@ impl<'a> Effects<'a> {
 }
 
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
-pub(super) fn insert(
-    frame: &mut Frame,
-    space: &Space,
-    (frames, used): (&Arena<FrameId, Frame>, &[Streams]),
-) {
+pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<FrameId, Frame>, &[Streams])) {
     let before = frame.clone();
     let effects: Vec<Effects<'_>> =
         before.tasks.iter().map(|t| Effects::of(frames, &before, space, t)).collect();

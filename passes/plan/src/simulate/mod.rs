@@ -25,10 +25,10 @@ mod tests;
 
 use std::cell::RefCell;
 
+use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
-use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
 use ithaca_ir::timeline::{Covered, Span};
 
