@@ -146,6 +146,9 @@ pub struct WorkloadArgs {
     /// The kind of step [default: prefill].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
+    #[arg(long, value_enum)]
+    pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
     /// in `1.25/8` [default: unbounded].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
@@ -192,6 +195,15 @@ pub enum Mode {
     Train,
     /// One token after another.
     Decode,
+}
+
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Logits {
+    /// The last token of each sequence.
+    Last,
+    /// All tokens.
+    All,
 }
 
 /// The default cluster.
