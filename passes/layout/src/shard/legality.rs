@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::{Attention, Op};
+use ithaca_ir::ops::Op;
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 use ithaca_pass::roles::Roles;
 use num_integer::lcm;
@@ -46,7 +45,7 @@ pub struct Decisions {
 /// Decides whether and how `module` may be laid out.
 ///
 /// # Errors
-/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding of a sequence with an order of its own,
 /// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` limits of movements.
 pub(super) fn decide(
     registry: &Registry,
@@ -434,20 +433,6 @@ impl Check<'_> {
             degree = ring.filter_map(|i| i.axes_of(dim)).map(|axes| 2 * self.degree(axes)).fold(degree, lcm);
         }
         let padded = size.next_multiple_of(degree);
-        let dims = &self.module.space.dims;
-        // Padded queries may see any key: their outputs are cut off.
-        let sees_padding =
-            |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
-        let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
-        for node in attentions {
-            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
-            if a.keys == dim && sees_padding(a) {
-                let message = format!(
-                    "sequence {name} cannot be padded: its attention mask lets tokens see the padding"
-                );
-                return Err(Diagnostic::new("P24", message).help("use a length that divides"));
-            }
-        }
         decisions.padded.insert(dim, padded);
         decisions.notes.push(format!(
             "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"
