@@ -232,7 +232,7 @@ pub struct LayoutArgs {
     /// Allow ranks to have different numbers of heads.
     #[arg(long, help_heading = "Layout")]
     pub uneven_heads: bool,
-    /// Pad the heads, key/value heads together with their query heads.
+    /// Pad the heads to the fewest that divide; in training, key/value heads together with their query heads.
     #[arg(long, conflicts_with = "uneven_heads", help_heading = "Layout")]
     pub pad_heads: bool,
     /// Pad the sequence.

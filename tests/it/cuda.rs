@@ -142,6 +142,7 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("olmo2", "megatron-tp", &[("tp", "8")]),
         ("gpt-neox", "ulysses", &[("ulysses", "2")]),
         ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")]),
+        ("qwen2", "ulysses", &[("ulysses", "6"), ("heads", "pad"), ("sequence", "pad")]),
         ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")]),
         ("mistral-swa", "sparse-fetch", &[("ring", "4")]),
     ];

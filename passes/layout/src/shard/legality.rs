@@ -32,14 +32,40 @@ pub struct Decisions {
     pub copy_activations: BTreeMap<DimId, u64>,
     /// Dimensions that ranks hold in different sizes.
     pub uneven: Vec<DimId>,
-    /// Sequences that are padded: the new size.
+    /// Heads and sequences that are padded: the new size.
     pub padded: BTreeMap<DimId, u64>,
+    /// Query heads whose groups are padded one by one.
+    pub padded_groups: BTreeMap<DimId, PaddedGroups>,
     /// Vocabularies and key/value heads that stay whole in weights because they do not divide.
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
     /// Notes to the user.
     pub notes: Vec<String>,
+}
+
+/// Groups of query heads that share a key/value head, with padding after the heads of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaddedGroups {
+    /// Groups.
+    pub count: u64,
+    /// Heads of a group.
+    pub valid: u64,
+    /// Heads of a padded group.
+    pub size: u64,
+}
+
+impl PaddedGroups {
+    /// The order of the padded heads: positions after those of all heads are padding.
+    pub fn order(&self) -> Order {
+        let Self { count, valid, size } = *self;
+        if count == 1 {
+            return Order::Contiguous;
+        }
+        let (all, padding) = (count * valid, size - valid);
+        let runs = |g: u64| [g * valid..(g + 1) * valid, all + g * padding..all + (g + 1) * padding];
+        Order::Table((0..count).flat_map(runs).collect())
+    }
 }
 
 /// Decides whether and how `module` may be laid out.
@@ -214,7 +240,7 @@ impl Check<'_> {
 
     fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
         let axes = self.placement.attention_heads();
-        let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
+        let total = self.degree(&axes);
         if total == 1 {
             return Ok(());
         }
@@ -222,7 +248,7 @@ impl Check<'_> {
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
         let legal = |p: u64| hq % p == 0 && (hkv % p == 0 || p.is_multiple_of(hkv));
         if legal(total) {
-            return self.copies(heads, kv_heads, total, tensor, decisions);
+            return self.copies(hq, kv_heads, total, decisions);
         }
         if self.options.heads == HeadSplit::Pad {
             return self.pad_heads(heads, kv_heads, total, decisions);
@@ -263,7 +289,8 @@ impl Check<'_> {
         })
     }
 
-    /// Query and key/value heads are padded together, group by group, until they divide.
+    /// Heads are padded to the fewest that divide: with groups of padding, key/value heads together with their query
+    /// heads; or each group by itself, if key/value heads are then copied.
     fn pad_heads(
         &self,
         heads: DimId,
@@ -273,8 +300,8 @@ impl Check<'_> {
     ) -> Result<(), Diagnostic> {
         let dims = &self.module.space.dims;
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
-        let padded = hkv.next_multiple_of(total);
-        let normalised = self.module.functions.values().flat_map(|f| &f.nodes).any(|n| match &n.op {
+        let nodes = || self.module.functions.values().flat_map(|f| &f.nodes);
+        let normalised = nodes().any(|n| match &n.op {
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => *over == heads || *over == kv_heads,
             Op::RmsScale { over, .. } => over.contains(&heads) || over.contains(&kv_heads),
             _ => false,
@@ -283,13 +310,30 @@ impl Check<'_> {
             let message = format!("{hq} query heads cannot be padded: a norm counts all of them");
             return Err(Diagnostic::new("P20", message).help("use a head degree that divides"));
         }
-        for (dim, size) in [(heads, hq / hkv * padded), (kv_heads, padded)] {
-            decisions.padded.insert(dim, size);
+        let groups = hkv.next_multiple_of(total);
+        let (group, whole_groups) = (hq / hkv, groups * (hq / hkv));
+        // A padded head of a group that has data attends to it: without weights it changes no result, but the weights of the
+        // output projection would get a gradient.
+        let trains = nodes().any(|n| matches!(n.op, Op::AttentionBackward(_)));
+        if total.is_multiple_of(hkv) && !trains {
+            let padded = PaddedGroups { count: hkv, valid: group, size: group.next_multiple_of(total / hkv) };
+            let size = hkv * padded.size;
+            if size < whole_groups {
+                decisions.padded.insert(heads, size);
+                decisions.padded_groups.insert(heads, padded);
+                decisions.notes.push(format!(
+                    "{hq} query heads are padded to {size}, {} for each key/value head; padded heads have no weights, so \
+                     they do not reach the output projection",
+                    padded.size
+                ));
+                return self.copies(size, kv_heads, total, decisions);
+            }
         }
+        decisions.padded.insert(heads, whole_groups);
+        decisions.padded.insert(kv_heads, groups);
         decisions.notes.push(format!(
-            "{hq} query heads and {hkv} key/value heads are padded to {} and {padded}; padded heads have no weights, so \
-             they reach neither the output projection nor a gradient",
-            hq / hkv * padded
+            "{hq} query heads and {hkv} key/value heads are padded to {whole_groups} and {groups}; padded heads have no \
+             weights, so they reach neither the output projection nor a gradient"
         ));
         Ok(())
     }
@@ -297,14 +341,13 @@ impl Check<'_> {
     /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
     fn copies(
         &self,
-        heads: DimId,
+        hq: u64,
         kv_heads: DimId,
         total: u64,
-        tensor: u64,
         decisions: &mut Decisions,
     ) -> Result<(), Diagnostic> {
-        let dims = &self.module.space.dims;
-        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        let hkv = self.module.space.dims[kv_heads].size;
+        let tensor = self.degree(&self.placement.weights);
         if hkv % total == 0 {
             return Ok(());
         }
