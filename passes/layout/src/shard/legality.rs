@@ -348,10 +348,10 @@ impl Check<'_> {
     ) -> Result<(), Diagnostic> {
         let hkv = self.module.space.dims[kv_heads].size;
         let tensor = self.degree(&self.placement.weights);
-        if hkv % total == 0 {
+        if hkv.is_multiple_of(total) {
             return Ok(());
         }
-        let loaded = if hkv % tensor == 0 {
+        let loaded = if hkv.is_multiple_of(tensor) {
             hkv
         } else if self.only_loaded(kv_heads) {
             lcm(hkv, tensor)
@@ -360,7 +360,7 @@ impl Check<'_> {
             decisions.whole.push(kv_heads);
             hkv
         };
-        if hq % loaded != 0 {
+        if !hq.is_multiple_of(loaded) {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
             return Err(Diagnostic::new("P21", message));
         }
