@@ -117,7 +117,7 @@ pub const SCHEDULE: &[Code] = &[
     code("S09", "a call passes each argument and takes each result, with the callee's types and bytes"),
     code("S10", "over several layers the buffer of result i, if it is carried, is that of argument i"),
     code("S11", "inputs and arguments are not written"),
-    code("S12", "collectives are on the stream `comm`"),
+    code("S12", "no collective is on the stream `compute`"),
     code("S13", "weights and states that are written are bound alike everywhere, as V30 and V31 say"),
     code(
         "S14",

@@ -15,7 +15,7 @@ mod text;
 mod verify;
 
 pub use reach::{Operand, reaches};
-pub use streams::{Stream, Streams, used_streams};
+pub use streams::{Stream, Streams};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
@@ -58,6 +58,22 @@ pub const ALIGNMENT: u64 = 256;
 /// `bytes` rounded up to [`ALIGNMENT`].
 pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// For each frame the streams that it and its callees use, the compute stream always, where callees come before their
+/// callers; in time linear in tasks.
+pub fn used_streams(frames: &Arena<FrameId, Frame>) -> Vec<Streams> {
+    let mut all: Vec<Streams> = Vec::with_capacity(frames.len());
+    for frame in frames.values() {
+        let used = |task: &Task| {
+            let own = Streams::only(task.stream);
+            let callee = task.work.callee().and_then(|callee| all.get(callee.index()));
+            callee.map_or(own, |&callee| own.and(callee))
+        };
+        let compute = Streams::only(Stream::Compute);
+        all.push(frame.tasks.iter().map(used).fold(compute, Streams::and));
+    }
+    all
 }
 
 /// The program that every rank executes.

@@ -1,4 +1,4 @@
-//! The streams of a rank, and which of them a frame uses.
+//! The streams of a rank.
 //!
 //! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
 //! kernels nor collectives wait behind it. Each direction has two, by the parity of the stage that sends, so the transfers
@@ -8,10 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::entity::{Arena, Entity};
 use crate::layout::At;
 use crate::phase::Phase;
-use crate::schedule::{Frame, FrameId};
 
 /// A queue of tasks that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -102,20 +100,4 @@ impl Streams {
     pub fn iter(self) -> impl Iterator<Item = Stream> + Clone {
         Stream::ALL.into_iter().filter(move |&stream| self.has(stream))
     }
-}
-
-/// For each frame the streams that it and its callees use, the compute stream always, where callees come before their
-/// callers; in time linear in tasks.
-pub fn used_streams(frames: &Arena<FrameId, Frame>) -> Vec<Streams> {
-    let mut all: Vec<Streams> = Vec::with_capacity(frames.len());
-    for frame in frames.values() {
-        let used = |task: &super::Task| {
-            let own = Streams::only(task.stream);
-            let callee = task.work.callee().and_then(|callee| all.get(callee.index()));
-            callee.map_or(own, |&callee| own.and(callee))
-        };
-        let compute = Streams::only(Stream::Compute);
-        all.push(frame.tasks.iter().map(used).fold(compute, Streams::and));
-    }
-    all
 }

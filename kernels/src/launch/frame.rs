@@ -213,6 +213,6 @@ mod tests {
         bytes.push(0);
         assert!(decode::<(String, Vec<f32>)>(&bytes).is_err());
         assert!(decode::<Vec<f32>>(&encode(&u64::MAX)).is_err());
-        assert_eq!(floats(&[0; 5]), None);
+        assert_eq!(block(&[0; 5]), None);
     }
 }
