@@ -199,3 +199,17 @@ impl RunError {
         self.distance() == RunError::Stopped.distance()
     }
 }
+
+/// All results, or the failure of the first rank or stream that did not merely stop or wait because of another.
+pub(crate) fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
+    let mut failure: Option<RunError> = None;
+    let mut held = Vec::with_capacity(results.len());
+    for result in results {
+        match result {
+            Ok(x) => held.push(x),
+            Err(error) if failure.as_ref().is_none_or(|first| error.outranks(first)) => failure = Some(error),
+            Err(_) => {}
+        }
+    }
+    failure.map_or(Ok(held), Err)
+}

@@ -22,7 +22,7 @@ use super::panics::{guarded, joined};
 use super::rank::{self, RankResult};
 use super::timings::Timings;
 use super::trace;
-use crate::error::RunError;
+use crate::error::{RunError, first_failure};
 use crate::store::TensorSource;
 use crate::tensor::{Outputs, index};
 use crate::updates::{self, Update};
@@ -235,18 +235,4 @@ fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
         most.bytes_sent_per_rank = most.bytes_sent_per_rank.max(row.bytes_sent_per_rank);
     }
     rows.into_values().collect()
-}
-
-/// All results, or the failure of the first rank or stream that did not merely stop or wait because of another.
-pub(super) fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
-    let mut failure: Option<RunError> = None;
-    let mut held = Vec::with_capacity(results.len());
-    for result in results {
-        match result {
-            Ok(x) => held.push(x),
-            Err(error) if failure.as_ref().is_none_or(|first| error.outranks(first)) => failure = Some(error),
-            Err(_) => {}
-        }
-    }
-    failure.map_or(Ok(held), Err)
 }

@@ -11,14 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Memory};
 use super::context::RunContext;
-use super::job::first_failure;
 use super::memory::{WrittenData, to_int};
 use super::panics::{guarded, joined};
 use super::stream::{StreamExecutor, StreamResult};
 use super::sync::StreamSync;
 use super::timings::Timings;
 use super::trace::TaskSpan;
-use crate::error::RunError;
+use crate::error::{RunError, first_failure};
 use crate::tensor::index;
 
 /// The results and measurements of one rank.

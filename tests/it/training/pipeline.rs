@@ -291,7 +291,7 @@ fn bubbles_are_exactly_those_of_the_orders() {
         (PipelineOrder::Interleaved, 3, 6, 2),
         (PipelineOrder::Interleaved, 4, 8, 3),
     ] {
-        for (strategy, mesh, ranks) in [("pipeline", "", 1), ("pipeline+megatron-tp", ",tp=2", 2)] {
+        for (strategy, mesh) in [("pipeline", ""), ("pipeline+megatron-tp", ",tp=2")] {
             let training = Training { chunks: v, ..staged(p, order, m) };
             let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(m * 2, 16) };
             let whole = program(&llama(p * v, false), "m", &workload).unwrap();
@@ -313,7 +313,6 @@ fn bubbles_are_exactly_those_of_the_orders() {
             let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Times).unwrap();
             let exactly = outcome.classes.iter().map(|c| (c.time.seconds, c.time.compute));
             let coarsely = simulate_ranks(&cluster, &lowered);
-            assert_eq!(coarsely.len() as u64, p * ranks);
             let coarsely = coarsely.iter().map(|(_, t)| (t.seconds, t.compute));
             for (kind, times) in [("events", exactly.collect::<Vec<_>>()), ("steps", coarsely.collect())] {
                 let last = times.iter().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
