@@ -260,6 +260,12 @@ pub struct LayoutArgs {
     /// Another movement for cross-attention, as between encoder and decoder.
     #[arg(long, value_name = "MOVEMENT", help_heading = "Layout")]
     pub cross_movement: Option<String>,
+    /// Element type in which partial results of attention travel between ranks: f32, bf16 [default: f32].
+    ///
+    /// Ranks that compute for others send outputs and gradients of some of the keys. bf16 halves their bytes and adds a
+    /// relative error of 2^-9 with each hop; sums are taken in f32 in any case.
+    #[arg(long, value_name = "DTYPE", help_heading = "Layout")]
+    pub partials: Option<String>,
     /// Mesh axes of one sequence dimension (s; t in a decoder) in place of those of the strategy, or `none`; repeatable.
     #[arg(long, value_name = "DIM=AXIS[+AXIS],…", help_heading = "Layout")]
     pub sequence_axes: Vec<String>,

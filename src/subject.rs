@@ -8,6 +8,7 @@ use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, Labels, Logits, Mode, Shrink, Workload};
+use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
@@ -437,6 +438,7 @@ pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh
             cross_movement: args.cross_movement.as_deref().map(parse_movement).transpose()?,
             sequences: sequence_axes(args)?,
         },
+        partials: args.partials.as_deref().map_or(Ok(Partials::default()), Partials::parse)?,
         fusion: args.fuse.as_deref().map_or(Ok(zero.usual_fusion()), Fusion::parse)?,
         ..ShardOptions::default()
     })

@@ -7,7 +7,7 @@ use ithaca_layout::fuse::overlap::{self, Overlap};
 use ithaca_layout::fuse::prefetch::{self, Prefetch};
 use ithaca_layout::fuse::saturate::{self, Saturate};
 use ithaca_layout::fuse::{self, Pack};
-use ithaca_layout::lower_movements::LowerMovements;
+use ithaca_layout::lower_movements::{self, LowerMovements};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
 use ithaca_layout::shard::{self, Shard, ShardOptions};
@@ -59,8 +59,11 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "lower-movements",
         summary: "turns attention whose keys are split into explicit steps: transfers, partial attention, merges",
-        options: "none",
-        read: |registry, stage| without_options(stage).map(|()| boxed(LowerMovements::new(registry.clone()))),
+        options: lower_movements::OPTIONS,
+        read: |registry, stage| {
+            let options = options::read(&stage.name, lower_movements::OPTIONS, &stage.options)?;
+            Ok(boxed(LowerMovements::new(registry.clone(), options)))
+        },
     },
     PassInfo {
         name: "two-level",

@@ -17,6 +17,7 @@ use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
 use ithaca_layout::fuse::Fusion;
+use ithaca_layout::movement::Partials;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
@@ -454,21 +455,29 @@ impl Plan {
     pub fn shard_options(&self) -> Result<ShardOptions, Diagnostic> {
         let strategy = ("strategy".to_owned(), self.strategy.clone());
         let axes = self.mesh.iter().map(|a| (a.axis.clone(), a.size.to_string()));
-        let others = self.options.iter().filter(|(key, _)| *key != FUSE);
+        let others = self.options.iter().filter(|(key, _)| ![FUSE, PARTIALS].contains(&key.as_str()));
         let others = others.map(|(key, value)| (key.clone(), value.clone()));
         let pairs: Vec<(String, String)> = std::iter::once(strategy).chain(axes).chain(others).collect();
         let fusion = self.options.get(FUSE).map_or(Ok(Fusion::NONE), |text| Fusion::parse(text))?;
-        Ok(ShardOptions { fusion, ..ShardOptions::from_pipeline(&pairs)? })
+        let partials =
+            self.options.get(PARTIALS).map_or(Ok(Partials::default()), |text| Partials::parse(text))?;
+        Ok(ShardOptions { fusion, partials, ..ShardOptions::from_pipeline(&pairs)? })
     }
 }
 
 /// The option for the passes after `shard`.
 const FUSE: &str = "fuse";
 
+/// The option of `lower-movements`.
+const PARTIALS: &str = "partials";
+
 /// The options of a layout that are not as by default, as a plan writes them.
 pub fn layout_options(options: &ShardOptions) -> BTreeMap<String, String> {
     let fusion = (options.fusion != Fusion::NONE).then(|| (FUSE.to_owned(), options.fusion.to_string()));
-    options.departures().into_iter().chain(fusion).collect()
+    let partials = options.partials;
+    let partials =
+        (partials != Partials::default()).then(|| (PARTIALS.to_owned(), partials.name().to_owned()));
+    options.departures().into_iter().chain(fusion).chain(partials).collect()
 }
 
 /// The JSON schema of the document, as `docs/plan.schema.json` holds it.
