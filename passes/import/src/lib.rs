@@ -37,7 +37,7 @@ use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
 
-pub use capacity::Capacity;
+pub use capacity::{Capacity, ExpertBound};
 pub use family::families;
 pub use shrink::{Shrink, shrink};
 pub use workload::{Labels, Mode, Workload};

@@ -5,7 +5,7 @@ use ithaca_ir::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::capacity::Capacity;
+use crate::capacity::{Capacity, ExpertBound};
 
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -62,8 +62,10 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// The use of a program.
     pub mode: Mode,
-    /// The capacity of experts; unlimited when `None`.
+    /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
+    /// Without a capacity: the tokens that an expert has slots for; all when `None`.
+    pub expert_bound: Option<ExpertBound>,
     /// In training: the alignment of labels with tokens.
     pub labels: Labels,
     /// In training: the options of a step.
@@ -83,6 +85,7 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             capacity: None,
+            expert_bound: None,
             labels: Labels::default(),
             training: Training::default(),
             ignore: Vec::new(),

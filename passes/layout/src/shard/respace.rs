@@ -54,6 +54,10 @@ pub(super) fn respace(
             }
         }
     }
+    for (&dim, &size) in &decisions.groups {
+        let Dim { size: whole, valid, .. } = &mut sharded.space.dims[dim];
+        (*whole, *valid) = (size, size);
+    }
     for (&dim, order) in &decisions.orders {
         sharded.space.dims[dim].order.clone_from(order);
     }
