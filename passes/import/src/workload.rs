@@ -31,6 +31,17 @@ impl Mode {
     }
 }
 
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Logits {
+    /// All tokens.
+    #[default]
+    All,
+    /// The last token of each sequence, from which generation continues.
+    Last,
+}
+
 /// Which label belongs to which token, and which labels count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -66,6 +77,8 @@ pub struct Workload {
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
     pub expert_bound: Option<ExpertBound>,
+    /// In prefill: the tokens whose logits are returned.
+    pub logits: Logits,
     /// In training: the alignment of labels with tokens.
     pub labels: Labels,
     /// In training: the options of a step.
@@ -86,6 +99,7 @@ impl Workload {
             mode: Mode::Prefill,
             capacity: None,
             expert_bound: None,
+            logits: Logits::All,
             labels: Labels::default(),
             training: Training::default(),
             ignore: Vec::new(),
