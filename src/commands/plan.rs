@@ -66,6 +66,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         strategy,
         mesh,
         options,
+        chooses_fusion: args.layout.fuse.is_none(),
         sparsity: planner::Sparsity::of(&module),
         experts: planner::experts(&module),
         stages,
