@@ -150,9 +150,13 @@ pub struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
-    /// in `1.25/8` [default: unbounded].
+    /// in `1.25/8`; an expert drops further tokens [default: none is dropped].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
+    /// Slots of an expert for the tokens of a rank: a factor of their even share, at least 1. A run in which more tokens of
+    /// a rank choose an expert ends with an error that names it [default: 2].
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, conflicts_with = "capacity")]
+    pub expert_bound: Option<String>,
     /// Ignore a field of the configuration that is known not to change the computation; repeatable.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     #[serde(rename = "ignore-field")]
