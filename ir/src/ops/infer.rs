@@ -130,10 +130,8 @@ impl Op {
             self.rule(operands, &types).expect("an operation on values has a rule")
         };
         let (taken, pending) = match self {
-            // In a wider type a sum is still to be taken as it was before.
-            Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
-                parts::without_pending(operands)
-            }
+            // In another type a sum is still to be taken as it was before.
+            Op::Cast { to } if to.is_float() => parts::without_pending(operands),
             // They only move elements.
             Op::Take { .. } | Op::Join { .. } => parts::without_pending(operands),
             _ => (SmallVec::new(), None),
