@@ -69,6 +69,7 @@ impl Op {
                 return state::infer_assign(binding, *target, space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
+            Op::AccumulateProduct => return Ok(smallvec![linear::infer_accumulate(space, operands)?]),
             Op::Random(
                 random
                 @ (Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. }),

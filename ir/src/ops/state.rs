@@ -52,9 +52,9 @@ pub fn gradient_of_sum(name: &str) -> Option<&str> {
     name.strip_prefix(SUM).filter(|gradient| is_gradient(gradient))
 }
 
-/// Whether a kernel may write a result where it reads an operand of the same elements: it reads element i of all its
-/// operands before it writes element i of any result.
-pub fn works_in_place(op: &Op) -> bool {
+/// Whether a kernel may write a result where it reads this operand, of the same elements: it reads element i of the
+/// operand before it writes element i of any result.
+pub fn works_in_place(op: &Op, operand: usize) -> bool {
     matches!(
         op,
         Op::Unary(_)
@@ -64,7 +64,7 @@ pub fn works_in_place(op: &Op) -> bool {
             | Op::Cast { .. }
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
-    )
+    ) || (*op == Op::AccumulateProduct && operand == 2)
 }
 
 pub(super) fn infer_state(

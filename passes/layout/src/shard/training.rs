@@ -7,7 +7,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, ValueId};
 use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast, state};
-use ithaca_ir::{Arena, DType, DimId, Module, Space, TensorType};
+use ithaca_ir::{Arena, AxisId, DType, DimId, Module, Space, TensorType};
 
 use super::replicas;
 use super::rewriter::{Outside, Plan, Rewriter, settled};
@@ -346,8 +346,12 @@ impl Rewriter<'_> {
                 }
                 Some(_) => {}
                 None if self.plan.zero.keeps_sums() => {
-                    let all = self.contributions.entry(gradient).or_insert_with(|| partial.clone());
-                    all.retain(|axis| partial.contains(axis));
+                    // Where the weight is split, a sum over the same axis is scattered at once.
+                    let weight = self.plan.weight(self.placement, self.source.ty(old)).layout;
+                    let own = |axis: &&AxisId| weight.axes().all(|split| split != **axis);
+                    let pending: AxisList = partial.iter().filter(own).copied().collect();
+                    let all = self.contributions.entry(gradient).or_insert_with(|| pending.clone());
+                    all.retain(|axis| pending.contains(axis));
                     return Ok(new);
                 }
                 None => {}
