@@ -146,6 +146,9 @@ pub struct WorkloadArgs {
     /// The kind of step [default: prefill].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
+    #[arg(long, value_enum)]
+    pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
     /// in `1.25/8` [default: unbounded].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
@@ -194,6 +197,15 @@ pub enum Mode {
     Decode,
 }
 
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Logits {
+    /// The last token of each sequence.
+    Last,
+    /// All tokens.
+    All,
+}
+
 /// The default cluster.
 pub const DEFAULT_CLUSTER: &str = "dgx-h100";
 
@@ -220,7 +232,7 @@ pub struct LayoutArgs {
     /// Allow ranks to have different numbers of heads.
     #[arg(long, help_heading = "Layout")]
     pub uneven_heads: bool,
-    /// Pad the heads, key/value heads together with their query heads.
+    /// Pad the heads to the fewest that divide; in training, key/value heads together with their query heads.
     #[arg(long, conflicts_with = "uneven_heads", help_heading = "Layout")]
     pub pad_heads: bool,
     /// Pad the sequence.

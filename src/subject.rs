@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
+use ithaca_passes::import::{self, Capacity, Labels, Logits, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
@@ -121,12 +121,17 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
+    let logits = match args.logits {
+        Some(cli::Logits::Last) => Logits::Last,
+        Some(cli::Logits::All) | None => Logits::All,
+    };
     let settings = ineffective::settings(args, mode)?.into_iter();
     let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
     let training = Training::from_pipeline(&settings)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
+        logits,
         labels,
         training,
         batch: batch.unwrap_or(1),

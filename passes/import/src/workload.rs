@@ -31,6 +31,17 @@ impl Mode {
     }
 }
 
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Logits {
+    /// All tokens.
+    #[default]
+    All,
+    /// The last token of each sequence, from which generation continues.
+    Last,
+}
+
 /// Which label belongs to which token, and which labels count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -64,6 +75,8 @@ pub struct Workload {
     pub mode: Mode,
     /// The capacity of experts; unlimited when `None`.
     pub capacity: Option<Capacity>,
+    /// In prefill: the tokens whose logits are returned.
+    pub logits: Logits,
     /// In training: the alignment of labels with tokens.
     pub labels: Labels,
     /// In training: the options of a step.
@@ -83,6 +96,7 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             capacity: None,
+            logits: Logits::All,
             labels: Labels::default(),
             training: Training::default(),
             ignore: Vec::new(),
