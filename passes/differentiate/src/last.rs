@@ -17,9 +17,11 @@ use ithaca_ir::module::{FuncId, Function};
 use ithaca_ir::ops::{Binding, Target, state};
 use ithaca_ir::{Arena, Op};
 
-use super::micro;
 use super::tape::{Accumulation, prefixed};
 use super::update::OwnedWeights;
+
+/// The name of the function that runs one micro-batch.
+pub(super) const MICRO: &str = "micro";
 
 /// The functions of the last micro-batch.
 pub(super) struct LastPass<'a> {
@@ -55,7 +57,7 @@ impl<'a> LastPass<'a> {
         }
         let last = if is_changed {
             copy.origin = Some(copy.model_name().to_owned());
-            copy.name = format!("{}.last", copy.name);
+            copy.name = format!("{}.complete", copy.name);
             functions.push(copy)
         } else {
             id
@@ -66,7 +68,7 @@ impl<'a> LastPass<'a> {
 
     /// Stores sums as gradients where the owner of their weights adds to them; returns whether it does.
     pub(super) fn complete(&self, function: &mut Function) -> bool {
-        let name = if function.name == micro::NAME { self.main } else { function.model_name() };
+        let name = if function.name == MICRO { self.main } else { function.model_name() };
         let is_of = |o: &&OwnedWeights| o.name == name || o.name.strip_suffix(".shared") == Some(name);
         let own = self.owned.iter().filter(is_of).flat_map(|o| &o.weights);
         let own = own.filter(|(_, _, accumulation)| *accumulation == Accumulation::AddByOwner);

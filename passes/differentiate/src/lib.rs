@@ -34,6 +34,7 @@ mod split;
 mod stages;
 mod step;
 mod tape;
+mod tied;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
@@ -55,10 +56,11 @@ use ithaca_pass::{Context, Pass};
 use active::Activity;
 use last::LastPass;
 use micro::Split;
-use pipelined::{Stages, TiedWeight};
+use pipelined::Stages;
 use split::{Repetition, split};
 use step::{Cx, DifferentiatedFunction, Optimize, StepParts, Sweep};
 use tape::Accumulation;
+use tied::TiedWeight;
 use update::OwnedWeights;
 
 /// The pass.
@@ -238,7 +240,7 @@ fn stepped(
         clip: training.clip,
         scalar: scalar.clone(),
     });
-    for owned in owned.iter().chain(&pipelined::tied_gradients(&tied)) {
+    for owned in owned.iter().chain(&tied::tied_gradients(&tied)) {
         if owned.is_summed() {
             let function = update::zero(&stepped.space, owned)?;
             zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
@@ -258,7 +260,7 @@ fn stepped(
             optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
     }
-    let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
+    let exchanges = tied::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
     let counts = training.optimizer.is_some().then_some(&scalar);
     let cx = Cx {
         source: module,

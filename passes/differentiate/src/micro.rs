@@ -16,12 +16,9 @@ use ithaca_ir::ops::{Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::last::LastPass;
+use super::last::{LastPass, MICRO};
 use super::step::{Cx, StepParts};
 use super::tape::zeros;
-
-/// The name of the function that runs one micro-batch.
-pub(super) const NAME: &str = "micro";
 
 /// The split of the batch.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +54,7 @@ pub(super) fn functions(
     let shared: Vec<ValueId> = outside.iter().filter(read).copied().collect();
 
     let micro = {
-        let mut b = FunctionBuilder::new(NAME, space, functions);
+        let mut b = FunctionBuilder::new(MICRO, space, functions);
         let mut map = ValueMap::new(source);
         let before = b.param(source.ty(loss).clone(), Some("loss_before"));
         for &v in &shared {

@@ -9,10 +9,10 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::pipelined::Exchange;
 use super::split::Halves;
 use super::tape::{Accumulation, Forward, Tape, assign, or_zeros, store_gradients, zeros};
-use super::update::Place;
+use super::tied::Exchange;
+use super::update::{Place, call_on};
 
 /// A function of the source and its halves.
 pub(super) struct DifferentiatedFunction {
@@ -279,11 +279,6 @@ impl<'a> Cx<'a> {
         }
         Ok(())
     }
-}
-
-/// A call of `callee` for each layer on one stage.
-pub(super) fn call_on(callee: FuncId, layers: &Layers, stage: Option<Stage>) -> Op {
-    Op::Call { callee, layers: layers.clone(), stride: 0, scan: None, stage }
 }
 
 /// Calls over the layers of the functions that own weights.

@@ -14,6 +14,11 @@ use super::tape::{Accumulation, assign, prefixed, zeros};
 /// A range of layers and its stage.
 pub(super) type Place = (Layers, Option<Stage>);
 
+/// A call of `callee` for each layer on one stage.
+pub(super) fn call_on(callee: FuncId, layers: &Layers, stage: Option<Stage>) -> Op {
+    Op::Call { callee, layers: layers.clone(), stride: 0, scan: None, stage }
+}
+
 /// The weights that one function owns; each weight of the program has one owner.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OwnedWeights {
