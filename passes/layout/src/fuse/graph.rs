@@ -70,14 +70,21 @@ pub(super) struct Graph {
     needs: Vec<Vec<usize>>,
 }
 
+/// The last write of a weight or state, and the reads after it.
+#[derive(Default)]
+struct Accesses {
+    written: Option<usize>,
+    read: Vec<usize>,
+}
+
 impl Graph {
     /// Reads and writes of one weight or state stay in order, and calls stay in order with all of them.
     pub(super) fn of(function: &Function) -> Graph {
         let flow = Flow::of(function);
         let mut needs: Vec<Vec<usize>> = Vec::with_capacity(function.nodes.len());
         let mut call = None;
-        // Since the last call: the last write of each, and the reads after it.
-        let mut homes: BTreeMap<(Target, &str), (Option<usize>, Vec<usize>)> = BTreeMap::new();
+        // Since the last call.
+        let mut homes: BTreeMap<(Target, &str), Accesses> = BTreeMap::new();
         for (i, node) in function.nodes.iter().enumerate() {
             let mut needed: Vec<usize> = flow.before(i).collect();
             let home = match &node.op {
@@ -87,7 +94,7 @@ impl Graph {
                 _ => None,
             };
             if let Some((target, binding)) = home {
-                let (written, read) = homes.entry((target, &binding.name)).or_default();
+                let Accesses { written, read } = homes.entry((target, &binding.name)).or_default();
                 needed.extend(written.or(call));
                 if matches!(node.op, Op::Assign { .. }) {
                     needed.append(read);
@@ -96,7 +103,7 @@ impl Graph {
                     read.push(i);
                 }
             } else if matches!(node.op, Op::Call { .. }) {
-                for (written, read) in std::mem::take(&mut homes).into_values() {
+                for Accesses { written, read } in std::mem::take(&mut homes).into_values() {
                     needed.extend(written.into_iter().chain(read));
                 }
                 needed.extend(call);
