@@ -150,9 +150,13 @@ pub struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
-    /// in `1.25/8` [default: unbounded].
+    /// in `1.25/8`; an expert drops further tokens [default: none is dropped].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
+    /// Slots of an expert for the tokens of a rank: a factor of their even share, at least 1. A run in which more tokens of
+    /// a rank choose an expert ends with an error that names it [default: 2].
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, conflicts_with = "capacity")]
+    pub expert_bound: Option<String>,
     /// Ignore a field of the configuration that is known not to change the computation; repeatable.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     #[serde(rename = "ignore-field")]
@@ -270,7 +274,8 @@ pub struct LayoutArgs {
     /// neither. `fold` lets kernels read and write wire buffers, without copies to pack and unpack. `prefetch` gathers
     /// ZeRO-3 weights one layer ahead and reduces gradients one layer later; `prefetch(layers=0)` stays within a layer.
     /// `two-level` splits mesh axes that span nodes, so that each collective becomes one across nodes and one inside;
-    /// `two-level(choose=cheaper)` only where that costs less on the cluster.
+    /// `two-level(choose=cheaper)` only where that costs less on the cluster. By default `plan` also tries 2, 4 and 8
+    /// chunks and cheaper levels for the best layouts, and keeps them where a step is more than 1 % faster.
     #[arg(long, value_name = "PASSES", help_heading = "Layout")]
     pub fuse: Option<String>,
 }

@@ -30,7 +30,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     })?;
     let model = subject::model(&args.model)?;
     // The program has one stage; the mesh of a candidate sets the number of its stages.
-    let mut workload = subject::workload(&args.workload, None)?;
+    let mut workload = subject::grouped(subject::workload(&args.workload, None)?, gpus);
     if workload.training.stages > 1 {
         let n = workload.training.stages;
         let message =
@@ -66,6 +66,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         strategy,
         mesh,
         options,
+        chooses_fusion: args.layout.fuse.is_none(),
         sparsity: planner::Sparsity::of(&module),
         experts: planner::experts(&module),
         stages,
