@@ -150,9 +150,13 @@ pub struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
-    /// in `1.25/8` [default: unbounded].
+    /// in `1.25/8`; an expert drops further tokens [default: none is dropped].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
+    /// Slots of an expert for the tokens of a rank: a factor of their even share, at least 1. A run in which more tokens of
+    /// a rank choose an expert ends with an error that names it [default: 2].
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, conflicts_with = "capacity")]
+    pub expert_bound: Option<String>,
     /// Ignore a field of the configuration that is known not to change the computation; repeatable.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     #[serde(rename = "ignore-field")]
@@ -260,6 +264,12 @@ pub struct LayoutArgs {
     /// Another movement for cross-attention, as between encoder and decoder.
     #[arg(long, value_name = "MOVEMENT", help_heading = "Layout")]
     pub cross_movement: Option<String>,
+    /// Element type in which partial results of attention travel between ranks: f32, bf16 [default: f32].
+    ///
+    /// Ranks that compute for others send outputs and gradients of some of the keys. bf16 halves their bytes and adds a
+    /// relative error of 2^-9 with each hop; sums are taken in f32 in any case.
+    #[arg(long, value_name = "DTYPE", help_heading = "Layout")]
+    pub partials: Option<String>,
     /// Mesh axes of one sequence dimension (s; t in a decoder) in place of those of the strategy, or `none`; repeatable.
     #[arg(long, value_name = "DIM=AXIS[+AXIS],…", help_heading = "Layout")]
     pub sequence_axes: Vec<String>,

@@ -6,8 +6,8 @@ use ithaca_layout::fuse::levels::{self, TwoLevel};
 use ithaca_layout::fuse::overlap::{self, Overlap};
 use ithaca_layout::fuse::prefetch::{self, Prefetch};
 use ithaca_layout::fuse::saturate::{self, Saturate};
-use ithaca_layout::fuse::{self, Pack};
-use ithaca_layout::lower_movements::LowerMovements;
+use ithaca_layout::fuse::{self, Accumulate, Pack};
+use ithaca_layout::lower_movements::{self, LowerMovements};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
 use ithaca_layout::shard::{self, Shard, ShardOptions};
@@ -59,8 +59,11 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "lower-movements",
         summary: "turns attention whose keys are split into explicit steps: transfers, partial attention, merges",
-        options: "none",
-        read: |registry, stage| without_options(stage).map(|()| boxed(LowerMovements::new(registry.clone()))),
+        options: lower_movements::OPTIONS,
+        read: |registry, stage| {
+            let options = options::read(&stage.name, lower_movements::OPTIONS, &stage.options)?;
+            Ok(boxed(LowerMovements::new(registry.clone(), options)))
+        },
     },
     PassInfo {
         name: "two-level",
@@ -73,6 +76,12 @@ pub const PASSES: &[PassInfo] = &[
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
         read: |_, stage| without_options(stage).map(|()| boxed(LowerReshards)),
+    },
+    PassInfo {
+        name: "accumulate",
+        summary: "adds products to sums of gradients in one kernel",
+        options: "none",
+        read: |_, stage| without_options(stage).map(|()| boxed(Accumulate)),
     },
     PassInfo {
         name: "saturate",

@@ -30,7 +30,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     })?;
     let model = subject::model(&args.model)?;
     // The program has one stage; the mesh of a candidate sets the number of its stages.
-    let mut workload = subject::workload(&args.workload, None)?;
+    let mut workload = subject::grouped(subject::workload(&args.workload, None)?, gpus);
     if workload.training.stages > 1 {
         let n = workload.training.stages;
         let message =

@@ -6,12 +6,14 @@ use std::path::Path;
 use clap::Parser;
 use ithaca::cli::{Cli, Command};
 use ithaca_ir::verify::verify;
-use ithaca_ir::{Diagnostic, Module};
+use ithaca_ir::{Diagnostic, Module, traffic};
+use ithaca_kernels::compare::Verdict;
 use ithaca_kernels::store::RandomTensors;
-use ithaca_kernels::{compare, cpu, oracle};
+use ithaca_kernels::{Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::compile;
 use ithaca_passes::import::{Workload, import};
+use ithaca_passes::movement::Partials;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
 use ithaca_passes::registry::Registry;
@@ -302,5 +304,31 @@ fn heads_are_padded_by_group_and_cut_back() {
         let worst =
             found[name].data.iter().zip(&expected.data).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
         assert!(worst < 1e-12, "{name}: {worst}");
+    }
+}
+
+#[test]
+fn partial_results_travel_in_the_type_that_is_asked_for() {
+    // Rounded to bf16 once on the way to each of three other ranks, or once on the way home.
+    const HOPS: f64 = 4.0;
+    let module = program("llama", 8, 2, 64);
+    let tensors = RandomTensors::of_module(&module, 3);
+    let whole = oracle::run::<f64>(&module, &tensors, &tensors).unwrap();
+    for strategy in ["pass-q", "dist-flash"] {
+        let [wide, narrow] = [Partials::F32, Partials::Bf16].map(|partials| {
+            let options =
+                ShardOptions { partials, ..ShardOptions::new(strategy, parse_mesh("ring=4").unwrap()) };
+            let per_rank = compile(&module, &options, &Volume).unwrap().per_rank;
+            let ranks = oracle::step::<f64>(&per_rank, &tensors, &tensors, Storage::AsTyped).unwrap();
+            let Verdict::Distance { relative, .. } = compare::outputs(&ranks.outputs, &whole)[0].verdict
+            else {
+                panic!("{strategy}: no distance")
+            };
+            let sent = traffic::of_module(&per_rank).iter().map(|t| t.bytes_sent_per_rank).sum::<u64>();
+            (relative, sent)
+        });
+        assert!(wide.0 < 1e-5 && narrow.0 > 1e-5, "{strategy}: {wide:?}, {narrow:?}");
+        assert!(narrow.0 < HOPS / 512.0, "{strategy}: {narrow:?}");
+        assert!(narrow.1 < wide.1, "{strategy}: {narrow:?}, {wide:?}");
     }
 }

@@ -39,7 +39,7 @@ use serde_json::Value;
 
 use spec::Structure;
 
-pub use capacity::Capacity;
+pub use capacity::{Capacity, ExpertBound};
 pub use family::families;
 pub use shrink::{Shrink, shrink};
 pub use workload::{Labels, Logits, Mode, Workload};

@@ -5,7 +5,7 @@ use ithaca_ir::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::capacity::Capacity;
+use crate::capacity::{Capacity, ExpertBound};
 
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -73,8 +73,10 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// The use of a program.
     pub mode: Mode,
-    /// The capacity of experts; unlimited when `None`.
+    /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
+    /// Without a capacity: the tokens that an expert has slots for; all when `None`.
+    pub expert_bound: Option<ExpertBound>,
     /// In prefill: the tokens whose logits are returned.
     pub logits: Logits,
     /// In training: the alignment of labels with tokens.
@@ -96,6 +98,7 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             capacity: None,
+            expert_bound: None,
             logits: Logits::All,
             labels: Labels::default(),
             training: Training::default(),

@@ -8,8 +8,9 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module, Op};
 use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 
+use crate::fuse::Accumulate;
 use crate::lower::{Packing, lower_with};
-use crate::lower_movements::LowerMovements;
+use crate::lower_movements::{LowerMovements, Options};
 use crate::movement::LOCAL;
 use crate::registry::Registry;
 use crate::reshard::LowerReshards;
@@ -41,10 +42,11 @@ pub struct AttentionUse {
 pub fn passes(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
-        Box::new(LowerMovements::new(registry.clone())),
+        Box::new(LowerMovements::new(registry.clone(), Options { partials: options.partials })),
     ];
     passes.extend(options.fusion.before());
     passes.push(Box::new(LowerReshards));
+    passes.push(Box::new(Accumulate));
     passes.extend(options.fusion.passes());
     passes
 }

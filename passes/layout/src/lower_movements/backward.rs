@@ -7,14 +7,14 @@ use super::attend::{arrived, gradients};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, accumulate};
-use crate::movement::{Seat, Step};
+use crate::movement::{Partials, Seat, Step};
 
 /// Gradients for q, k, v and the bias from `q, k, v, d_o, lse, delta` and the bias. The gradient of the bias is a pending sum
 /// over the ranks; the caller converts element types and layouts.
 pub(super) fn backward(
     b: &mut FunctionBuilder<'_>,
     attention: &Attention,
-    plan: &Plan,
+    (plan, partials): (&Plan, Partials),
     operands: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
     let mut a = attention.clone();
@@ -31,7 +31,7 @@ pub(super) fn backward(
             groups::backward(b, &a, Groups { heads, kv_heads }, &rows, [k, v], bias)
         }
         Plan::Steps(steps) | Plan::TwoPass { steps, .. } => {
-            steps_backward(b, &a, steps, &rows, &[k, v], bias)
+            steps_backward(b, &a, (steps, partials), &rows, &[k, v], bias)
         }
         // A rank's gradients are complete for its queries; a later reduce-scatter sums those of keys in the model's type.
         Plan::Gather | Plan::Fetch(_) | Plan::Reduce { .. } => {
@@ -50,7 +50,7 @@ pub(super) fn backward(
 fn steps_backward(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
-    steps: &[Step],
+    (steps, partials): (&[Step], Partials),
     rows: &[ValueId],
     kv: &[ValueId],
     bias: &[ValueId],
@@ -58,7 +58,7 @@ fn steps_backward(
     let mut queries = Travellers::new(rows, |step| &step.queries);
     let mut keys = Travellers::new(kv, |step| &step.keys);
     // A rank's part of the gradient of the bias stays with it.
-    let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate));
+    let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate, partials));
     for (i, step) in steps.iter().enumerate() {
         let (rows, kv) = (queries.visit(b, steps, i)?, keys.visit(b, steps, i)?);
         let part = gradients(b, a, &rows, &kv, bias)?;

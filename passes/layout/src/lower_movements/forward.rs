@@ -8,13 +8,13 @@ use super::attend::{arrived, attend};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, merge};
-use crate::movement::Step;
+use crate::movement::{Partials, Step};
 
 /// Output and lse, or the output alone, as the attention returns them; the caller converts element types and layouts.
 pub(super) fn forward(
     b: &mut FunctionBuilder<'_>,
     attention: &Attention,
-    plan: &Plan,
+    (plan, partials): (&Plan, Partials),
     operands: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
     let mut a = attention.clone();
@@ -35,7 +35,7 @@ pub(super) fn forward(
                 Returns::WithLse | Returns::Part => 2,
             };
             a.returns = Returns::Part;
-            steps_forward(b, &a, steps, [q, k, v], bias, n_wanted)
+            steps_forward(b, &a, (steps, partials), [q, k, v], bias, n_wanted)
         }
         Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
         Plan::Reduce { parts, .. } => {
@@ -52,14 +52,14 @@ pub(super) fn forward(
 fn steps_forward(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
-    steps: &[Step],
+    (steps, partials): (&[Step], Partials),
     [q, k, v]: [ValueId; 3],
     bias: &[ValueId],
     n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
     let mut queries = Travellers::new(&[q], |step| &step.queries);
     let mut keys = Travellers::new(&[k, v], |step| &step.keys);
-    let mut sums = Sums::new(merge);
+    let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
         let part = attend(b, a, [q, kv[0], kv[1]], bias)?;

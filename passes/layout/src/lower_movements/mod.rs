@@ -26,27 +26,45 @@ use ithaca_ir::ops::{Attention, OpError, cast};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::rebuild;
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
 
+use crate::movement::Partials;
 use crate::registry::Registry;
 use plan::Plan;
+
+/// Options of the pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The element type in which partial results travel.
+    pub partials: Partials,
+}
+
+/// Options, as `list passes` shows them.
+pub const OPTIONS: &str = "partials=f32|bf16";
 
 /// The pass.
 #[derive(Clone, Default)]
 pub struct LowerMovements {
     registry: Registry,
+    options: Options,
 }
 
 impl LowerMovements {
     /// The pass with the movements of `registry`.
-    pub fn new(registry: Registry) -> Self {
-        Self { registry }
+    pub fn new(registry: Registry, options: Options) -> Self {
+        Self { registry, options }
     }
 }
 
 impl Pass for LowerMovements {
     fn name(&self) -> &'static str {
         "lower-movements"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        options::write(&self.options)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
@@ -66,11 +84,24 @@ impl Pass for LowerMovements {
                 "`lower-movements` needs a sharded program, and this one is not laid out over a mesh";
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
-        let mut plans = plans.into_iter();
-        rebuild(&declared, |b, function, node, operands| match moving(&node.op).and_then(|_| plans.next()) {
-            Some(Some(plan)) => expand(b, function, node, &plan, operands).map(Some),
-            Some(None) | None => Ok(None),
-        })
+        let lowered_with = |partials: Partials| {
+            let mut plans = plans.iter();
+            rebuild(&declared, |b, function, node, operands| {
+                match moving(&node.op).and_then(|_| plans.next()) {
+                    Some(Some(plan)) => expand(b, function, node, (plan, partials), operands).map(Some),
+                    Some(None) | None => Ok(None),
+                }
+            })
+        };
+        let partials = self.options.partials;
+        let lowered = lowered_with(partials)?;
+        if partials != Partials::default() && lowered == lowered_with(Partials::default())? {
+            cx.note(format!(
+                "`partials={}` has no effect: no partial result travels in f32",
+                partials.name()
+            ));
+        }
+        Ok(lowered)
     }
 }
 
@@ -87,12 +118,12 @@ fn expand(
     b: &mut FunctionBuilder<'_>,
     function: &Function,
     node: &Node,
-    plan: &Plan,
+    (plan, partials): (&Plan, Partials),
     operands: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
     let results = match &node.op {
-        Op::AttentionBackward(a) => backward::backward(b, a, plan, operands)?,
-        Op::Attention(a) => forward::forward(b, a, plan, operands)?,
+        Op::AttentionBackward(a) => backward::backward(b, a, (plan, partials), operands)?,
+        Op::Attention(a) => forward::forward(b, a, (plan, partials), operands)?,
         op => unreachable!("`{}` has no movement", op.name()),
     };
     // A plan may have results that the operation does not return.

@@ -2,12 +2,12 @@
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::OpError;
+use ithaca_ir::ops::{OpError, cast};
 use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
 use smallvec::SmallVec;
 
 use super::plan::{home_of, is_full};
-use crate::movement::{Seat, Step};
+use crate::movement::{Partials, Seat, Step};
 
 /// Values that travel together, with every seat of theirs so far.
 pub(super) struct Travellers {
@@ -101,6 +101,30 @@ fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Result<ValueI
     b.push_as(Op::Permute, &[value], ty)
 }
 
+/// Moves partial results, `values[0]` and those as wide as it in the element type of partials; lse, of fewer dimensions,
+/// stays as it is.
+fn carry(
+    b: &mut FunctionBuilder<'_>,
+    values: &[ValueId],
+    seat: &Seat,
+    partials: Partials,
+) -> Result<Vec<ValueId>, OpError> {
+    let rank = values.iter().map(|&v| b.ty(v).dims.len()).max().unwrap_or(0);
+    let mut carried = Vec::with_capacity(values.len());
+    for &value in values {
+        let ty = b.ty(value);
+        let (computed, is_wide) = (ty.dtype, ty.dims.len() == rank);
+        if ty.layout.moved == *seat || !is_wide {
+            carried.push(go(b, value, seat)?);
+            continue;
+        }
+        let narrow = cast(b, value, partials.wire(computed))?;
+        let moved = go(b, narrow, seat)?;
+        carried.push(cast(b, moved, computed)?);
+    }
+    Ok(carried)
+}
+
 /// The sum of two groups of values.
 type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> Result<Vec<ValueId>, OpError>;
 
@@ -111,6 +135,7 @@ type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> Result<Vec<V
 /// both ways, and none crosses the ring between two steps; the number of transfers is the same.
 pub(super) struct Sums {
     join: Join,
+    partials: Partials,
     sums: Vec<Sum>,
 }
 
@@ -122,8 +147,8 @@ struct Sum {
 
 impl Sums {
     /// No sum yet; the first summands are made at home.
-    pub(super) fn new(join: Join) -> Self {
-        Self { join, sums: Vec::new() }
+    pub(super) fn new(join: Join, partials: Partials) -> Self {
+        Self { join, partials, sums: Vec::new() }
     }
 
     /// Takes in `values` that were made at `seat`.
@@ -143,7 +168,7 @@ impl Sums {
                 "blocks of ranks that wrap around the end of a ring cannot go home together",
             ));
         };
-        let values = values.iter().map(|&v| go(b, v, &home)).collect::<Result<Vec<_>, _>>()?;
+        let values = carry(b, values, &home, self.partials)?;
         self.join_nearest(b, Sum { at: home, values }, &Seat::new())
     }
 
@@ -154,7 +179,7 @@ impl Sums {
         let nearest = self.sums.iter_mut().rev().min_by_key(|sum| hops(&sum.at));
         match nearest {
             Some(sum) if hops(&sum.at) <= hops(&Seat::new()) || *seat == Seat::new() => {
-                sum.travel(b, seat)?;
+                sum.travel(b, seat, self.partials)?;
                 sum.values = (self.join)(b, &sum.values, &made.values)?;
             }
             Some(_) | None => self.sums.push(made),
@@ -180,7 +205,7 @@ impl Sums {
         }
         let mut total: Option<Vec<ValueId>> = None;
         for mut sum in self.sums {
-            sum.travel(b, &Seat::new())?;
+            sum.travel(b, &Seat::new(), self.partials)?;
             total = Some(match total {
                 None => sum.values,
                 Some(total) => (self.join)(b, &total, &sum.values)?,
@@ -191,10 +216,13 @@ impl Sums {
 }
 
 impl Sum {
-    fn travel(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<(), OpError> {
-        for value in &mut self.values {
-            *value = go(b, *value, seat)?;
-        }
+    fn travel(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        seat: &Seat,
+        partials: Partials,
+    ) -> Result<(), OpError> {
+        self.values = carry(b, &self.values, seat, partials)?;
         self.at.clone_from(seat);
         Ok(())
     }

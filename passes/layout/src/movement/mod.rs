@@ -7,10 +7,12 @@
 
 mod known;
 mod legality;
+mod partials;
 mod steps;
 
 pub use known::MOVEMENTS;
 pub(crate) use legality::admit;
+pub use partials::Partials;
 
 use ithaca_ir::layout::Move;
 use ithaca_ir::mask::Positions;

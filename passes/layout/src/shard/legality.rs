@@ -40,6 +40,8 @@ pub struct Decisions {
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
+    /// Groups of tokens that share slots of experts, and their slots: the new sizes.
+    pub expert_groups: BTreeMap<DimId, u64>,
     /// Notes to the user.
     pub notes: Vec<String>,
 }
@@ -170,7 +172,9 @@ pub(super) fn decide(
     for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {
         space.dims[dim].size = size;
     }
-    experts::check_groups(module, &space, placement, roles)?;
+    let (groups, notes) = experts::groups(module, &space, placement, roles)?;
+    decisions.expert_groups = groups;
+    decisions.notes.extend(notes);
     inside::check(&space, &inside, options.prune)?;
     let idle = idle(options, &inside, (roles, mesh.degree(&placement.attention_heads())), &decisions);
     decisions.notes.extend(idle);

@@ -11,6 +11,7 @@ use super::choice::{AttentionChoice, axes_text, parse_axes};
 use super::strategy;
 use super::zero::Zero;
 use crate::fuse::Fusion;
+use crate::movement::Partials;
 
 /// The distribution of heads over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,6 +130,9 @@ pub struct ShardOptions {
     /// Another movement than the strategy's, and sequences with axes of their own.
     #[serde(skip)]
     pub attention: AttentionChoice,
+    /// The element type in which partial results travel; `shard` itself does not use it.
+    #[serde(skip)]
+    pub partials: Partials,
     /// The fusion of collectives after they are chosen; `shard` itself does not use it.
     #[serde(skip)]
     pub fusion: Fusion,

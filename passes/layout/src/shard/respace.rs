@@ -58,6 +58,10 @@ pub(super) fn respace(
     for &dim in &decisions.uneven {
         sharded.space.dims[dim].uneven = true;
     }
+    for (&dim, &size) in &decisions.expert_groups {
+        let Dim { size: whole, valid, .. } = &mut sharded.space.dims[dim];
+        (*whole, *valid) = (size, size);
+    }
     for (&dim, order) in &decisions.orders {
         sharded.space.dims[dim].order.clone_from(order);
     }

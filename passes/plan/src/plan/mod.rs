@@ -17,6 +17,7 @@ use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
 use ithaca_layout::fuse::Fusion;
+use ithaca_layout::movement::Partials;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
@@ -117,6 +118,9 @@ pub struct Workload {
     /// How many tokens an expert takes, where that is bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<import::Capacity>,
+    /// Without a capacity, how many tokens an expert has slots for; all when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_bound: Option<import::ExpertBound>,
     /// The tokens whose logits a prefill returns.
     #[serde(default, skip_serializing_if = "returns_all")]
     pub logits: import::Logits,
@@ -163,6 +167,7 @@ impl Workload {
             target_sequence: workload.target_sequence,
             dtype: dtype.name().to_owned(),
             capacity: workload.capacity,
+            expert_bound: workload.expert_bound,
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
             ignore: workload.ignore.clone(),
@@ -174,13 +179,25 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, target_sequence, dtype, capacity, logits, training, ignore } = self;
+        let Self {
+            mode,
+            batch,
+            sequence,
+            target_sequence,
+            dtype,
+            capacity,
+            expert_bound,
+            logits,
+            training,
+            ignore,
+        } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
         let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
         let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
         Ok(import::Workload {
             capacity: *capacity,
+            expert_bound: *expert_bound,
             logits: *logits,
             labels,
             training: differentiate::Training::from_pipeline(&options)?,
@@ -454,21 +471,29 @@ impl Plan {
     pub fn shard_options(&self) -> Result<ShardOptions, Diagnostic> {
         let strategy = ("strategy".to_owned(), self.strategy.clone());
         let axes = self.mesh.iter().map(|a| (a.axis.clone(), a.size.to_string()));
-        let others = self.options.iter().filter(|(key, _)| *key != FUSE);
+        let others = self.options.iter().filter(|(key, _)| ![FUSE, PARTIALS].contains(&key.as_str()));
         let others = others.map(|(key, value)| (key.clone(), value.clone()));
         let pairs: Vec<(String, String)> = std::iter::once(strategy).chain(axes).chain(others).collect();
         let fusion = self.options.get(FUSE).map_or(Ok(Fusion::NONE), |text| Fusion::parse(text))?;
-        Ok(ShardOptions { fusion, ..ShardOptions::from_pipeline(&pairs)? })
+        let partials =
+            self.options.get(PARTIALS).map_or(Ok(Partials::default()), |text| Partials::parse(text))?;
+        Ok(ShardOptions { fusion, partials, ..ShardOptions::from_pipeline(&pairs)? })
     }
 }
 
 /// The option for the passes after `shard`.
 const FUSE: &str = "fuse";
 
+/// The option of `lower-movements`.
+const PARTIALS: &str = "partials";
+
 /// The options of a layout that are not as by default, as a plan writes them.
 pub fn layout_options(options: &ShardOptions) -> BTreeMap<String, String> {
     let fusion = (options.fusion != Fusion::NONE).then(|| (FUSE.to_owned(), options.fusion.to_string()));
-    options.departures().into_iter().chain(fusion).collect()
+    let partials = options.partials;
+    let partials =
+        (partials != Partials::default()).then(|| (PARTIALS.to_owned(), partials.name().to_owned()));
+    options.departures().into_iter().chain(fusion).chain(partials).collect()
 }
 
 /// The JSON schema of the document, as `docs/plan.schema.json` holds it.

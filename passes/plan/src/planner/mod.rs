@@ -35,11 +35,11 @@ pub use tried::Priced;
 /// How many experts a program's mixtures choose from, at most.
 pub fn experts(module: &Module) -> u64 {
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
-    let slots = nodes.filter_map(|node| match &node.op {
-        Op::Experts(Experts::Dispatch(slots) | Experts::Combine(slots)) => Some(slots),
+    let dealt = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Deal(deal)) => Some(deal.experts),
         _ => None,
     });
-    slots.map(|slots| module.space.size(slots.experts)).max().unwrap_or(0)
+    dealt.map(|experts| module.space.size(experts)).max().unwrap_or(0)
 }
 
 /// The winner, and everything that was tried.
