@@ -146,10 +146,17 @@ pub struct WorkloadArgs {
     /// The kind of step [default: prefill].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
+    #[arg(long, value_enum)]
+    pub logits: Option<Logits>,
     /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
-    /// in `1.25/8` [default: unbounded].
+    /// in `1.25/8`; an expert drops further tokens [default: none is dropped].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
+    /// Slots of an expert for the tokens of a rank: a factor of their even share, at least 1. A run in which more tokens of
+    /// a rank choose an expert ends with an error that names it [default: 2].
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, conflicts_with = "capacity")]
+    pub expert_bound: Option<String>,
     /// Ignore a field of the configuration that is known not to change the computation; repeatable.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     #[serde(rename = "ignore-field")]
@@ -194,6 +201,15 @@ pub enum Mode {
     Decode,
 }
 
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Logits {
+    /// The last token of each sequence.
+    Last,
+    /// All tokens.
+    All,
+}
+
 /// The default cluster.
 pub const DEFAULT_CLUSTER: &str = "dgx-h100";
 
@@ -220,7 +236,7 @@ pub struct LayoutArgs {
     /// Allow ranks to have different numbers of heads.
     #[arg(long, help_heading = "Layout")]
     pub uneven_heads: bool,
-    /// Pad the heads, key/value heads together with their query heads.
+    /// Pad the heads to the fewest that divide; in training, key/value heads together with their query heads.
     #[arg(long, conflicts_with = "uneven_heads", help_heading = "Layout")]
     pub pad_heads: bool,
     /// Pad the sequence.
@@ -258,7 +274,8 @@ pub struct LayoutArgs {
     /// neither. `fold` lets kernels read and write wire buffers, without copies to pack and unpack. `prefetch` gathers
     /// ZeRO-3 weights one layer ahead and reduces gradients one layer later; `prefetch(layers=0)` stays within a layer.
     /// `two-level` splits mesh axes that span nodes, so that each collective becomes one across nodes and one inside;
-    /// `two-level(choose=cheaper)` only where that costs less on the cluster.
+    /// `two-level(choose=cheaper)` only where that costs less on the cluster. By default `plan` also tries 2, 4 and 8
+    /// chunks and cheaper levels for the best layouts, and keeps them where a step is more than 1 % faster.
     #[arg(long, value_name = "PASSES", help_heading = "Layout")]
     pub fuse: Option<String>,
 }

@@ -118,10 +118,11 @@ fn code(error: &RunError) -> &'static str {
         RunError::NoSuchTask(_) => "C00",
         RunError::Memory { .. } => "C11",
         RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
+        RunError::Experts(_) => "C18",
         RunError::Cuda(CudaError::Unavailable(_)) => "C20",
         // Invalid data keeps its code, whichever rank finds it.
         RunError::Rank { cause, .. } => match code(cause) {
-            "C12" => "C12",
+            code @ ("C12" | "C18") => code,
             _ => "C13",
         },
         RunError::NoMain(_)

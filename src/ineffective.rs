@@ -44,6 +44,8 @@ fn refuse_if(is_ineffective: bool, option: &str, why: &str, help: &str) -> Resul
 /// `C00` in another mode, for an option that is given twice, and for a text that is not `KEY=VALUE`.
 pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
     let WorkloadArgs { recompute, loss_chunks, micro_batches, pipeline, training, shift_labels, .. } = args;
+    let why = "is an option of prefill, and the mode is train";
+    refuse_if(args.logits.is_some() && mode == Mode::Train, "--logits", why, "leave it out")?;
     let flags = [
         ("recompute", recompute),
         ("loss_chunks", loss_chunks),

@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
+use ithaca_passes::import::{self, Capacity, ExpertBound, Labels, Logits, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
@@ -15,6 +15,7 @@ use ithaca_passes::shard::{
     AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh,
     parse_movement,
 };
+use num_integer::lcm;
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -121,12 +122,21 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
+    let logits = match args.logits {
+        Some(cli::Logits::Last) => Logits::Last,
+        Some(cli::Logits::All) | None => Logits::All,
+    };
     let settings = ineffective::settings(args, mode)?.into_iter();
     let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
     let training = Training::from_pipeline(&settings)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
+        expert_bound: Some(match &args.expert_bound {
+            Some(text) => ExpertBound::parse(text)?,
+            None => ExpertBound::default(),
+        }),
+        logits,
         labels,
         training,
         batch: batch.unwrap_or(1),
@@ -144,6 +154,12 @@ pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
         workload.training.stages = mesh.size(axis);
     }
     workload
+}
+
+/// The workload with groups of tokens for so many GPUs, where a capacity was requested without groups.
+pub fn grouped(workload: Workload, gpus: u64) -> Workload {
+    let capacity = workload.capacity.map(|capacity| capacity.for_ranks(gpus, workload.sequence));
+    Workload { capacity, ..workload }
 }
 
 /// The mesh that arguments name, and the number of GPUs; they must agree.
@@ -218,7 +234,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
         ineffective::pipeline(&args.workload, &workload.training, Some(stages))?;
     }
-    let workload = staged(workload, &options.mesh);
+    let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
     let (config, workload) = if args.shrink {
         shrunk(&model.config, &workload, &options)?
     } else {
@@ -290,7 +306,8 @@ const SHRUNK_TOKENS: u64 = 64;
 /// A small model and workload whose sizes divide, or do not divide, in the same way as the real ones.
 fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<(Value, Workload)> {
     let ranks = options.mesh.ranks();
-    let parts = ranks.saturating_mul(workload.training.loss_chunks);
+    let groups = workload.capacity.map_or(1, Capacity::groups);
+    let parts = lcm(ranks.saturating_mul(workload.training.loss_chunks), groups);
     let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(parts);
     // The remainder of the length stays the same, so a length that does not divide still does not.
     let small = |n: u64| (tokens + n % parts).min(n);
@@ -305,7 +322,12 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     } else {
         workload.batch
     };
-    Ok((config, Workload { batch, sequence: small_sequence, target_sequence, ..workload.clone() }))
+    // The even share of few tokens is a matter of chance, so experts have slots for all.
+    let expert_bound = None;
+    Ok((
+        config,
+        Workload { batch, sequence: small_sequence, target_sequence, expert_bound, ..workload.clone() },
+    ))
 }
 
 /// At most two sequences for each data-parallel rank; a batch that does not divide is unchanged.

@@ -152,6 +152,13 @@ impl Space {
         runs
     }
 
+    /// The index in `indices` of `dim` that has `position`.
+    pub fn index_at(&self, dim: DimId, indices: Range<u64>, position: u64) -> Option<u64> {
+        let runs = self.position_runs(dim, indices);
+        let run = runs.iter().find(|run| run.positions().contains(&position))?;
+        Some(run.index + (position - run.position))
+    }
+
     /// The dimension whose positions `dim` has: the one it is fetched from, or itself.
     pub fn sequence(&self, dim: DimId) -> DimId {
         self.dims[dim].fetched.as_ref().map_or(dim, |f| f.of)

@@ -48,6 +48,9 @@ pub enum RunError {
     /// A valid program that is not implemented.
     #[error("{0} is not supported")]
     Unsupported(String),
+    /// An expert has fewer slots than tokens that chose it.
+    #[error("{0}")]
+    Experts(String),
     /// Ranks that hold the same elements disagree.
     #[error("output `{output}`: rank {rank} has {found} at {at:?}, but an earlier rank has {expected}")]
     ReplicasDiffer {

@@ -47,7 +47,7 @@ pub const PASS: &[Code] = &[
     code("P21", "key/value heads are a multiple or a divisor of the head degree"),
     code("P22", "the feed-forward width divides by the tensor degree"),
     code("P23", "tokens divide by the sequence degree"),
-    code("P24", "no mask lets tokens see the padding of a sequence"),
+    code("P24", "a sequence that is padded has no order of its own"),
     code("P25", "sequences of the batch divide by the data-parallel degree"),
     code("P26", "the parts of a token order divide the sequence"),
     code("P28", "there are experts to split, and they divide by the expert degree"),

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Training;
-use ithaca_passes::import::{self, Mode, Workload};
+use ithaca_passes::import::{self, Logits, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::planner::{self, Program, Request};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
@@ -30,7 +30,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     })?;
     let model = subject::model(&args.model)?;
     // The program has one stage; the mesh of a candidate sets the number of its stages.
-    let workload = subject::workload(&args.workload, None)?;
+    let mut workload = subject::grouped(subject::workload(&args.workload, None)?, gpus);
     if workload.training.stages > 1 {
         let n = workload.training.stages;
         let message =
@@ -40,6 +40,12 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
             .into());
     }
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
+    if args.workload.logits.is_none()
+        && workload.mode == Mode::Prefill
+        && import::predicts_next(&model.config, &workload.ignore)?
+    {
+        workload.logits = Logits::Last;
+    }
     let stages = ineffective::stages_of(session.registry, &args.layout, mesh.as_ref(), &workload.training);
     if workload.mode == Mode::Train {
         ineffective::pipeline(&args.workload, &workload.training, stages)?;
@@ -60,6 +66,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         strategy,
         mesh,
         options,
+        chooses_fusion: args.layout.fuse.is_none(),
         sparsity: planner::Sparsity::of(&module),
         experts: planner::experts(&module),
         stages,

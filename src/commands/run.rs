@@ -451,7 +451,15 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
-                writeln!(text, "{name:<width$} has shape {found:?}, expected {expected:?}")
+                let is_last = found.len() + 1 == expected.len()
+                    && found.first() == expected.first()
+                    && found[1..] == expected[2..];
+                let hint = if is_last && name == "logits" {
+                    ": only those of the last token are computed; `--logits all` computes all"
+                } else {
+                    ""
+                };
+                writeln!(text, "{name:<width$} has shape {found:?}, expected {expected:?}{hint}")
             }
             Verdict::NotFinite { at, found, expected } => {
                 let hint = if found.is_nan() {

@@ -95,7 +95,7 @@ fn small(registry: &Registry, args: &ShardWeightsArgs) -> Result<Lengths> {
         Some(OrderChoice::Striped(block)) => block,
         Some(OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced) | None => 1,
     };
-    let groups = workload.capacity.map_or(1, |capacity| capacity.groups);
+    let groups = workload.capacity.map_or(1, |capacity| capacity.groups());
     let parts = [workload.training.loss_chunks.min(MAX_PARTS as u64), block, groups];
     let tokens = parts.into_iter().fold(4, |all, n| lcm(all, n.max(1)));
     Ok(Lengths {

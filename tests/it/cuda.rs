@@ -142,6 +142,7 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("olmo2", "megatron-tp", &[("tp", "8")]),
         ("gpt-neox", "ulysses", &[("ulysses", "2")]),
         ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")]),
+        ("qwen2", "ulysses", &[("ulysses", "6"), ("heads", "pad"), ("sequence", "pad")]),
         ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")]),
         ("mistral-swa", "sparse-fetch", &[("ring", "4")]),
     ];
@@ -171,18 +172,23 @@ fn emitted_programs_follow_any_mask_on_the_host() {
     let shape = io.shape("input_ids").unwrap();
     let n = shape[1];
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
-    // All but the last are emitted as tables of strips.
+    // The first three are emitted as tables of strips.
     let masks = [
         Mask::All(vec![Mask::Documents(vec![0, 3, n - 2, n]), Mask::Causal]),
         Mask::Any(vec![window(2, 0), Mask::Sinks(1), Mask::Blocks { size: 3, rows: vec![vec![1], vec![]] }]),
         // Queries of the third block see nothing.
         Mask::All(vec![Mask::Blocks { size: 2, rows: vec![vec![0, 2], vec![1], vec![]] }, window(4, 4)]),
         Mask::All(vec![Mask::CausalAtEnd { queries: n, keys: n }, window(3, 9)]),
+        Mask::Full,
     ];
     let plain = module(&directory, &Workload::prefill(shape[0], n));
     let modules = masks.each_ref().map(|mask| masked(&plain, mask));
-    let options = options("ulysses", &[("ulysses", "2")]);
-    let cases = modules.each_ref().map(|module| case(&directory, module, &options));
+    let even = options("ulysses", &[("ulysses", "2")]);
+    // No query sees the keys of padding.
+    let padded = options("ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")]);
+    let layouts = masks.iter().map(|mask| if *mask == Mask::Full { &padded } else { &even });
+    let cases: Vec<Case> =
+        modules.iter().zip(layouts).map(|(module, options)| case(&directory, module, options)).collect();
     for ((mask, module), found) in masks.iter().zip(&modules).zip(logits_on_host(&cases)) {
         let error = compare(&found, &oracle::run::<f64>(module, &weights, &io).unwrap()["logits"]);
         assert!(error < 1e-5, "{mask:?}: error {error:.3e}");

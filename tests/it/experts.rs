@@ -4,15 +4,16 @@
 use std::path::Path;
 
 use ithaca_ir::{Module, Op, traffic};
-use ithaca_kernels::store::Renamed;
+use ithaca_kernels::store::{Layered, Renamed, TensorSource, Tensors};
+use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
-use ithaca_passes::import::{Capacity, Mode, Workload, import, program};
+use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, import, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
-use crate::golden::{CLOSE, EXACT, Golden};
+use crate::golden::{CLOSE, EXACT, Golden, workload};
 use crate::tier;
 
 const LAYOUTS: [(&str, &str); 14] = [
@@ -137,6 +138,64 @@ fn tokens_are_dropped_alike_whole_and_distributed() {
     }
 }
 
+/// A model with this bound, and routers whose weights are zero: each sends every token to the first experts.
+fn crowded(bound: &str) -> (Module, Tensors) {
+    let Golden { config, weights, io, .. } = Golden::open("mixtral");
+    let expert_bound = Some(ExpertBound::parse(bound).unwrap());
+    let module = program(&config, "mixtral", &Workload { expert_bound, ..workload(&io) }).unwrap();
+    let routers = weights.names().into_iter().filter(|name| name.ends_with("gate.weight"));
+    let routers: Tensors = routers
+        .map(|name| {
+            let shape = weights.shape(&name).unwrap().iter().map(|&n| n as usize).collect::<Vec<_>>();
+            let zeros = vec![0.0; shape.iter().product()];
+            (name, Tensor::new(shape, zeros))
+        })
+        .collect();
+    assert!(!routers.names().is_empty());
+    (module, routers)
+}
+
+/// Half of the experts have all 128 tokens and slots for 64 of them.
+#[test]
+fn a_bound_that_tokens_exceed_ends_the_run() {
+    let Golden { weights, io, .. } = Golden::open("mixtral");
+    let (module, routers) = crowded("1");
+    let weights = Layered::new(&routers, &weights);
+    let says = "expert 1 was chosen by 128 of 128 tokens and has slots for 64; `--expert-bound 2.00` has slots for all of \
+                them, `--capacity` drops tokens";
+    let refused = oracle::run::<f64>(&module, &weights, &io).unwrap_err().to_string();
+    assert!(refused.contains(says), "{refused}");
+    let compiled = compile(&module, &options("megatron-tp", "tp=2"), &Volume).unwrap();
+    let refused = cpu::execute(&compiled.schedule, &weights, &io, &cpu::Options::default());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains(says) && refused.contains("rank "), "{refused}");
+    // Where a rank has 32 tokens, experts have slots for all.
+    let compiled = compile(&module, &options("ulysses+ep", "ulysses=4"), &Volume).unwrap();
+    let run = cpu::execute(&compiled.schedule, &weights, &io, &cpu::Options::default()).unwrap();
+    let whole = oracle::run::<f64>(&crowded("2").0, &weights, &io).unwrap();
+    for comparison in compare::outputs(&run.outputs, &whole) {
+        assert!(comparison.verdict.within(CLOSE), "{comparison:?}");
+    }
+}
+
+/// Slots are as many as the bound says for the tokens of a rank, and so are the bytes that are sent.
+#[test]
+fn slots_follow_the_bound() {
+    let Golden { config, .. } = Golden::open("qwen3-moe");
+    // Of 512 tokens of a rank, 3 of 8 experts each; there are never more slots than tokens.
+    for (bound, slots) in [("2", 384), ("2.5", 480), ("3", 512)] {
+        let workload =
+            Workload { expert_bound: Some(ExpertBound::parse(bound).unwrap()), ..Workload::prefill(1, 2048) };
+        let module = program(&config, "qwen3-moe", &workload).unwrap();
+        let compiled = compile(&module, &options("ring+ep", "ring=4"), &Volume).unwrap();
+        let rows = traffic::of_module(&compiled.per_rank);
+        let exchange = rows.iter().find(|row| row.kind == "all_to_all").unwrap();
+        let (experts, hidden) = (8, 64);
+        let sent = experts * slots * hidden * 4 * 3 / 4;
+        assert_eq!(exchange.bytes_sent_per_rank, exchange.count * sent, "{exchange:?}");
+    }
+}
+
 #[test]
 fn layouts_that_tear_groups_are_refused() {
     let refusal = |capacity: &str, strategy: &str, mesh: &str| {
@@ -147,6 +206,13 @@ fn layouts_that_tear_groups_are_refused() {
     let text = refusal("1/4", "ring+ep", "ring=4");
     assert!(text.contains("the order of tokens over ranks tears them"), "{text}");
     assert!(Capacity::parse("1/5").is_ok());
+    // Without groups the capacity has those that layouts of the ranks need.
+    for (strategy, mesh) in LAYOUTS {
+        let options = options(strategy, mesh);
+        let capacity = Capacity::parse("1.25").unwrap().for_ranks(options.mesh.ranks(), 32);
+        let laid_out = compile(&bounded(&capacity.to_string()), &options, &Volume);
+        assert!(laid_out.is_ok(), "{strategy} {mesh}: {}", laid_out.unwrap_err()[0]);
+    }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let capacity = Some(Capacity::parse("1.25").unwrap());
@@ -162,7 +228,7 @@ fn training(name: &str, options: &[(&str, &str)]) -> Module {
     for (key, value) in options {
         training.set(key, value).unwrap();
     }
-    let workload = Workload { mode: Mode::Train, training, ..crate::golden::workload(&io) };
+    let workload = Workload { mode: Mode::Train, training, ..workload(&io) };
     program(&config, name, &workload).unwrap()
 }
 

@@ -253,6 +253,11 @@ impl Body<'_> {
                 self.builder.push(Op::Cast { to }, &[x]).unwrap()
             }
             8 if ty.has(k) && !ty.has(kr) => self.builder.push(Op::Repeat { from: k, to: kr }, &[x]).unwrap(),
+            8 if ty.dims.len() > 2 => {
+                let over = choices.one_of(&ty.dims);
+                let position = choices.below(self.builder.space().dims[over].valid as usize) as u64;
+                self.builder.push(Op::Select { over, position }, &[x]).unwrap()
+            }
             9 => self.norm_in_parts(choices, x),
             _ => self.builder.push(Op::Unary(choices.one_of(&Unary::ALL)), &[x]).unwrap(),
         }

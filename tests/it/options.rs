@@ -125,6 +125,22 @@ fn sequences_that_do_not_divide_are_padded_and_cut_back() {
 }
 
 #[test]
+fn heads_are_padded_to_the_fewest_that_divide() {
+    for (heads, kv_heads, degree, expected) in [
+        (28, 4, 8, [("h", 32), ("k8", 8)]),
+        (71, 1, 8, [("h", 72), ("k8", 8)]),
+        (28, 4, 6, [("h", 42), ("k", 6)]),
+        (7, 7, 8, [("h", 8), ("h", 8)]),
+    ] {
+        let module = program("llama", heads, kv_heads, 4 * degree);
+        let mesh = format!("ulysses={degree}");
+        let padded = equals_whole(&module, &options("ulysses", &mesh, HeadSplit::Pad, SequenceFit::Exact));
+        let sizes = expected.map(|(name, _)| (name, padded.space.size(padded.space.dim(name).unwrap())));
+        assert_eq!(sizes, expected);
+    }
+}
+
+#[test]
 fn both_at_once() {
     let module = program("llama", 28, 4, 62);
     equals_whole(&module, &options("ulysses", "ulysses=3", HeadSplit::Uneven, SequenceFit::Pad));

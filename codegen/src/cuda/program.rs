@@ -88,7 +88,9 @@ pub(super) fn print(
         out.push_str("        },\n");
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
-    let _ = writeln!(out, "        {id_bound}, {reach}, tables, run,\n    }};\n    return program;\n}}");
+    let bound = bound(schedule);
+    let _ =
+        writeln!(out, "        {id_bound}, {reach}, {bound}, tables, run,\n    }};\n    return program;\n}}");
     let _ = writeln!(out, "\n}}  // namespace {namespace}");
     Ok(out)
 }
@@ -312,6 +314,17 @@ fn id_bound(schedule: &Schedule, ran: &[FrameId]) -> u64 {
         _ => None,
     });
     tables.min().unwrap_or(1).max(1)
+}
+
+/// The bound of experts: tokens of a group, slots of an expert for it, and the expert's even share.
+fn bound(schedule: &Schedule) -> String {
+    schedule.bounded_deal().map_or_else(
+        || "{}".to_owned(),
+        |deal| {
+            let (tokens, share) = deal.share(&schedule.space);
+            format!("{{{tokens}, {}, {}}}", schedule.space.size(deal.shared.slots), names::double(share))
+        },
+    )
 }
 
 /// The largest change of a weight's element by one optimizer step; zero without an optimizer.

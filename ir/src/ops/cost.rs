@@ -53,8 +53,8 @@ impl Op {
             Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Call { .. } => 0,
             // Of a table only the rows that occur are read.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
-            // Of the operand only one part is read.
-            Op::Take { .. } => {
+            // Of the operand only the result is read.
+            Op::Take { .. } | Op::Select { .. } => {
                 2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
             }
             _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),

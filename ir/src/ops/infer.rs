@@ -111,6 +111,9 @@ impl Op {
             Op::Join { to } => smallvec![parts::infer_join(space, *to, operands)?],
             Op::Einsum => smallvec![linear::infer_einsum(space, operands, declared)?],
             Op::Sum => smallvec![linear::infer_sum(space, operands[0], declared)?],
+            Op::Select { over, position } => {
+                smallvec![linear::infer_select(space, *over, *position, operands[0])?]
+            }
             Op::Expand => smallvec![linear::infer_expand(space, operands[0], declared)?],
             Op::Embed { over, .. } => smallvec![linear::infer_embed(space, *over, operands)?],
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => {

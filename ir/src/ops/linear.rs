@@ -1,4 +1,4 @@
-//! Products, sums and look-ups: `einsum`, `sum`, `expand`, `embed`.
+//! Products, sums and look-ups: `einsum`, `sum`, `expand`, `select`, `embed`.
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
@@ -40,6 +40,21 @@ pub(super) fn infer_sum(
     need_float("sum", x.dtype)?;
     let kept: Vec<DimId> = x.dims.iter().copied().filter(|&d| ty.has(d)).collect();
     subset("sum", space, x, ty, &kept)
+}
+
+/// The operand without a dimension that has the position.
+pub(super) fn infer_select(
+    space: &Space,
+    over: DimId,
+    position: u64,
+    x: &TensorType,
+) -> Result<TensorType, OpError> {
+    need_float("select", x.dtype)?;
+    let found = &space.dims[over];
+    ensure!(x.has(over), "V05", "`select` over `{}`, which x does not have", found.name);
+    let size = space.size(space.sequence(over));
+    ensure!(position < size, "V05", "`select` of position {position} of `{}`, which has {size}", found.name);
+    Ok(TensorType::new(x.dtype, x.dims.iter().copied().filter(|&d| d != over)))
 }
 
 /// The operand along the dimensions of the stated result.

@@ -30,6 +30,7 @@ use crate::layers::{self, Call, Runs};
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
+use crate::ops::table::experts::{Deal, Experts};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::{Binding, Target};
 use crate::ops::table::structure::{Scan, Stage};
@@ -116,6 +117,15 @@ impl Schedule {
     /// The places in which not all tasks of `main` run, ascending; none where every rank runs every task.
     pub fn stages(&self) -> Vec<At> {
         self.main().map_or_else(Vec::new, |id| self.frames[id].stages())
+    }
+
+    /// The deal of slots whose bound a run may exceed, if there is one; all of a model have the same groups.
+    pub fn bounded_deal(&self) -> Option<&Deal> {
+        let mut tasks = self.frames.values().flat_map(|frame| &frame.tasks);
+        tasks.find_map(|task| match &task.work {
+            Work::Compute(Op::Experts(Experts::Deal(deal))) => deal.bound.map(|_| deal),
+            _ => None,
+        })
     }
 
     /// Bytes of the arena: the frame of `main`, which holds those of its callees.

@@ -1,7 +1,6 @@
 // Mixtures of experts: which experts a token goes to, the way there, and the way back.
 //
-// Tokens of a group lie in a row and share slots at each expert, which are dealt in order; without a capacity a token is
-// a group of its own with one slot. Slots of an expert lie group by group.
+// Tokens of a group share slots at each expert, dealt in order. Slots of an expert lie group by group.
 #pragma once
 
 #include "numeric.cuh"
@@ -132,44 +131,73 @@ __global__ void route_backward(Route route, const T* logits, const int32_t* choi
     }
 }
 
-// Where the tokens of a rank go: `groups` groups of `group` tokens, `slots` slots for each at an expert; the rank holds
-// `held` experts from `first` on. Rows are `width` elements.
-struct Slots {
-    const int32_t* choices;
-    int64_t top, groups, group, slots, first, held, width;
+// The tokens of a rank, `sequences` of `tokens` each, in groups of `each_tokens` of `each_sequences`.
+struct Groups {
+    int64_t sequences, tokens, each_sequences, each_tokens;
 
-    // The row of slots of a token's choice; negative when it is dropped, or another rank has the expert.
-    __device__ int64_t row(int64_t token, int64_t choice) const {
-        const int64_t start = token / group * group * top, at = token * top + choice;
-        const int64_t expert = choices[at] - first;
-        if (expert < 0 || expert >= held) return -1;
-        int64_t before = 0;
-        for (int64_t i = start; i < at; ++i) before += choices[i] == choices[at];
-        return before < slots ? (expert * groups + token / group) * slots + before : -1;
+    __device__ int64_t across() const { return tokens / each_tokens; }
+    __device__ int64_t size() const { return each_sequences * each_tokens; }
+    __device__ int64_t count() const { return sequences * tokens / size(); }
+    __device__ int64_t of(int64_t token) const {
+        return token / tokens / each_sequences * across() + token % tokens / each_tokens;
+    }
+    // Token i of a group.
+    __device__ int64_t token(int64_t group, int64_t i) const {
+        return (group / across() * each_sequences + i / each_tokens) * tokens + group % across() * each_tokens + i % each_tokens;
     }
 };
 
-// Threads that share a row of slots; choices are read once for all elements that a thread has.
+// The place of each choice, `expert * slots + slot`; -1 where the slots of the expert are taken. Where `overflow` is not null,
+// it becomes the most tokens that want slots of an expert with too few, times 2^32, and the expert. A thread takes a group and
+// an expert.
+__global__ void deal(const int32_t* choices, int32_t* places, Groups groups, int64_t top, int64_t experts, int64_t slots,
+                     unsigned long long* overflow, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const int64_t expert = i % experts, group = i / experts;
+        int64_t taken = 0;
+        for (int64_t k = 0; k < groups.size(); ++k) {
+            const int64_t first = groups.token(group, k) * top;
+            for (int64_t at = first; at < first + top; ++at) {
+                if (choices[at] == expert) places[at] = static_cast<int32_t>(taken++ < slots ? expert * slots + taken - 1 : -1);
+                else if (expert == 0 && (choices[at] < 0 || choices[at] >= experts)) places[at] = -1;
+            }
+        }
+        if (overflow != nullptr && taken > slots) atomicMax(overflow, static_cast<unsigned long long>(taken << 32 | expert));
+    }
+}
+
+// The destinations of a rank's tokens: `slots` slots for a group at an expert; the rank holds `held` experts from `first` on.
+// Rows are `width` elements.
+struct Slots {
+    const int32_t* places;
+    Groups groups;
+    int64_t top, slots, first, held, width;
+
+    // The row of slots of a token's choice; negative when it has none, or another rank has the expert.
+    __device__ int64_t row(int64_t token, int64_t choice) const {
+        const int64_t place = places[token * top + choice], expert = place / slots - first;
+        if (place < 0 || expert < 0 || expert >= held) return -1;
+        return (expert * groups.count() + groups.of(token)) * slots + place % slots;
+    }
+};
+
+// Threads that share a row of slots; places are read once for all elements that a thread has.
 constexpr int64_t kLanes = 32;
 
-// Fills the slots of every expert and group: tokens in order, then zeros. kLanes threads take an expert and a group.
+// Copies every token to its slots, which are zero before. kLanes threads take a token.
 template <typename T>
 __global__ void dispatch(Slots s, const T* x, const Reals gates, bool gated, T* z, int64_t n) {
     using A = Acc<T>;
     ITHACA_FOR(i, n) {
-        const int64_t lane = i % kLanes, expert = i / kLanes / s.groups, group = i / kLanes % s.groups;
-        T* row = z + (expert * s.groups + group) * s.slots * s.width;
-        int64_t filled = 0;
-        for (int64_t at = group * s.group * s.top; at < (group + 1) * s.group * s.top && filled < s.slots; ++at) {
-            if (s.choices[at] != expert + s.first) continue;
-            const T* token = x + at / s.top * s.width;
-            const A gate = gated ? static_cast<A>(gates[at]) : A(1);
-            for (int64_t m = lane; m < s.width; m += kLanes) row[m] = gated ? narrow<T>(widen(token[m]) * gate) : token[m];
-            row += s.width;
-            ++filled;
+        const int64_t lane = i % kLanes, token = i / kLanes;
+        const T* from = x + token * s.width;
+        for (int64_t choice = 0; choice < s.top; ++choice) {
+            const int64_t row = s.row(token, choice);
+            if (row < 0) continue;
+            const A gate = gated ? static_cast<A>(gates[token * s.top + choice]) : A(1);
+            T* to = z + row * s.width;
+            for (int64_t m = lane; m < s.width; m += kLanes) to[m] = gated ? narrow<T>(widen(from[m]) * gate) : from[m];
         }
-        for (; filled < s.slots; ++filled, row += s.width)
-            for (int64_t m = lane; m < s.width; m += kLanes) row[m] = narrow<T>(A(0));
     }
 }
 

@@ -45,4 +45,7 @@ pub enum Region {
     Table(TableId),
     /// Eight bytes in which the kernel of a [check](crate::Check) leaves its finding.
     Finding,
+    /// Eight bytes in which tokens that exceed the bound of an expert are counted: the most tokens of a group that chose one
+    /// expert, times 2³², and the expert; zero before a run, and after it where no bound was exceeded.
+    Overflow,
 }

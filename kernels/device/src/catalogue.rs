@@ -99,6 +99,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "positions<int32_t>",
         "valid<float>",
         "find_nan",
+        "deal",
     ]
     .map(str::to_owned)
     .into();

@@ -210,12 +210,19 @@ structs! {
         kept: i64,
     }
 
+    /// The groups of a rank's tokens.
+    Groups "ithaca::kernel::Groups" {
+        sequences: i64,
+        tokens: i64,
+        each_sequences: i64,
+        each_tokens: i64,
+    }
+
     /// The destinations of a rank's tokens.
     Slots "ithaca::kernel::Slots" {
-        choices: Pointer,
+        places: Pointer,
+        groups: Groups,
         top: i64,
-        groups: i64,
-        group: i64,
         slots: i64,
         first: i64,
         held: i64,

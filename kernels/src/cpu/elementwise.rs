@@ -150,7 +150,7 @@ fn sigmoid_in_place(simd: &Simd, factor: f32, out: &mut [f32]) {
 
 /// `2 √(2/π)` and the weight of the cube, of the approximation of GELU by a hyperbolic tangent:
 /// `(1 + tanh(u)) / 2 = sigmoid(2 u)`, where nothing cancels.
-const TWICE_ROOT: f32 = 1.595_769_1;
+const TWICE_ROOT: f32 = 1.595_769;
 const CUBE: f32 = 0.044_715;
 
 /// The factor that the approximation of GELU by a hyperbolic tangent gives its argument.

@@ -195,6 +195,14 @@ fn run(
         steps.failed_here(error)
     })?;
 
+    if let Some(deal) = schedule.bounded_deal() {
+        for local in &steps.locals {
+            if let Some(most) = local.overflow()? {
+                let what = deal.overflow(&schedule.space, most);
+                return Err(RunError::Experts(format!("rank {}: {what}", local.rank.0)));
+            }
+        }
+    }
     let mut results = Vec::with_capacity(ranks.len());
     for (number, local) in steps.locals.iter().enumerate() {
         let outputs = program.outputs.iter().map(|output| steps.output(number, output));

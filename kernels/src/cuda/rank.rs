@@ -40,6 +40,8 @@ pub(super) struct LocalRank<'a> {
     barrier_events: [Event; 2],
     /// The word in which a kernel leaves its finding.
     pub(super) word: Address,
+    /// The word in which tokens that exceed the bound of an expert are counted.
+    pub(super) overflow: Address,
 }
 
 impl<'a> LocalRank<'a> {
@@ -68,7 +70,7 @@ impl<'a> LocalRank<'a> {
         let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
         let size_of_tables: u64 =
             contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
-        let memory = device.allocate(bytes + size_of_tables + WORD as u64)?;
+        let memory = device.allocate(bytes + size_of_tables + 2 * WORD as u64)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let mut word = memory.offset(bytes);
         let mut tables = Vec::with_capacity(contents.len());
@@ -78,6 +80,9 @@ impl<'a> LocalRank<'a> {
             unsafe { device.upload(&table, word) }?;
             word = word.offset((table.len() as u64).next_multiple_of(ALIGNMENT));
         }
+        let overflow = word.offset(WORD as u64);
+        // SAFETY: the memory was just allocated with room for both words.
+        unsafe { device.upload(&[0; WORD], overflow) }?;
         Ok(Self {
             rank,
             at,
@@ -91,6 +96,7 @@ impl<'a> LocalRank<'a> {
             events,
             barrier_events,
             word,
+            overflow,
         })
     }
 
@@ -107,6 +113,15 @@ impl<'a> LocalRank<'a> {
         pairs.clone().try_for_each(|(&stream, &event)| self.device.record(stream, event))?;
         self.device.wait(self.streams[0], self.barrier_events[1])?;
         self.device.wait(self.streams[1], self.barrier_events[0])
+    }
+
+    /// The most tokens of a group that chose an expert with fewer slots, and the expert. All work has ended.
+    pub(super) fn overflow(&self) -> Result<Option<[u64; 2]>, CudaError> {
+        let mut found = [0; WORD];
+        // SAFETY: the word has this size, and no work runs.
+        unsafe { self.device.download(self.overflow, &mut found) }?;
+        let found = u64::from_ne_bytes(found);
+        Ok((found != 0).then_some([found >> 32, found & u64::from(u32::MAX)]))
     }
 
     /// Downloads a dense tensor of `n` elements.

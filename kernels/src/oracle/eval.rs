@@ -59,6 +59,7 @@ pub fn eval<T: Real>(
         Op::Experts(op) => return experts::experts(&call, op),
         Op::Fill { value } => vec![vec![T::from_f64(*value); call.shape().iter().product()]],
         Op::Sum => vec![products::sum(&call)?],
+        Op::Select { over, position } => vec![products::select(&call, *over, *position)?],
         Op::Expand => vec![products::expand(&call)?],
         Op::Einsum => {
             let ResultSpec { ty, region } = call.result();

@@ -1,13 +1,12 @@
 //! Mixtures of experts: `route`, `dispatch`, `combine` and their gradients.
 //!
-//! Tokens are rows, those of a group in a row; without a capacity a token is a group of its own with one slot at every
-//! expert, so both cases are one.
+//! Tokens and slots are rows. `deal` gives each choice its place; the other operations read places.
 
 use std::ops::Range;
 
 use ithaca_ir::Space;
 use ithaca_ir::boxes::Region;
-use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
+use ithaca_ir::ops::experts::{Deal, Experts, Gates, Route, SHARE_EPS, Scoring, Shared, Slots};
 
 use super::rows::softmax_of;
 use super::value::{LocalOp, Operand, Value};
@@ -18,7 +17,8 @@ use crate::tensor::{index, length};
 /// Computes `op` on the parts of a rank.
 ///
 /// # Errors
-/// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
+/// [`RunError::Experts`] where tokens exceed a bound; [`RunError::Invalid`] for operands that do not fit, which a verified
+/// program does not have.
 pub(super) fn experts<T: Real>(call: &LocalOp<'_, T>, op: &Experts) -> Result<Vec<Value<T>>, RunError> {
     // The gates, the third operand, where there are any.
     let gates = || call.operands.get(2).map(Operand::real).transpose();
@@ -32,22 +32,57 @@ pub(super) fn experts<T: Real>(call: &LocalOp<'_, T>, op: &Experts) -> Result<Ve
         Experts::RouteBackward(r) => {
             route_backward(call.space, r, call.real(0)?, call.int(1)?, call.real(2)?)?
         }
+        Experts::Deal(op) => {
+            let places = deal(call, op)?;
+            return Ok(vec![Value::Int(call.tensor(0, places)?)]);
+        }
         Experts::Dispatch(slots) => {
-            Places::of(call, slots, first(&call.result().region))?.dispatch(call.real(1)?, gates()?)?
+            Slotted::of(call, slots, first(&call.result().region))?.dispatch(call.real(1)?, gates()?)?
         }
         Experts::Combine(slots) => {
-            Places::of(call, slots, first(&call.operands[1].region))?.combine(call.real(1)?, gates()?)?
+            Slotted::of(call, slots, first(&call.operands[1].region))?.combine(call.real(1)?, gates()?)?
         }
-        Experts::Products(slots) => Places::of(call, slots, first(&call.operands[1].region))?
+        Experts::Products(slots) => Slotted::of(call, slots, first(&call.operands[1].region))?
             .products(call.real(1)?, call.real(2)?)?,
     };
     Ok(vec![Value::Real(call.tensor(0, data)?)])
 }
 
+/// The places of choices.
+///
+/// # Errors
+/// [`RunError::Experts`] where a bound is exceeded.
+fn deal<T: Real>(call: &LocalOp<'_, T>, deal: &Deal) -> Result<Vec<i32>, RunError> {
+    let (space, choices) = (call.space, call.int(0)?);
+    let top = call.operands[0].shape().last().copied().unwrap_or(0);
+    let of_experts = [space.size(deal.experts), space.size(deal.shared.slots)];
+    let groups = groups(call, &deal.shared)?;
+    let (places, most) = Deal::places(choices, top, of_experts, groups);
+    if deal.bound.is_some() && most[0] > of_experts[1] {
+        return Err(RunError::Experts(deal.overflow(space, most)));
+    }
+    Ok(places)
+}
+
+/// The number of groups that a rank has, and the group of each of its tokens.
+fn groups<T: Real>(
+    call: &LocalOp<'_, T>,
+    shared: &Shared,
+) -> Result<(u64, impl Fn(u64) -> u64 + use<T>), RunError> {
+    let uneven = || RunError::invalid("tokens are no whole groups");
+    let each = shared.tokens(call.space).ok_or_else(uneven)?;
+    let [sequences, tokens, _] = call.operands[0].shape()[..] else { return Err(uneven()) };
+    let held = [sequences as u64, tokens as u64];
+    if held.iter().zip(each).any(|(held, each)| each == 0 || held % each != 0) {
+        return Err(uneven());
+    }
+    Ok(Shared::group_of(held, each))
+}
+
 /// For each choice of each token, the slot at an expert that the rank holds.
-struct Places {
-    /// Rows of slots, counted over experts held, groups and slots; `None` where the token is dropped, or the expert held by
-    /// another rank.
+struct Slotted {
+    /// Rows of slots, counted over experts held, groups and slots; `None` where the token has no slot, or the expert is held
+    /// by another rank.
     rows: Vec<Option<usize>>,
     /// Choices of a token.
     top: usize,
@@ -55,31 +90,20 @@ struct Places {
     n_rows: usize,
 }
 
-impl Places {
-    /// The places of the choices in the first operand, where the rank has the experts `held`.
+impl Slotted {
+    /// The rows of the places in the first operand, where the rank has the experts `held`.
     fn of<T: Real>(call: &LocalOp<'_, T>, slots: &Slots, held: Range<u64>) -> Result<Self, RunError> {
-        let (space, chosen) = (call.space, call.int(0)?);
+        let places = call.int(0)?;
         let top = call.operands[0].shape().last().copied().unwrap_or(0).max(1);
-        let tokens = chosen.len() / top;
-        let (group, shared) = match slots.capacity {
-            None => (1, 1),
-            Some(c) => (c.tokens(space).map_or(0, index), space.size(c.slots)),
+        let each = call.space.size(slots.shared.slots).max(1);
+        let (groups, group) = groups(call, &slots.shared)?;
+        let row = |(i, &place): (usize, &i32)| {
+            let place = u64::try_from(place).ok()?;
+            let expert = Some(place / each).filter(|e| held.contains(e))?;
+            Some(index(((expert - held.start) * groups + group((i / top) as u64)) * each + place % each))
         };
-        if group == 0 || !tokens.is_multiple_of(group) {
-            return Err(RunError::invalid(format!("{tokens} tokens are no whole groups of {group}")));
-        }
-        let groups = tokens / group;
-        let n_slots = index(shared);
-        let mut rows = Vec::with_capacity(chosen.len());
-        for (i, members) in chosen.chunks((group * top).max(1)).enumerate() {
-            let dealt = Slots::deal(members, top, space.size(slots.experts), shared);
-            let row = |(&choice, slot): (&i32, Option<u64>)| {
-                let expert = u64::try_from(choice).ok().filter(|e| held.contains(e))?;
-                Some((index(expert - held.start) * groups + i) * n_slots + index(slot?))
-            };
-            rows.extend(members.iter().zip(dealt).map(row));
-        }
-        Ok(Self { rows, top, n_rows: length(&held) * groups * n_slots })
+        let rows = places.iter().enumerate().map(row).collect();
+        Ok(Self { rows, top, n_rows: length(&held) * index(groups * each) })
     }
 
     fn tokens(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Products, sums, look-ups and repetition: `einsum`, `sum`, `expand`, `embed`, `repeat`.
+//! Products, sums, look-ups and repetition: `einsum`, `sum`, `expand`, `select`, `embed`, `repeat`.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
@@ -6,7 +6,7 @@ use ithaca_ir::{DimId, Space, TensorType};
 use super::value::{Held, LocalOp, Operand, ResultSpec, strides_in};
 use crate::error::RunError;
 use crate::real::{self, Real};
-use crate::tensor::{Offsets, extents, index, length};
+use crate::tensor::{Offsets, extents, index, length, strides};
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
 pub(crate) fn einsum<T: Real>(
@@ -71,6 +71,21 @@ pub(super) fn sum<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<T>, RunError> {
         out[at] += x;
     }
     Ok(out)
+}
+
+/// The elements at a position of `over`; zeros if the rank does not hold it.
+pub(super) fn select<T: Real>(call: &LocalOp<'_, T>, over: DimId, position: u64) -> Result<Vec<T>, RunError> {
+    let (x, data) = (&call.operands[0], call.real(0)?);
+    let Some(at) = x.ty.position(over) else {
+        return Err(RunError::invalid("`select` over a dimension that x lacks"));
+    };
+    let held = x.region[at].clone();
+    let Some(found) = call.space.index_at(over, held.clone(), position) else {
+        return Ok(vec![T::ZERO; call.shape().iter().product()]);
+    };
+    let start = index(found - held.start) * strides(&x.shape())[at];
+    let places = Offsets::new(call.shape(), x.strides_in(call.result().ty), start);
+    Ok(places.map(|i| data[i]).collect())
 }
 
 /// The same elements along the dimensions that x lacks.

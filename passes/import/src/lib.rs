@@ -37,19 +37,21 @@ use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
 
-pub use capacity::Capacity;
+use spec::Structure;
+
+pub use capacity::{Capacity, ExpertBound};
 pub use family::families;
 pub use shrink::{Shrink, shrink};
-pub use workload::{Labels, Mode, Workload};
+pub use workload::{Labels, Logits, Mode, Workload};
 
 /// Inputs that default to zeros, as in the library.
 pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
 
 /// The program of the model that `config` describes, called `name`.
 ///
-/// A decoder has the input `input_ids` `i32[b s]`, the output `logits` `[b s v]`, and the functions `@embed`, one per
+/// A decoder has the input `input_ids` `i32[b s]`, the output `logits` `[b s v]`, `[b v]` for the last token, and the functions `@embed`, one per
 /// kind of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not
-/// shifted, and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the second is optional
+/// shifted, and returns `logits` `[b t v]` or `[b v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the second is optional
 /// ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output` `[b n]`. No input
 /// masks padding: every token counts. With rotary positions a sequence may exceed `max_position_embeddings`, as in the
 /// library; with learned positions it is refused.
@@ -61,6 +63,19 @@ pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module,
     let model = family::read(config, &workload.ignore)?;
     model.check(workload)?;
     build::module(&model, name, workload)
+}
+
+/// Whether the model that `config` describes predicts a token from those before it, so that the last token's logits are
+/// enough to continue a sequence.
+///
+/// # Errors
+/// An `M` diagnostic for a description that cannot be imported; `ignore` are the fields declared without influence.
+pub fn predicts_next(config: &Value, ignore: &[String]) -> Result<bool, Diagnostic> {
+    let model = family::read(config, ignore)?;
+    Ok(match model.structure {
+        Structure::Decoder(_) | Structure::T5(_) => true,
+        Structure::Bert(_) => false,
+    })
 }
 
 /// The whole program of a workload: the module from [`import`], and in training the step that `differentiate` makes of

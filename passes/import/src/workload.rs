@@ -5,7 +5,7 @@ use ithaca_ir::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::capacity::Capacity;
+use crate::capacity::{Capacity, ExpertBound};
 
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -29,6 +29,17 @@ impl Mode {
             Mode::Decode => "decode",
         }
     }
+}
+
+/// The tokens whose logits a prefill returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Logits {
+    /// All tokens.
+    #[default]
+    All,
+    /// The last token of each sequence, from which generation continues.
+    Last,
 }
 
 /// Which label belongs to which token, and which labels count.
@@ -62,8 +73,12 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// The use of a program.
     pub mode: Mode,
-    /// The capacity of experts; unlimited when `None`.
+    /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
+    /// Without a capacity: the tokens that an expert has slots for; all when `None`.
+    pub expert_bound: Option<ExpertBound>,
+    /// In prefill: the tokens whose logits are returned.
+    pub logits: Logits,
     /// In training: the alignment of labels with tokens.
     pub labels: Labels,
     /// In training: the options of a step.
@@ -83,6 +98,8 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             capacity: None,
+            expert_bound: None,
+            logits: Logits::All,
             labels: Labels::default(),
             training: Training::default(),
             ignore: Vec::new(),

@@ -78,6 +78,9 @@ impl Roles {
                     Op::Experts(Experts::Route(route) | Experts::RouteBackward(route)) => {
                         widths.extend([route.over, route.top]);
                     }
+                    Op::Experts(Experts::Deal(deal)) => {
+                        roles.experts.insert(deal.experts);
+                    }
                     Op::Experts(
                         Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots),
                     ) => {

@@ -137,6 +137,7 @@ fn weights_are_cut_and_joined_under_every_plan() {
         ("phi3-fused", "--strategy megatron-tp --mesh tp=3 --pad-heads"),
         ("gpt-neox", "--strategy megatron-tp --mesh tp=3 --pad-heads"),
         ("llama-gqa", "--strategy ulysses --mesh ulysses=3 --pad-heads"),
+        ("qwen2-late-windows", "--strategy megatron-tp --mesh tp=6 --pad-heads"),
         ("llama-biases-one-kv-head", "--strategy megatron-tp --mesh tp=4"),
         ("qwen2-tied-mixed-windows", "--strategy megatron-tp-sp --mesh tp=4"),
         ("gpt2", "--strategy megatron-tp --mesh tp=2"),

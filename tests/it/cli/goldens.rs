@@ -1,6 +1,7 @@
 //! Models of the HuggingFace library by `run` (the schedule in single precision) and `verify` (the per-rank program in double
 //! precision), through the command line.
 
+use ithaca_kernels::Tensor;
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
 
 use super::{line, repository, said};
@@ -21,6 +22,30 @@ fn run_and_verify_give_the_outputs_of_the_library() {
             let out = said(&dir, &args);
             assert!(out.contains(output) && out.contains("passed: tolerance 1e-5"), "{args}: {out}");
         }
+    }
+}
+
+/// Zigzag, padding and a decoder of its own length: the last token is on another rank each time.
+#[test]
+fn the_last_token_has_the_logits_that_the_library_gives_it() {
+    for (golden, layout) in [
+        ("gpt2", "--strategy ring --mesh ring=4 --pad-sequence"),
+        ("gemma2", "--strategy megatron-tp-sp --mesh tp=2"),
+        ("t5", "--strategy ulysses --mesh ulysses=2"),
+    ] {
+        let dir = repository("tests/goldens").join(golden);
+        let folder = tempfile::tempdir().unwrap();
+        let all = SafeTensorsFile::open(dir.join("io.safetensors")).unwrap().read("logits").unwrap();
+        let (width, tokens) = (all.shape[2], all.shape[1]);
+        let last = all.data.chunks(width).skip(tokens - 1).step_by(tokens).flatten().copied().collect();
+        let last = Tensor { shape: vec![all.shape[0], width], data: last };
+        let file = folder.path().join("last.safetensors");
+        store::write(&file, &[("logits", Stored::F32, &last)]).unwrap();
+        let args = format!("run . --logits last --inputs io.safetensors --tolerance 1e-5 {layout} --expect");
+        let out = said(&dir, &format!("{args} {}", file.display()));
+        assert!(out.contains("passed: tolerance 1e-5"), "{args}: {out}");
+        let ran = line(&dir, &format!("{args} io.safetensors"));
+        assert!(ran.code == 1 && ran.out.contains("`--logits all` computes all"), "{ran:#?}");
     }
 }
 
@@ -82,7 +107,7 @@ fn a_plan_finds_the_weights_beside_the_model_it_was_made_from() {
     said(
         at,
         &format!(
-            "plan model --cluster cpu --gpus 2 --seq {seq} --batch {batch} --dtype f32 --strategy ulysses -o plan.json"
+            "plan model --cluster cpu --gpus 2 --seq {seq} --batch {batch} --dtype f32 --strategy ulysses --logits all -o plan.json"
         ),
     );
     let run = "run plan.json --inputs model/io.safetensors --expect model/io.safetensors --tolerance 1e-5";

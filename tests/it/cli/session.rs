@@ -111,6 +111,25 @@ fn the_cuda_folder_is_complete() {
 }
 
 #[test]
+fn collectives_are_cut_into_chunks_where_a_step_is_faster() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = repository("examples/llama-3-8b");
+    let planned = |layout: &str| {
+        said(at, &format!("plan {} --gpus 8 --seq 8192 --strategy {layout} -o plan.json", model.display()));
+        let plan = std::fs::read_to_string(at.join("plan.json")).unwrap();
+        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        let fuse = plan["options"]["fuse"].as_str().unwrap().to_owned();
+        (fuse, plan["time"]["step_seconds"].as_f64().unwrap())
+    };
+    let (fuse, seconds) = planned("megatron-tp-sp");
+    assert!(fuse.contains("overlap"), "{fuse}");
+    let (fuse, whole) = planned("megatron-tp-sp --fuse fold+pack");
+    assert!(fuse == "fold+pack" && seconds < 0.95 * whole, "{fuse}: {seconds} s, {whole} s");
+    assert_eq!(planned("ring").0, "fold+pack");
+}
+
+#[test]
 fn a_plan_runs_small_and_is_verified() {
     let folder = workplace();
     let at = folder.path();

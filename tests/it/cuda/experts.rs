@@ -1,15 +1,22 @@
 //! Training steps of models with experts as emitted programs on the host: outputs and state after several steps,
-//! against the whole program in double precision.
+//! against the whole program in double precision; and the end of a run that exceeds a bound.
+
+use std::process::Command;
 
 use ithaca_ir::Module;
+use ithaca_kernels::cuda::collectives::InProcess;
+use ithaca_kernels::cuda::{self, Host};
 use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
-use ithaca_passes::import::{Capacity, Mode, Workload, program};
+use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, program};
+use ithaca_passes::pass::Volume;
 use serde_json::Value;
 
 use super::pipeline::{Step, check, expected, options};
-use super::{can_run_in_full, root};
-use crate::golden::workload;
+use super::together::Sources;
+use super::{can_run, can_run_in_full, device, root, write_program};
+use crate::golden::{Golden, workload};
 
 /// A golden with experts, with capacity for all tokens or for some, and its inputs.
 fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
@@ -53,4 +60,53 @@ fn training_with_experts_on_the_host() {
         Step { module: module.clone(), options: options(strategy, mesh), sources, expected }
     });
     check(&steps.collect::<Vec<_>>());
+}
+
+/// Routers without weights send all tokens to the first experts, which have slots for half of them.
+#[test]
+fn a_bound_that_tokens_exceed_is_found_on_devices() {
+    if !can_run() {
+        return;
+    }
+    let Golden { config, weights, io, .. } = Golden::open("mixtral");
+    let expert_bound = Some(ExpertBound::parse("1").unwrap());
+    let module = program(&config, "mixtral", &Workload { expert_bound, ..workload(&io) }).unwrap();
+    let schedule = compile(&module, &options("megatron-tp", "tp=2"), &Volume).unwrap().schedule;
+    let routers = weights.names().into_iter().filter(|name| name.ends_with("gate.weight"));
+    let routers: Tensors = routers
+        .map(|name| {
+            let tensor = weights.read(&name).unwrap().map(|_| 0.0);
+            (name, tensor)
+        })
+        .collect();
+    let weights = Layered::new(&routers, &weights);
+    let says = "expert 1 was chosen by 128 of 128 tokens and has slots for 64; `--expert-bound 2.00` has slots for all of";
+
+    let host = Host::new(device::kernels_for([&schedule]));
+    let collectives = InProcess::new(&host, 2).unwrap();
+    let refused =
+        cuda::execute_on(&schedule, &host, &collectives, (&weights, &io), &cuda::Options::default());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains(says), "{refused}");
+
+    if !can_run_in_full() {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    write_program(&schedule, None, out.path());
+    let files = Sources::of(&Layered::new(&weights, &io)).files(&schedule, out.path().join("in.safetensors"));
+    let ran = Command::new("bash")
+        .arg(root().join("tests/cuda/host/run.sh"))
+        .arg(out.path())
+        .args([
+            "2".as_ref(),
+            "--weights".as_ref(),
+            files[0].as_os_str(),
+            "--inputs".as_ref(),
+            files[1].as_os_str(),
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && said.contains(says), "{said}");
 }

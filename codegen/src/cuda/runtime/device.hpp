@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 
 #include "source.hpp"
 #include "watch.hpp"
@@ -118,6 +119,12 @@ struct Tables {
     }
 };
 
+// The bound of experts: an expert has `slots` slots for the tokens of a group, and an even share of them. Zero without one.
+struct ExpertBound {
+    int64_t tokens = 0, slots = 0;
+    double share = 0;
+};
+
 // A schedule, as main.cu states it.
 struct Program {
     Mesh mesh;
@@ -128,6 +135,7 @@ struct Program {
     std::vector<Output> outputs;
     int64_t id_bound;  // of token ids
     double reach;      // the largest step of the optimizer for one element; zero without one
+    ExpertBound bound;
     void (*tables)(int64_t rank, Tables& tables);
     void (*run)(class Device& device, Address arena);
 };
@@ -152,6 +160,8 @@ class Device : NotCopied {
     int64_t bytes() const { return bytes_; }
     Address arena() const { return memory_; }
     Address table(size_t i) const { return memory_ + tables_[i]; }
+    // Eight bytes that `deal` sets where tokens exceed the bound of an expert.
+    Address overflow() const { return memory_ + overflow_; }
     // The part of a source of a layer; null where other ranks have it.
     Address source(size_t i, int64_t layer) const {
         const auto offset = sources_[i].find(layer);
@@ -162,6 +172,7 @@ class Device : NotCopied {
     void run() {
         program.run(*this, memory_);
         synchronize();
+        check_bound();
     }
 
     const Program& program;
@@ -173,7 +184,23 @@ class Device : NotCopied {
     Watch watch;
 
   private:
-    // One allocation: the arena, then sources, then tables.
+    void check_bound() const {
+        if (program.bound.slots == 0) return;
+        uint64_t found = 0;
+        ITHACA_CUDA(cudaMemcpy(&found, overflow(), sizeof found, cudaMemcpyDeviceToHost));
+        if (found == 0) return;
+        const ExpertBound& bound = program.bound;
+        const uint64_t demand = found >> 32;
+        char text[256];
+        std::snprintf(text, sizeof text,
+                      "expert %llu was chosen by %llu of %lld tokens and has slots for %lld; `--expert-bound %.2f` has slots for all of "
+                      "them, `--capacity` drops tokens",
+                      static_cast<unsigned long long>(found & 0xffffffff), static_cast<unsigned long long>(demand),
+                      static_cast<long long>(bound.tokens), static_cast<long long>(bound.slots),
+                      std::ceil(static_cast<double>(demand) / bound.share * 100) / 100);
+        fail(__FILE__, __LINE__, "dealing slots of experts", text);
+    }
+    // One allocation: the arena, then sources, then tables, then the word of the bound.
     void load(const Tensors& tensors) {
         const auto reserve = [&](int64_t bytes) {
             const int64_t offset = bytes_;
@@ -191,6 +218,7 @@ class Device : NotCopied {
         Tables tables;
         program.tables(rank, tables);
         for (const std::vector<char>& list : tables.lists) tables_.push_back(reserve(static_cast<int64_t>(list.size())));
+        if (program.bound.slots > 0) overflow_ = reserve(sizeof(uint64_t));
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
@@ -199,10 +227,11 @@ class Device : NotCopied {
             for (const auto& [layer, offset] : sources_[i])
                 upload(offset, load_source(program.sources[i], layer, rank, tensors));
         for (size_t i = 0; i < tables_.size(); ++i) upload(tables_[i], tables.lists[i]);
+        if (program.bound.slots > 0) upload(overflow_, std::vector<char>(sizeof(uint64_t)));
     }
 
     Address memory_;
-    int64_t bytes_ = 0;
+    int64_t bytes_ = 0, overflow_ = 0;
     std::vector<std::map<int64_t, int64_t>> sources_;  // offsets by layer
     std::vector<int64_t> tables_;
 };

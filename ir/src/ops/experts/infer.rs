@@ -8,7 +8,7 @@ use crate::layout::AxisList;
 use crate::ops::check::{need_float, sums_in, unplaced};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
-use crate::ops::table::experts::{Experts, Route, Slots};
+use crate::ops::table::experts::{Experts, Route, Shared, Slots};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -27,6 +27,14 @@ impl Experts {
                     "choices and gradients have the dimensions of the logits, the last chosen from",
                 )?;
                 need_float(cx.name, operands[2].dtype)?;
+                Ok(smallvec![unplaced(operands[0])])
+            }
+            Experts::Deal(deal) => {
+                let slots = Slots { experts: deal.experts, top: deal.top, shared: deal.shared };
+                let tokens = cx.tokens(&slots, operands[0])?;
+                cx.groups(&slots, &tokens)?;
+                let fits = deal.bound.is_none_or(|bound| bound.is_finite() && bound > 0.0);
+                cx.shape(fits, "the bound is a positive factor of the even share")?;
                 Ok(smallvec![unplaced(operands[0])])
             }
             Experts::Dispatch(slots) => {
@@ -59,9 +67,11 @@ impl Experts {
                 let ty = declared.first().filter(|ty| ty.has(slots.experts))?;
                 Some((slots.experts, ty.axes_of(slots.experts).into()))
             }
-            Experts::Route(_) | Experts::RouteBackward(_) | Experts::Combine(_) | Experts::Products(_) => {
-                None
-            }
+            Experts::Route(_)
+            | Experts::RouteBackward(_)
+            | Experts::Deal(_)
+            | Experts::Combine(_)
+            | Experts::Products(_) => None,
         }
     }
 }
@@ -113,7 +123,7 @@ impl Cx<'_> {
 
     fn choices(&self, choices: &TensorType) -> Result<(), OpError> {
         let dtype = choices.dtype;
-        ensure!(dtype == DType::I32, "V04", "`{}` takes choices in i32, not {dtype}", self.name);
+        ensure!(dtype == DType::I32, "V04", "`{}` takes choices and places in i32, not {dtype}", self.name);
         Ok(())
     }
 
@@ -140,19 +150,22 @@ impl Cx<'_> {
 
     /// The dimensions of slots.
     fn filled(&self, slots: &Slots, tokens: &[DimId], width: DimId) -> Result<Vec<DimId>, OpError> {
-        let mut dims = vec![slots.experts];
-        match slots.capacity {
-            None => dims.extend_from_slice(tokens),
-            Some(c) => {
-                let fits = tokens.last() == Some(&c.sequence) && c.tokens(self.space).is_some();
-                self.shape(fits, "groups divide the sequence, the last dimension of the tokens")?;
-                dims.extend(tokens[..tokens.len() - 1].iter().copied().chain([c.groups, c.slots]));
-            }
-        }
-        dims.push(width);
+        self.groups(slots, tokens)?;
+        let Shared { batches, groups, slots: each, .. } = slots.shared;
+        let dims = vec![slots.experts, batches, groups, each, width];
         let twice = dims.iter().enumerate().any(|(i, d)| dims[..i].contains(d));
         self.shape(!twice, "experts, tokens, slots and width are different dimensions")?;
         Ok(dims)
+    }
+
+    /// Groups of tokens divide the tokens, and their slots can be numbered.
+    fn groups(&self, slots: &Slots, tokens: &[DimId]) -> Result<(), OpError> {
+        let Shared { batch, sequence, .. } = slots.shared;
+        let fits = tokens == [batch, sequence] && slots.shared.tokens(self.space).is_some();
+        self.shape(fits, "tokens are those of a batch of sequences, and groups divide both")?;
+        let numbers =
+            u128::from(self.space.size(slots.experts)) * u128::from(self.space.size(slots.shared.slots));
+        self.shape(numbers <= 1 << 31, "the slots of all experts for a group are numbered in i32")
     }
 
     /// Slots that are read: the dimensions of tokens, and the width.

@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! %gates, %choices = route %logits {over=r, top=n, …} : f32[b s n], i32[b s n]
-//! %slots = dispatch %choices, %x {experts=e} : f32[e b s m]
+//! %places = deal %choices {experts=e, top=n, shared=groups(…), bound=2.0} : i32[b s n]
+//! %slots = dispatch %places, %x {experts=e, top=n, shared=groups(…)} : f32[e p g c m]
 //! …a feed-forward network whose weights have the dimension e…
-//! %y = combine %choices, %done, %gates {experts=e} : f32[b s m]
+//! %y = combine %places, %done, %gates {experts=e, top=n, shared=groups(…)} : f32[b s m]
 //! ```
 //! The experts are a dimension like any other, so that expert parallelism is a layout: where the weights of experts are
 //! split by axes that split tokens elsewhere, a reshard from tokens to experts follows `dispatch`, and one from experts
 //! to tokens precedes `combine`, and both become all-to-alls.
 //!
-//! *Dropless*, a token has a slot of its own at every expert, filled where it goes there and zero elsewhere; that is the
-//! worst case, exactly. *With a capacity*, the tokens of a group share a few slots at each expert, which are dealt in order
-//! of position; a token that finds none is dropped by that expert. Groups are runs of tokens of one sequence and belong to
-//! the program, so the dropped tokens do not depend on the layout: a layout that would split a group is refused.
+//! The tokens of a group share the slots of each expert, dealt in order. *With a bound*, an expert that chooses more tokens
+//! than it has slots ends the run, so no result depends on the groups: `shard` makes the tokens of a rank one group. *With a
+//! capacity*, the expert drops further tokens. Groups then are runs of tokens of one sequence and belong to the program, so
+//! the dropped tokens do not depend on the layout: a layout that would split a group is refused.
 
 mod adjoint;
 mod infer;
@@ -23,7 +24,8 @@ use crate::dim::DimId;
 use crate::rule::{FactorKind, FactorRule};
 use crate::types::TensorType;
 
-pub use crate::ops::table::experts::{Capacity, ExpertGroups, Experts, Gates, Route, Scoring, Slots};
+pub use crate::ops::table::experts::{Deal, ExpertGroups, Experts, Gates, Route, Scoring, Shared, Slots};
+pub use slots::{MIN_SLOTS, bounded_slots};
 
 /// Added to the sum that shares are divided by, as the library does.
 pub const SHARE_EPS: f64 = 1e-20;
@@ -33,6 +35,7 @@ impl Experts {
     pub fn has_gradient(&self, i: usize) -> bool {
         match self {
             Experts::Route(_) | Experts::RouteBackward(_) => i != 1,
+            Experts::Deal(_) => false,
             Experts::Dispatch(_) | Experts::Combine(_) | Experts::Products(_) => i != 0,
         }
     }
@@ -45,18 +48,21 @@ impl Experts {
 
     /// The dimension that represents the factor of `dim`, and its kind.
     fn factor(&self, dim: DimId) -> (DimId, FactorKind) {
-        let slots = match self {
+        let (top, shared) = match self {
             Experts::Route(route) | Experts::RouteBackward(route) => {
                 let whole = dim == route.over || dim == route.top;
                 return (dim, if whole { FactorKind::Whole } else { FactorKind::Parallel });
             }
-            Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots) => slots,
+            Experts::Deal(deal) => (deal.top, &deal.shared),
+            Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots) => {
+                (slots.top, &slots.shared)
+            }
         };
-        match slots.capacity {
-            Some(c) if dim == c.groups => (c.sequence, FactorKind::Parallel),
-            Some(c) if dim == c.slots => (dim, FactorKind::Whole),
-            Some(_) | None if dim == slots.top => (dim, FactorKind::Whole),
-            Some(_) | None => (dim, FactorKind::Parallel),
+        match dim {
+            _ if dim == shared.groups => (shared.sequence, FactorKind::Parallel),
+            _ if dim == shared.batches => (shared.batch, FactorKind::Parallel),
+            _ if dim == shared.slots || dim == top => (dim, FactorKind::Whole),
+            _ => (dim, FactorKind::Parallel),
         }
     }
 }

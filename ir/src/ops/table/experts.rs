@@ -15,13 +15,16 @@ ops! {
             /// The gradient of the logits, from logits, choices and the gradient of the gates; the choice is fixed.
             RouteBackward(route: Route)
                 = "route_backward", "b s r, b s n, b s n -> b s r", Compute, Vector, Largest(8);
+            /// The slot of each choice of each token: `expert · slots + slot`, counted within the group of the token; −1
+            /// without one. Slots are dealt in order of position.
+            Deal(deal: Deal) = "deal", "b s n -> b s n", Compute, Vector, Largest(1);
             /// Every token in its slots at the experts of its choice, times its gates; zero in a slot without a token.
-            Dispatch(slots: Slots) = "dispatch", "b s n, b s m, (b s n) -> e b s m", Compute, Vector, Largest(1);
+            Dispatch(slots: Slots) = "dispatch", "b s n, b s m, (b s n) -> e p g c m", Compute, Vector, Largest(1);
             /// Every token sums its slots, times its gates; a rank sums the experts that it holds.
-            Combine(slots: Slots) = "combine", "b s n, e b s m, (b s n) -> b s m", Compute, Vector, Largest(2);
+            Combine(slots: Slots) = "combine", "b s n, e p g c m, (b s n) -> b s m", Compute, Vector, Largest(2);
             /// The product of a token with each of its slots: the gradient of a gate.
             Products(slots: Slots)
-                = "slot_products", "b s n, e b s m, b s m -> b s n", Compute, Vector, Largest(2);
+                = "slot_products", "b s n, e p g c m, b s m -> b s n", Compute, Vector, Largest(2);
         }
     }
 }
@@ -93,28 +96,45 @@ impl Value for ExpertGroups {
 }
 
 attributes! {
-    /// The slots of experts, which `dispatch` fills and `combine` reads.
-    ///
-    /// Without a capacity their type is `[e, tokens…, m]`: each token has slots of its own. With one it is
-    /// `[e, tokens…, c, m]`, `tokens…` naming groups in place of the sequence.
+    /// The assignment of slots to tokens.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Deal {
+        /// The dimension of the experts that slots have.
+        pub experts: DimId,
+        /// The last dimension of the choices.
+        pub top: DimId,
+        /// The groups of tokens and their slots.
+        pub shared: Shared,
+        /// A token without a slot ends the run: an expert has slots for so many times its even share of a group. When left
+        /// out, such a token is dropped by the expert.
+        pub bound: Option<f64> = None,
+    }
+}
+
+attributes! {
+    /// The slots of experts, `[e, p, g, c, m]`, which `dispatch` fills and `combine` reads.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Slots {
         /// The dimension of the experts that slots have.
         pub experts: DimId,
         /// The last dimension of the choices.
         pub top: DimId,
-        /// The tokens of a group share slots, dealt in order of position; a slot for every token when left out.
-        pub capacity: Option<Capacity> = None,
+        /// The groups of tokens and their slots.
+        pub shared: Shared,
     }
 }
 
 call! {
-    /// Slots that the tokens of a group share, dealt in order of position.
+    /// Slots that the tokens of a group share. A group has consecutive tokens of consecutive sequences.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Capacity as "dealt" {
-        /// The sequence whose tokens are grouped.
+    pub struct Shared as "groups" {
+        /// The sequences.
+        pub batch: DimId,
+        /// Groups of sequences; `batch` itself if a group has tokens of one sequence.
+        pub batches: DimId,
+        /// The tokens of a sequence.
         pub sequence: DimId,
-        /// The groups of a sequence, runs of as many tokens each.
+        /// The groups of a sequence.
         pub groups: DimId,
         /// The slots of an expert for each group.
         pub slots: DimId,

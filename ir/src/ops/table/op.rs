@@ -58,6 +58,13 @@ ops! {
             Sum = "sum", "x -> y", Compute, Vector, Operands(1);
             /// The same elements along dimensions that the operand lacks.
             Expand = "expand", "y -> x", Compute, Vector, Zero;
+            /// The elements at one position of a dimension; a rank that lacks the position contributes zero.
+            Select {
+                /// The dimension of x that the result lacks.
+                over: DimId,
+                /// The position along it.
+                position: u64,
+            } = "select", "x a s -> x a", Compute, Vector, Zero;
             /// Rows of a table, chosen by integers; a rank that lacks the row contributes zero.
             Embed {
                 /// The dimension of the table that the integers index.

@@ -4,9 +4,10 @@ use ithaca_ir::ops::experts::{self, Experts, Gates, Scoring};
 use ithaca_ir::{DType, Space};
 
 use super::view::{Cx, View, reals, signed};
+use crate::address::Region;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::structs::{Reals, Route, Slots};
+use crate::structs::{Groups, Reals, Route, Slots};
 
 /// Threads that share a row of slots: the kernels' `kLanes`.
 const LANES: i64 = 32;
@@ -54,19 +55,33 @@ impl Cx<'_> {
                     arguments![r, x[0].at, x[1].at, reals(x[2]), z[0].at, tokens],
                 )
             }
+            Experts::Deal(deal) => {
+                let groups = self.groups(&deal.shared, x[0])?;
+                let [top, experts, slots] =
+                    [deal.top, deal.experts, deal.shared.slots].map(|dim| signed(self.space.size(dim)));
+                let overflow = match deal.bound {
+                    Some(_) => Pointer { region: Region::Overflow, bytes: 0 },
+                    None => Pointer::NONE,
+                };
+                let n = groups.count() * experts;
+                let arguments = arguments![x[0].at, z[0].at, groups, top, experts, slots, overflow, n];
+                self.launch("deal", n, arguments)
+            }
             Experts::Dispatch(slots) => {
                 let s = self.slots(slots, x[0], z[0])?;
-                let ((gates, gated), n) = (gates(x), s.held * s.groups * LANES);
+                let ((gates, gated), n) = (gates(x), s.groups.size() * LANES);
+                // Slots without a token are zero.
+                self.fill(0.0, z[0])?;
                 self.launch_of("dispatch", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
             }
             Experts::Combine(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
-                let ((gates, gated), n) = (gates(x), s.groups * s.group * LANES);
+                let ((gates, gated), n) = (gates(x), s.groups.size() * LANES);
                 self.launch_of("combine", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
             }
             Experts::Products(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
-                let n = s.groups * s.group * s.top;
+                let n = s.groups.size() * s.top;
                 if z[0].ty.dtype != DType::F32 && x[1].ty.dtype != DType::F64 {
                     return LowerError::unsupported("products of slots in a narrow type");
                 }
@@ -75,32 +90,41 @@ impl Cx<'_> {
         }
     }
 
+    /// The groups of the tokens that the rank holds.
+    fn groups(&self, shared: &experts::Shared, places: View<'_>) -> Result<Groups, LowerError> {
+        let (extents, each) = (self.local(places.ty).extents, shared.tokens(self.space));
+        match (extents.as_slice(), each) {
+            (&[sequences, tokens, _], Some(each)) => {
+                let [each_sequences, each_tokens] = each.map(signed);
+                Ok(Groups { sequences, tokens, each_sequences, each_tokens })
+            }
+            _ => LowerError::unsupported("groups of tokens that do not divide their sequence"),
+        }
+    }
+
     /// The slots as kernels take them: `filled` has them, and its first dimension is the experts.
-    fn slots(
-        &self,
-        slots: &experts::Slots,
-        choices: View<'_>,
-        filled: View<'_>,
-    ) -> Result<Slots, LowerError> {
-        let (group, each) = match slots.capacity {
-            None => (1, 1),
-            Some(capacity) => match capacity.tokens(self.space) {
-                Some(tokens) => (signed(tokens), signed(self.space.size(capacity.slots))),
-                None => return LowerError::unsupported("groups of tokens that do not divide their sequence"),
-            },
-        };
-        let (lc, lf) = (self.local(choices.ty), self.local(filled.ty));
-        let top = lc.extents.last().copied().unwrap_or(1);
-        let tokens = if top > 0 { lc.size / top } else { 0 };
+    fn slots(&self, slots: &experts::Slots, places: View<'_>, filled: View<'_>) -> Result<Slots, LowerError> {
+        let lf = self.local(filled.ty);
         Ok(Slots {
-            choices: choices.at,
-            top,
-            groups: tokens / group.max(1),
-            group,
-            slots: each,
+            places: places.at,
+            groups: self.groups(&slots.shared, places)?,
+            top: signed(self.space.size(slots.top)),
+            slots: signed(self.space.size(slots.shared.slots)),
             first: self.region(&lf).first().map_or(0, |r| signed(r.start)),
             held: lf.extents.first().copied().unwrap_or(1),
             width: lf.extents.last().copied().unwrap_or(1),
         })
+    }
+}
+
+impl Groups {
+    /// Tokens.
+    fn size(&self) -> i64 {
+        self.sequences * self.tokens
+    }
+
+    /// Groups.
+    fn count(&self) -> i64 {
+        self.size() / (self.each_sequences * self.each_tokens).max(1)
     }
 }

@@ -83,6 +83,7 @@ impl Cx<'_> {
             Op::RowLse { over, parts: _ } => self.row_lse(*over, x[0], z[0]),
             Op::Fill { value } => self.fill(*value, z[0]),
             Op::Sum => self.sum(x[0], z[0]),
+            Op::Select { over, position } => self.select((*over, *position), x[0], z[0]),
             Op::Expand => self.expand(x[0], z[0]),
             Op::Gradient(Gradient::Unary(f)) => {
                 let arguments = arguments![*f as i32, x[0].at, x[1].at, z[0].at];

@@ -213,6 +213,24 @@ impl Cx<'_> {
         self.launch_of("sum", x.ty, n, arguments![x.at, z.at, kept, summed, n, n_summed])
     }
 
+    /// The elements at a position of a dimension; zeros where the rank does not hold it.
+    pub(crate) fn select(
+        &self,
+        (over, position): (DimId, u64),
+        x: View<'_>,
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        let (lx, at) = (self.local(x.ty), place(x.ty, over)?);
+        let held = self.region(&lx)[at].clone();
+        let Some(found) = self.space.index_at(over, held.clone(), position) else {
+            return self.fill(0.0, z);
+        };
+        let start = (found - held.start) * lx.strides[at].unsigned_abs() * x.ty.dtype.bytes();
+        let walk = self.walk(z.ty, |_| true, [z.ty, x.ty])?;
+        let n = self.local(z.ty).size;
+        self.launch(&format!("copy_box<{}>", bits(x.ty)), n, arguments![x.at.offset(start), z.at, walk, n])
+    }
+
     /// Along the dimensions that x lacks.
     pub(crate) fn expand(&self, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let walk = self.walk(z.ty, |_| true, [z.ty, x.ty])?;

@@ -9,7 +9,7 @@
 //! to `m`.
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Unary, Window, cast};
+use ithaca_ir::ops::{Attention, AttentionDims, Unary, Window};
 use ithaca_ir::{DType, Dim, DimId, Mask, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Tensors};
@@ -146,34 +146,12 @@ impl Cx<'_> {
     fn pooler(&self, f: &mut Body<'_>) -> Built<Vec<Output>> {
         let m = self.dims.m;
         let x = self.stream(f);
-        let first = self.is_first(f)?;
-        let first = f.product(x, first)?;
+        let first = f.push(Op::Select { over: self.dims.s, position: 0 }, &[x])?;
         f.name(first, Some("first"));
         let pooled = dense(f, first, "pooler.dense", &[self.n], &[m])?;
         let pooled = f.push(Op::Unary(Unary::Tanh), &[pooled])?;
         f.name(pooled, Some("pooled"));
         Ok([x, pooled].map(|value| Output { name: None, value }).to_vec())
-    }
-
-    /// `[s]`: one for the token at position zero, and zero for the others.
-    ///
-    /// The result is computed from positions, so it holds for any order of tokens, and a product with it keeps the
-    /// sequence sharded. No operation makes constants, but log(exp(x) + exp(x)) is x + log 2, which for x = −position
-    /// is positive at position zero only; tanh of a large multiple of it is exactly one.
-    fn is_first(&self, f: &mut Body<'_>) -> Built<ValueId> {
-        // tanh(64 log 2) rounds to one in every element type.
-        const ENOUGH: f64 = 64.0;
-        let positions = f.positions(self.dims.s)?;
-        let x = f.push(Op::Cast { to: DType::F32 }, &[positions])?;
-        let x = f.push(Op::Scale { factor: -1.0 }, &[x])?;
-        let x = f.push(Op::Binary(Binary::LogAddExp), &[x, x])?;
-        let x = f.push(Op::Unary(Unary::Relu), &[x])?;
-        let x = f.push(Op::Scale { factor: ENOUGH }, &[x])?;
-        let x = f.push(Op::Unary(Unary::Tanh), &[x])?;
-        let dtype = f.tensors.dtype;
-        let x = cast(f, x, dtype)?;
-        f.name(x, Some("is_first"));
-        Ok(x)
     }
 
     /// A score for each token of the vocabulary.

@@ -12,6 +12,7 @@ use ithaca_ir::{
 
 use super::drops::{Drops, Key};
 use crate::spec::{NormForm, RotarySpec};
+use crate::workload::Logits;
 
 /// A part of a program, or the invariant of the language that it would break.
 pub(super) type Built<T> = Result<T, OpError>;
@@ -182,6 +183,17 @@ impl Body<'_> {
     ) -> Built<ValueId> {
         let table = self.weight(name, &dims)?;
         self.push(Op::Embed { over: dims[0], padding }, &[table, ids])
+    }
+
+    /// The tokens of `x` whose logits are returned: all, or the last along `tokens`.
+    pub(super) fn with_logits(&mut self, logits: Logits, x: ValueId, tokens: DimId) -> Built<ValueId> {
+        match logits {
+            Logits::All => Ok(x),
+            Logits::Last => {
+                let position = self.space().size(tokens) - 1;
+                self.push(Op::Select { over: tokens, position }, &[x])
+            }
+        }
     }
 
     /// The sum of products over the dimensions that both have; the other dimensions of `x` come first.

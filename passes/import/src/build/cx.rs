@@ -6,12 +6,14 @@ use ithaca_ir::{DimId, ValueId};
 use super::body::{Body, Built};
 use super::dims::Dims;
 use crate::spec::{Kind, Spec};
+use crate::workload::Logits;
 
 /// A decoder and its dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Decoder<'a> {
     pub(super) spec: &'a Spec,
     pub(super) dims: Dims,
+    pub(super) logits: Logits,
 }
 
 impl Decoder<'_> {

@@ -34,7 +34,7 @@ pub(super) fn module(
     let input_major = spec.layout.input_major;
     let tensors = Tensors { dtype, heads: [dims.h, dims.k], width: dims.d, input_major };
     let mut program = Program::new(space, tensors, drops);
-    let decoder = Decoder { spec, dims };
+    let decoder = Decoder { spec, dims, logits: workload.logits };
 
     let embed = program.function("embed", |f| decoder.embed(f))?;
     let mut blocks = Vec::new();
@@ -119,6 +119,7 @@ impl Decoder<'_> {
         let Dims { b, s, m, v, .. } = self.dims;
         let layout = self.spec.layout;
         let x = f.stream(&[b, s, m], "x");
+        let x = f.with_logits(self.logits, x, s)?;
         let normed = self.norm(f, x, layout.last_norm, m)?;
         let name = if self.spec.sizes.tied { layout.embedding } else { layout.head };
         let weight = f.weight(name, &[v, m])?;

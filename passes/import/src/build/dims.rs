@@ -1,5 +1,6 @@
 //! Dimensions of a decoder.
 
+use ithaca_ir::ops::experts::{Shared, bounded_slots};
 use ithaca_ir::{Dim, DimId, Space};
 
 use crate::spec::{ExpertSpec, Latent, Sizes, Spec};
@@ -25,7 +26,8 @@ pub(super) struct Dims {
 impl Dims {
     pub(super) fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
         let dims = Self::of_sizes(space, &spec.sizes, spec.learned, workload);
-        let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, e, workload));
+        let tokens = [dims.b, dims.s];
+        let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, tokens, e, workload));
         let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
         Self { experts, latent, ..dims }
     }
@@ -62,23 +64,44 @@ pub(super) struct ExpertDims {
     pub(super) x: DimId,
     /// Width of the shared network.
     pub(super) y: Option<DimId>,
-    /// Groups of tokens and slots of each group at an expert, if the capacity is bounded.
-    pub(super) bound: Option<[DimId; 2]>,
+    /// Groups of tokens, and their slots at an expert.
+    pub(super) shared: Shared,
+    /// The factor of the even share that an expert has slots for; `None` where it drops further tokens.
+    pub(super) bound: Option<f64>,
 }
 
 impl ExpertDims {
-    pub(super) fn declare(space: &mut Space, spec: &ExpertSpec, workload: &Workload) -> Self {
+    pub(super) fn declare(
+        space: &mut Space,
+        [batch, sequence]: [DimId; 2],
+        spec: &ExpertSpec,
+        workload: &Workload,
+    ) -> Self {
+        let sizes = [batch, sequence].map(|dim| space.size(dim));
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+        let (shared, bound) = match workload.capacity {
+            Some(capacity) => {
+                let slots = capacity.slots(sizes[1] / capacity.groups().max(1), spec.top, spec.count);
+                let (groups, slots) = (dim("g", capacity.groups()), dim("c", slots));
+                (Shared { batch, batches: batch, sequence, groups, slots }, None)
+            }
+            // `shard` makes a group of the tokens of each rank.
+            None => {
+                let all = spec.count as f64 / spec.top.max(1) as f64;
+                let bound = workload.expert_bound.map_or(all, |bound| bound.factor().min(all));
+                let slots = bounded_slots(bound, sizes[0] * sizes[1], spec.top, spec.count);
+                let (batches, groups, slots) = (dim("p", 1), dim("g", 1), dim("c", slots));
+                (Shared { batch, batches, sequence, groups, slots }, Some(bound))
+            }
+        };
         Self {
             e: dim("e", spec.count),
             r: dim("r", spec.count),
             n: dim("n", spec.top),
             x: dim("x", spec.ffn),
             y: spec.shared.map(|n| dim("y", n)),
-            bound: workload.capacity.map(|capacity| {
-                let tokens = workload.sequence / capacity.groups.max(1);
-                [dim("g", capacity.groups), dim("c", capacity.slots(tokens, spec.top, spec.count))]
-            }),
+            shared,
+            bound,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! y = combine(down · (activation(gate · slots) · (up · slots)), gates) + shared(x)    of slots = dispatch(x)
 //! ```
 
-use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
+use ithaca_ir::ops::experts::{Deal, Experts, Route, Shared, Slots};
 use ithaca_ir::ops::{cast, sums_in};
 use ithaca_ir::{DimId, Op, ValueId};
 
@@ -22,28 +22,29 @@ pub(super) fn mlp(
     f: &mut Body<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
-    let Dims { b, s, m, .. } = cx.dims;
+    let Dims { m, .. } = cx.dims;
     let (module, activation) = (cx.name(cx.spec.layout.experts), cx.spec.sizes.activation);
     let [gates, choices] = route(cx, spec, dims, f, x, &module)?;
-    let capacity = dims.bound.map(|[groups, slots]| Capacity { sequence: s, groups, slots });
-    let slots = Slots { experts: dims.e, top: dims.n, capacity };
-    let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[choices, x])?;
+    let ExpertDims { e: experts, n: top, shared, .. } = dims;
+    let deal = Deal { experts, top, shared, bound: dims.bound };
+    let places = f.push(Op::Experts(Experts::Deal(deal)), &[choices])?;
+    f.name(places, Some("places"));
+    let slots = Slots { experts, top, shared };
+    let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[places, x])?;
     f.name(filled, Some("slots"));
 
     let product = |f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]| {
         let name = format!("{module}.experts.{{expert}}.{part}.weight");
         let weight = f.weight(&name, &[dims.e, to, from])?;
-        match dims.bound {
-            None => f.einsum(x, weight, &[dims.e, b, s, to]),
-            Some([groups, slots]) => f.einsum(x, weight, &[dims.e, b, groups, slots, to]),
-        }
+        let Shared { batches, groups, slots, .. } = shared;
+        f.einsum(x, weight, &[experts, batches, groups, slots, to])
     };
     let [gate, up, down] = cx.spec.layout.expert;
     let gate = product(f, filled, gate, [dims.x, m])?;
     let up = product(f, filled, up, [dims.x, m])?;
     let inner = f.gated(activation, gate, up)?;
     let done = product(f, inner, down, [m, dims.x])?;
-    let out = f.push(Op::Experts(Experts::Combine(slots)), &[choices, done, gates])?;
+    let out = f.push(Op::Experts(Experts::Combine(slots)), &[places, done, gates])?;
 
     // The network that all tokens share.
     let Some(y) = dims.y else { return Ok(out) };

@@ -16,7 +16,7 @@ use ithaca_ir::{DType, Dim, DimId, Mask, Module, Op, Space, TensorType, ValueId}
 use super::body::{Body, Built, Linear, Program, Tensors};
 use super::drops::{Drops, Place};
 use crate::spec::{NormForm, T5};
-use crate::workload::Workload;
+use crate::workload::{Logits, Workload};
 
 const TABLE: &str = "shared.weight";
 
@@ -82,7 +82,7 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, dro
         let x = decoder.mlp(f, 2, x)?;
         f.returns(x, "y")
     })?;
-    let head = program.function("head", |f| decoder.head(f))?;
+    let head = program.function("head", |f| decoder.head(f, workload.logits))?;
     program.function("main", |f| {
         let (source, target) = (f.input("input_ids", [b, s])?, f.input("decoder_input_ids", [b, t])?);
         f.make_key()?;
@@ -209,9 +209,10 @@ impl Stack<'_> {
     }
 
     /// The last norm and the logits.
-    fn head(&self, f: &mut Body<'_>) -> Built<[Output; 1]> {
+    fn head(&self, f: &mut Body<'_>, logits: Logits) -> Built<[Output; 1]> {
         let Dims { m, v, .. } = self.dims;
         let x = self.stream(f, "x");
+        let x = f.with_logits(logits, x, self.tokens)?;
         let mut x = self.last_norm(f, x)?;
         if self.t5.scaled {
             x = f.push(Op::Scale { factor: (self.t5.sizes.hidden as f64).powf(-0.5) }, &[x])?;

@@ -48,11 +48,12 @@ impl ExpertSpec {
             return Err(Diagnostic::new("M07", message));
         }
         if let Some(capacity) = workload.capacity
-            && !workload.sequence.is_multiple_of(capacity.groups)
+            && !workload.sequence.is_multiple_of(capacity.groups())
         {
             let message = format!(
                 "a sequence of {} tokens is not divisible by {} groups",
-                workload.sequence, capacity.groups
+                workload.sequence,
+                capacity.groups()
             );
             return Err(Diagnostic::new("M10", message)
                 .help("choose GROUPS to divide the sequence in `--capacity FACTOR/GROUPS`"));

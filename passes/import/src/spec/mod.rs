@@ -12,7 +12,7 @@ use std::ops::Range;
 use ithaca_ir::ops::{Pairs, Scaling};
 use ithaca_ir::{DType, Diagnostic, Mask};
 
-use crate::workload::Workload;
+use crate::workload::{Logits, Mode, Workload};
 use limits::{check_no_target, check_positions};
 
 pub(super) use bert::{Bert, BertHead};
@@ -64,6 +64,17 @@ impl Model {
         if let Some(capacity) = workload.capacity.filter(|_| !has_experts) {
             let message = format!("a capacity of {capacity}, but the model has no experts");
             return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
+        }
+        if workload.logits == Logits::Last {
+            let why = match (&self.structure, workload.mode) {
+                (Structure::Bert(_), _) => "the model predicts no next token",
+                (_, Mode::Train) => "a loss is of all tokens",
+                (Structure::Decoder(_) | Structure::T5(_), Mode::Prefill | Mode::Decode) => "",
+            };
+            if !why.is_empty() {
+                let message = format!("logits of the last token only, but {why}");
+                return Err(Diagnostic::new("M10", message).help("use `--logits all`"));
+            }
         }
         match &self.structure {
             Structure::Decoder(spec) => {

@@ -1,10 +1,10 @@
 //! Checks the layout of experts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::ops::Op;
-use ithaca_ir::ops::experts::{Capacity, Experts};
-use ithaca_ir::{Diagnostic, Dim, Mesh, Module, Space};
+use ithaca_ir::ops::experts::{Deal, Experts, Shared, bounded_slots};
+use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Space};
 use ithaca_pass::roles::Roles;
 
 use super::degrees::legal_degrees;
@@ -42,24 +42,49 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Groups of tokens that share slots are whole on a rank, and their tokens in order of position, in the space as it will
-/// be, so that the same tokens are dropped as in the whole program.
+/// The groups of tokens that share slots, in the space as it will be. With a bound, the tokens of a rank become a group: the
+/// new sizes of the dimensions, with notes to the user. With a capacity, groups stay as they are: they are whole on a rank, and their tokens in order
+/// of position, so that the same tokens are dropped as in the whole program.
 ///
 /// # Errors
 /// `P29`.
-pub(super) fn check_groups(
+pub(super) fn groups(
     module: &Module,
     space: &Space,
     placement: &Placement,
     roles: &Roles,
-) -> Result<(), Diagnostic> {
-    let mut groups = BTreeSet::new();
-    for node in module.functions.values().flat_map(|f| &f.nodes) {
-        if let Op::Experts(Experts::Dispatch(slots) | Experts::Combine(slots)) = &node.op {
-            groups.extend(slots.capacity.map(|Capacity { sequence, groups, .. }| (sequence, groups)));
+) -> Result<(BTreeMap<DimId, u64>, BTreeSet<String>), Diagnostic> {
+    let (axes, batch_axes) = (placement.residual_sequence(), &placement.batch);
+    let (mut sizes, mut notes) = (BTreeMap::new(), BTreeSet::new());
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    let deals = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Deal(deal)) => Some(deal),
+        _ => None,
+    });
+    for Deal { experts, top, shared, bound } in deals {
+        let Shared { batch, batches, sequence, groups, slots } = *shared;
+        if let Some(bound) = *bound {
+            let parts = |of, axes: &[_]| if of { space.mesh.degree(axes) } else { 1 };
+            let [n_batches, n_groups] = [
+                parts(roles.batches.contains(&batch), batch_axes),
+                parts(roles.sequences.contains(&sequence), &axes),
+            ];
+            let tokens = space.size(batch) / n_batches * (space.size(sequence) / n_groups);
+            // Padding chooses experts too, wherever it is.
+            let padding =
+                space.size(batch) / n_batches * (space.size(sequence) - module.space.size(sequence));
+            let n_slots = bounded_slots(bound, tokens, space.size(*top), space.size(*experts));
+            sizes.extend([(batches, n_batches), (groups, n_groups)]);
+            let n_slots = (n_slots + padding).min(tokens);
+            sizes.insert(slots, n_slots);
+            if n_slots < tokens {
+                notes.insert(format!(
+                    "each of {} experts has slots for {n_slots} of the {tokens} tokens of a rank (`--expert-bound {bound}`)",
+                    space.size(*experts)
+                ));
+            }
+            continue;
         }
-    }
-    for (sequence, groups) in groups {
         let (tokens, n) = (module.space.size(sequence), module.space.size(groups));
         let refused = |problem: String| {
             let message =
@@ -71,7 +96,6 @@ pub(super) fn check_groups(
         if space.size(sequence) != tokens {
             return Err(refused(format!("the sequence is padded to {}", space.size(sequence))));
         }
-        let axes = placement.residual_sequence();
         let degree = space.mesh.degree(&axes);
         if roles.sequences.contains(&sequence) && n % degree != 0 {
             return Err(refused(format!("{degree} ranks split a sequence")));
@@ -83,5 +107,5 @@ pub(super) fn check_groups(
             return Err(refused("the order of tokens over ranks tears them".to_owned()));
         }
     }
-    Ok(())
+    Ok((sizes, notes))
 }

@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::{Attention, Op};
+use ithaca_ir::ops::Op;
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 use ithaca_pass::roles::Roles;
 use num_integer::lcm;
@@ -33,20 +32,48 @@ pub struct Decisions {
     pub copy_activations: BTreeMap<DimId, u64>,
     /// Dimensions that ranks hold in different sizes.
     pub uneven: Vec<DimId>,
-    /// Sequences that are padded: the new size.
+    /// Heads and sequences that are padded: the new size.
     pub padded: BTreeMap<DimId, u64>,
+    /// Query heads whose groups are padded one by one.
+    pub padded_groups: BTreeMap<DimId, PaddedGroups>,
     /// Vocabularies and key/value heads that stay whole in weights because they do not divide.
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
+    /// Groups of tokens that share slots of experts, and their slots: the new sizes.
+    pub expert_groups: BTreeMap<DimId, u64>,
     /// Notes to the user.
     pub notes: Vec<String>,
+}
+
+/// Groups of query heads that share a key/value head, with padding after the heads of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaddedGroups {
+    /// Groups.
+    pub count: u64,
+    /// Heads of a group.
+    pub valid: u64,
+    /// Heads of a padded group.
+    pub size: u64,
+}
+
+impl PaddedGroups {
+    /// The order of the padded heads: positions after those of all heads are padding.
+    pub fn order(&self) -> Order {
+        let Self { count, valid, size } = *self;
+        if count == 1 {
+            return Order::Contiguous;
+        }
+        let (all, padding) = (count * valid, size - valid);
+        let runs = |g: u64| [g * valid..(g + 1) * valid, all + g * padding..all + (g + 1) * padding];
+        Order::Table((0..count).flat_map(runs).collect())
+    }
 }
 
 /// Decides whether and how `module` may be laid out.
 ///
 /// # Errors
-/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding of a sequence with an order of its own,
 /// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` limits of movements.
 pub(super) fn decide(
     registry: &Registry,
@@ -145,7 +172,9 @@ pub(super) fn decide(
     for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {
         space.dims[dim].size = size;
     }
-    experts::check_groups(module, &space, placement, roles)?;
+    let (groups, notes) = experts::groups(module, &space, placement, roles)?;
+    decisions.expert_groups = groups;
+    decisions.notes.extend(notes);
     inside::check(&space, &inside, options.prune)?;
     let idle = idle(options, &inside, (roles, mesh.degree(&placement.attention_heads())), &decisions);
     decisions.notes.extend(idle);
@@ -215,7 +244,7 @@ impl Check<'_> {
 
     fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
         let axes = self.placement.attention_heads();
-        let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
+        let total = self.degree(&axes);
         if total == 1 {
             return Ok(());
         }
@@ -223,7 +252,7 @@ impl Check<'_> {
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
         let legal = |p: u64| hq % p == 0 && (hkv % p == 0 || p.is_multiple_of(hkv));
         if legal(total) {
-            return self.copies(heads, kv_heads, total, tensor, decisions);
+            return self.copies(hq, kv_heads, total, decisions);
         }
         if self.options.heads == HeadSplit::Pad {
             return self.pad_heads(heads, kv_heads, total, decisions);
@@ -264,7 +293,8 @@ impl Check<'_> {
         })
     }
 
-    /// Query and key/value heads are padded together, group by group, until they divide.
+    /// Heads are padded to the fewest that divide: with groups of padding, key/value heads together with their query
+    /// heads; or each group by itself, if key/value heads are then copied.
     fn pad_heads(
         &self,
         heads: DimId,
@@ -274,8 +304,8 @@ impl Check<'_> {
     ) -> Result<(), Diagnostic> {
         let dims = &self.module.space.dims;
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
-        let padded = hkv.next_multiple_of(total);
-        let normalised = self.module.functions.values().flat_map(|f| &f.nodes).any(|n| match &n.op {
+        let nodes = || self.module.functions.values().flat_map(|f| &f.nodes);
+        let normalised = nodes().any(|n| match &n.op {
             Op::RmsScale { over, .. } => over.contains(&heads) || over.contains(&kv_heads),
             op => op.normalised().is_some_and(|over| over == heads || over == kv_heads),
         });
@@ -283,13 +313,30 @@ impl Check<'_> {
             let message = format!("{hq} query heads cannot be padded: a norm counts all of them");
             return Err(Diagnostic::new("P20", message).help("use a head degree that divides"));
         }
-        for (dim, size) in [(heads, hq / hkv * padded), (kv_heads, padded)] {
-            decisions.padded.insert(dim, size);
+        let groups = hkv.next_multiple_of(total);
+        let (group, whole_groups) = (hq / hkv, groups * (hq / hkv));
+        // A padded head of a group that has data attends to it: without weights it changes no result, but the weights of the
+        // output projection would get a gradient.
+        let trains = nodes().any(|n| matches!(n.op, Op::AttentionBackward(_)));
+        if total.is_multiple_of(hkv) && !trains {
+            let padded = PaddedGroups { count: hkv, valid: group, size: group.next_multiple_of(total / hkv) };
+            let size = hkv * padded.size;
+            if size < whole_groups {
+                decisions.padded.insert(heads, size);
+                decisions.padded_groups.insert(heads, padded);
+                decisions.notes.push(format!(
+                    "{hq} query heads are padded to {size}, {} for each key/value head; padded heads have no weights, so \
+                     they do not reach the output projection",
+                    padded.size
+                ));
+                return self.copies(size, kv_heads, total, decisions);
+            }
         }
+        decisions.padded.insert(heads, whole_groups);
+        decisions.padded.insert(kv_heads, groups);
         decisions.notes.push(format!(
-            "{hq} query heads and {hkv} key/value heads are padded to {} and {padded}; padded heads have no weights, so \
-             they reach neither the output projection nor a gradient",
-            hq / hkv * padded
+            "{hq} query heads and {hkv} key/value heads are padded to {whole_groups} and {groups}; padded heads have no \
+             weights, so they reach neither the output projection nor a gradient"
         ));
         Ok(())
     }
@@ -297,18 +344,17 @@ impl Check<'_> {
     /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
     fn copies(
         &self,
-        heads: DimId,
+        hq: u64,
         kv_heads: DimId,
         total: u64,
-        tensor: u64,
         decisions: &mut Decisions,
     ) -> Result<(), Diagnostic> {
-        let dims = &self.module.space.dims;
-        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
-        if hkv % total == 0 {
+        let hkv = self.module.space.dims[kv_heads].size;
+        let tensor = self.degree(&self.placement.weights);
+        if hkv.is_multiple_of(total) {
             return Ok(());
         }
-        let loaded = if hkv % tensor == 0 {
+        let loaded = if hkv.is_multiple_of(tensor) {
             hkv
         } else if self.only_loaded(kv_heads) {
             lcm(hkv, tensor)
@@ -317,7 +363,7 @@ impl Check<'_> {
             decisions.whole.push(kv_heads);
             hkv
         };
-        if hq % loaded != 0 {
+        if !hq.is_multiple_of(loaded) {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
             return Err(Diagnostic::new("P21", message));
         }
@@ -433,20 +479,6 @@ impl Check<'_> {
             degree = ring.filter_map(|i| i.axes_of(dim)).map(|axes| 2 * self.degree(axes)).fold(degree, lcm);
         }
         let padded = size.next_multiple_of(degree);
-        let dims = &self.module.space.dims;
-        // Padded queries may see any key: their outputs are cut off.
-        let sees_padding =
-            |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
-        let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
-        for node in attentions {
-            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
-            if a.keys == dim && sees_padding(a) {
-                let message = format!(
-                    "sequence {name} cannot be padded: its attention mask lets tokens see the padding"
-                );
-                return Err(Diagnostic::new("P24", message).help("use a length that divides"));
-            }
-        }
         decisions.padded.insert(dim, padded);
         decisions.notes.push(format!(
             "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"

@@ -21,6 +21,22 @@ pub(super) fn respace(
     let mut sharded = module.clone();
     sharded.level = Level::Sharded;
     sharded.space.mesh = mesh.clone();
+    for (&dim, &size) in &decisions.padded {
+        sharded.space.dims[dim].size = size;
+        for part in sharded.space.dims.values_mut() {
+            if let Some(of) = part.part.as_mut().filter(|part| part.of == dim) {
+                // Runs are as long as before, and more.
+                let each = (part.size / of.runs.max(1)).max(1);
+                part.size = size / of.count.max(1);
+                part.valid = part.size;
+                of.runs = part.size / each;
+            }
+        }
+    }
+    for (&dim, groups) in &decisions.padded_groups {
+        sharded.space.dims[dim].granule = groups.size;
+        sharded.space.dims[dim].order = groups.order();
+    }
     let mut renamed: BTreeMap<DimId, DimId> = BTreeMap::new();
     let mut copies = BTreeMap::new();
     for &(heads, kv_heads) in &roles.heads {
@@ -42,17 +58,9 @@ pub(super) fn respace(
     for &dim in &decisions.uneven {
         sharded.space.dims[dim].uneven = true;
     }
-    for (&dim, &size) in &decisions.padded {
-        sharded.space.dims[dim].size = size;
-        for part in sharded.space.dims.values_mut() {
-            if let Some(of) = part.part.as_mut().filter(|part| part.of == dim) {
-                // Runs are as long as before, and more.
-                let each = (part.size / of.runs.max(1)).max(1);
-                part.size = size / of.count.max(1);
-                part.valid = part.size;
-                of.runs = part.size / each;
-            }
-        }
+    for (&dim, &size) in &decisions.expert_groups {
+        let Dim { size: whole, valid, .. } = &mut sharded.space.dims[dim];
+        (*whole, *valid) = (size, size);
     }
     for (&dim, order) in &decisions.orders {
         sharded.space.dims[dim].order.clone_from(order);

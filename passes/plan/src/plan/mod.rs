@@ -117,12 +117,23 @@ pub struct Workload {
     /// How many tokens an expert takes, where that is bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<import::Capacity>,
+    /// Without a capacity, how many tokens an expert has slots for; all when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_bound: Option<import::ExpertBound>,
+    /// The tokens whose logits a prefill returns.
+    #[serde(default, skip_serializing_if = "returns_all")]
+    pub logits: import::Logits,
     /// What a training step does, where the mode is train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
     /// Fields of the description that were declared to have no influence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ignore: Vec<String>,
+}
+
+/// Whether logits are those of all tokens, as plans that do not state them mean.
+fn returns_all(logits: &import::Logits) -> bool {
+    *logits == import::Logits::All
 }
 
 /// What a training step does.
@@ -155,6 +166,8 @@ impl Workload {
             target_sequence: workload.target_sequence,
             dtype: dtype.name().to_owned(),
             capacity: workload.capacity,
+            expert_bound: workload.expert_bound,
+            logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
             ignore: workload.ignore.clone(),
         }
@@ -165,13 +178,26 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, target_sequence, dtype, capacity, training, ignore } = self;
+        let Self {
+            mode,
+            batch,
+            sequence,
+            target_sequence,
+            dtype,
+            capacity,
+            expert_bound,
+            logits,
+            training,
+            ignore,
+        } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
         let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
         let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
         Ok(import::Workload {
             capacity: *capacity,
+            expert_bound: *expert_bound,
+            logits: *logits,
             labels,
             training: differentiate::Training::from_pipeline(&options)?,
             batch: *batch,

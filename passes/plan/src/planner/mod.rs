@@ -1,14 +1,15 @@
 //! The planner: tries every strategy on every mesh, prices the legal ones, and reports why each loser lost.
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
-//! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
-//! to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
+//! is compiled, its schedule simulated and its memory counted; the best are also tried with collectives in chunks and in
+//! two levels. The least step time wins; ties go to less memory, then to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
 //! nothing fits, stages of a pipeline are tried. Layouts that do not fit or are not legal stay in the list with the reason, and a
 //! request of which nothing is left is refused with repairs that were tried and work.
 
 mod candidates;
 mod compiler;
 mod floor;
+mod fusion;
 mod reasons;
 mod repair;
 mod request;
@@ -34,11 +35,11 @@ pub use tried::Priced;
 /// How many experts a program's mixtures choose from, at most.
 pub fn experts(module: &Module) -> u64 {
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
-    let slots = nodes.filter_map(|node| match &node.op {
-        Op::Experts(Experts::Dispatch(slots) | Experts::Combine(slots)) => Some(slots),
+    let dealt = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Deal(deal)) => Some(deal.experts),
         _ => None,
     });
-    slots.map(|slots| module.space.size(slots.experts)).max().unwrap_or(0)
+    dealt.map(|experts| module.space.size(experts)).max().unwrap_or(0)
 }
 
 /// The winner, and everything that was tried.
@@ -69,6 +70,9 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
+    if request.chooses_fusion {
+        fusion::refine(compiler, cluster, &mut tried.fits);
+    }
     tried.check_winner(compiler);
     if tried.fits.is_empty() {
         let diagnostic = repair::refusal(compiler, cluster, request, &tried);

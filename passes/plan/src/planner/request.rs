@@ -16,6 +16,8 @@ pub struct Request {
     pub mesh: Option<Mesh>,
     /// The other options of every candidate, each of which has a strategy and a mesh of its own.
     pub options: ShardOptions,
+    /// Whether chunks of collectives and two-level collectives are chosen by price; else `options` state them.
+    pub chooses_fusion: bool,
     /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.

@@ -1,0 +1,68 @@
+//! Chunks and two-level collectives of the best candidates, by price.
+//!
+//! Candidates are ranked with whole collectives. Those that could still win, because they expose communication, are tried
+//! with more chunks and with collectives in levels. Whole collectives stay where their best step is within [`WORTH`]: each
+//! chunk costs launches that a profile prices only roughly.
+
+use ithaca_layout::fuse::levels::Choose;
+use ithaca_layout::fuse::{Fusion, Messages};
+use ithaca_layout::shard::ShardOptions;
+
+use super::compiler::Compiler;
+use super::tried::{Priced, price};
+use crate::cluster::Cluster;
+
+/// The part of a step by which a plan in chunks or levels must be faster.
+const WORTH: f64 = 0.01;
+
+/// Candidates that are tried with other choices.
+const TRIED: usize = 3;
+
+/// Numbers of chunks that are tried, in this order, as long as more are faster.
+const CHUNKS: [u64; 3] = [2, 4, 8];
+
+/// Replaces the best candidates by faster ones with other fusion passes, if that makes the best step faster.
+pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
+    let Some(plain) = fits.first().map(|first| first.simulation.seconds) else { return };
+    let mut best = plain;
+    let mut faster: Vec<(usize, Priced)> = Vec::new();
+    for (i, candidate) in fits.iter().enumerate().take(TRIED) {
+        if candidate.simulation.seconds - candidate.simulation.exposed() < best {
+            faster.extend(fastest(compiler, cluster, candidate).map(|other| (i, other)));
+        }
+        best = faster.iter().map(|(_, other)| other.simulation.seconds).fold(best, f64::min);
+    }
+    if best < plain * (1.0 - WORTH) {
+        for (i, other) in faster {
+            fits[i] = other;
+        }
+        fits.sort_by(Priced::cmp_rank);
+    }
+}
+
+/// The fastest of the tried choices that fit, if one is faster than the candidate.
+fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced) -> Option<Priced> {
+    let mut found: Option<Priced> = None;
+    let mut attempt = |change: &dyn Fn(Fusion) -> Fusion| {
+        let current = found.as_ref().unwrap_or(candidate);
+        let options = ShardOptions { fusion: change(current.options.fusion), ..current.options.clone() };
+        let other = price(compiler, cluster, &options).ok();
+        let is_faster = |other: &Priced| {
+            other.memory.over().is_none() && other.simulation.seconds < current.simulation.seconds
+        };
+        let other = other.filter(is_faster);
+        let is_better = other.is_some();
+        found = other.or(found.take());
+        is_better
+    };
+    if candidate.options.mesh.ranks() > cluster.devices_per_node.value {
+        attempt(&|fusion| fusion.in_levels(Choose::Cheaper));
+    }
+    for chunks in CHUNKS {
+        let is_better = attempt(&|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
+        if !is_better && chunks > CHUNKS[0] {
+            break;
+        }
+    }
+    found
+}
