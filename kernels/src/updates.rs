@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use ithaca_ir::ops::state::gradient_of_sum;
 use ithaca_ir::ops::{Binding, source};
 use ithaca_ir::{Rank, Space, TensorType};
 
@@ -25,7 +26,8 @@ pub(crate) struct Update<'a, T: Clone> {
     pub(crate) held: Vec<Cow<'a, [T]>>,
 }
 
-/// The stored tensors with these updates, by name; `before` has their earlier values.
+/// The stored tensors with these updates, by name; `before` has their earlier values. Sums of gradients are not stored:
+/// each rank may have its own part of one.
 ///
 /// # Errors
 /// [`RunError::ReplicasDiffer`] when two elements that are stored as one differ; [`RunError::Store`].
@@ -35,7 +37,7 @@ pub(crate) fn kept<T: Real>(
     before: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     let mut kept = Outputs::new();
-    for (name, parts) in updates {
+    for (name, parts) in updates.iter().filter(|(name, _)| gradient_of_sum(name.as_ref()).is_none()) {
         kept.extend(unstack(name.as_ref(), merge(space, name.as_ref(), parts, before)?));
     }
     Ok(kept)

@@ -6,7 +6,7 @@ use ithaca_layout::fuse::levels::{self, TwoLevel};
 use ithaca_layout::fuse::overlap::{self, Overlap};
 use ithaca_layout::fuse::prefetch::{self, Prefetch};
 use ithaca_layout::fuse::saturate::{self, Saturate};
-use ithaca_layout::fuse::{self, Pack};
+use ithaca_layout::fuse::{self, Accumulate, Pack};
 use ithaca_layout::lower_movements::LowerMovements;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
@@ -73,6 +73,12 @@ pub const PASSES: &[PassInfo] = &[
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
         read: |_, stage| without_options(stage).map(|()| boxed(LowerReshards)),
+    },
+    PassInfo {
+        name: "accumulate",
+        summary: "adds products to sums of gradients in one kernel",
+        options: "none",
+        read: |_, stage| without_options(stage).map(|()| boxed(Accumulate)),
     },
     PassInfo {
         name: "saturate",

@@ -1,8 +1,8 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Product,
-    Record, Region, Scalar, Transfer, Varying, Word,
+    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Into, Launch, Matrix,
+    Product, Record, Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
 
@@ -87,13 +87,17 @@ impl Writer<'_, '_> {
     }
 
     fn product(&self, product: &Product, steps: [&Int; 3]) -> String {
-        let Product { dtype, rows, columns, inner, batch, a, b, c } = product;
+        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = product;
+        let method = match into {
+            Into::Replace => "product",
+            Into::Add => "accumulate_product",
+        };
         let sizes: Vec<String> = [rows, columns, inner, batch].map(|n| self.numbers.int(n)).into();
         let mut operands = Vec::new();
         for (matrix, step) in [a, b, c].into_iter().zip(steps) {
             operands.push(self.matrix(matrix, step));
         }
-        format!("s.product({}, {}, {});", names::dtype(*dtype), sizes.join(", "), operands.join(", "))
+        format!("s.{method}({}, {}, {});", names::dtype(*dtype), sizes.join(", "), operands.join(", "))
     }
 
     fn matrix(&self, matrix: &Matrix, further: &Int) -> String {
@@ -301,6 +305,7 @@ mod tests {
             };
             Record::Product(Product {
                 dtype: DType::F32,
+                into: Into::Replace,
                 rows: Int::Const(8),
                 columns: Int::Const(4),
                 inner: Int::Const(2),

@@ -32,6 +32,7 @@ impl Op {
             }
             Flops::Own => match self {
                 Op::Einsum => linear::flops_einsum(space, operands, results[0]),
+                Op::AccumulateProduct => linear::flops_einsum(space, &operands[..2], results[0]),
                 Op::Attention(attention) => attention.flops(space, operands),
                 Op::AttentionBackward(attention) => attention.flops_backward(space, operands),
                 // Explicit rows are computed whether the mask keeps them or not.

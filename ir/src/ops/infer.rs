@@ -69,6 +69,7 @@ impl Op {
                 return state::infer_assign(binding, *target, space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
+            Op::AccumulateProduct => return Ok(smallvec![linear::infer_accumulate(space, operands)?]),
             Op::Random(
                 random
                 @ (Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. }),
@@ -134,10 +135,8 @@ impl Op {
             self.rule(operands, &types).expect("an operation on values has a rule")
         };
         let (taken, pending) = match self {
-            // In a wider type a sum is still to be taken as it was before.
-            Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
-                parts::without_pending(operands)
-            }
+            // In another type a sum is still to be taken as it was before.
+            Op::Cast { to } if to.is_float() => parts::without_pending(operands),
             // They only move elements.
             Op::Take { .. } | Op::Join { .. } => parts::without_pending(operands),
             _ => (SmallVec::new(), None),

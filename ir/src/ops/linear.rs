@@ -4,7 +4,7 @@ use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::ValueId;
-use crate::ops::check::{need_float, only, unplaced};
+use crate::ops::check::{need_float, only, refuse, sums_in, unplaced};
 use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::table::op::Op;
@@ -28,6 +28,21 @@ pub(super) fn infer_einsum(
         bail!("V05", "`einsum` has no operand with dimension `{}`", space.dims[d].name);
     }
     Ok(unplaced(ty))
+}
+
+/// The third operand: the product of the others has its dimensions and its layout.
+pub(super) fn infer_accumulate(space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
+    const NAME: &str = "accumulate_product";
+    let (factors, sum) = (&operands[..2], operands[2]);
+    let product = TensorType::new(factors[0].dtype, sum.dims.iter().copied());
+    infer_einsum(space, factors, std::slice::from_ref(&product))?;
+    if sum.dtype != sums_in(product.dtype) {
+        bail!("V04", "`{NAME}` adds products of {} to {}", product.dtype, sum.dtype);
+    }
+    let layouts = rule_einsum(factors, &product).results(factors);
+    let layouts = layouts.map_err(|misfit| refuse(NAME, space, misfit))?;
+    ensure!(layouts[0] == sum.layout, "V07", "`{NAME}`: the sum has the layout of the product");
+    Ok(sum.clone())
 }
 
 /// The sum over the dimensions that the stated result lacks.

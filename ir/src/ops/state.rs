@@ -22,6 +22,9 @@ pub use crate::ops::table::source::Target;
 
 /// The prefix of the names of gradients: that of `w` is `grad.w`.
 pub const GRADIENT: &str = "grad.";
+/// The prefix of the sum of a gradient's contributions but the last: that of `grad.w` is `sum.grad.w`. It is read within
+/// a step only.
+pub const SUM: &str = "sum.";
 /// The prefix of the names of an optimizer's states.
 pub const OPTIMIZER: &str = "optimizer.";
 /// The prefix of the names of first moments.
@@ -38,25 +41,32 @@ pub fn of_stage(stage: u64) -> String {
     format!("stage{stage}.")
 }
 
-/// Whether `name` is that of a gradient, whichever stage of a pipeline keeps it.
+/// Whether `name` is that of a gradient or of its sum, whichever stage of a pipeline keeps it.
 pub fn is_gradient(name: &str) -> bool {
+    let name = name.strip_prefix(SUM).unwrap_or(name);
     let after = name.strip_prefix("stage").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
     after.and_then(|rest| rest.strip_prefix('.')).unwrap_or(name).starts_with(GRADIENT)
 }
 
-/// Whether a kernel may write a result where it reads an operand of the same elements: it reads element i of all its
-/// operands before it writes element i of any result.
-pub fn works_in_place(op: &Op) -> bool {
+/// The gradient of which `name` is the sum; `None` for another name.
+pub fn gradient_of_sum(name: &str) -> Option<&str> {
+    name.strip_prefix(SUM).filter(|gradient| is_gradient(gradient))
+}
+
+/// Whether a kernel may write a result where it reads this operand, of the same elements: it reads element i of the
+/// operand before it writes element i of any result.
+pub fn works_in_place(op: &Op, operand: usize) -> bool {
     matches!(
         op,
         Op::Unary(_)
             | Op::Binary(_)
+            | Op::Accumulate
             | Op::Scale { .. }
             | Op::Cast { .. }
             | Op::Fused(Fused::Gated { .. } | Fused::GatedBackward { .. })
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
-    )
+    ) || (*op == Op::AccumulateProduct && operand == 2)
 }
 
 pub(super) fn infer_state(
@@ -77,7 +87,8 @@ pub(super) fn infer_assign(
     x: &TensorType,
 ) -> Result<Types, OpError> {
     need_float("assign", x.dtype)?;
-    if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
+    let is_pending = !x.layout.partial.is_empty() && gradient_of_sum(&binding.name).is_none();
+    if is_pending || !x.layout.moved.is_empty() {
         bail!("V11", "`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name);
     }
     let op = Op::Assign { target, binding: binding.clone() };

@@ -10,6 +10,7 @@ use crate::module::{Function, Level, Module, Node};
 use crate::ops::attr::{Attr, Names};
 use crate::ops::context::Context;
 use crate::ops::error::OpError;
+use crate::ops::state::gradient_of_sum;
 use crate::ops::table::op::Op;
 use crate::text::show::show;
 use crate::types::TensorType;
@@ -199,10 +200,12 @@ impl Checker<'_> {
         }
         for (&result, expected) in node.results.iter().zip(inferred) {
             let value = &self.function.values[result];
-            let source = matches!(
-                node.op,
-                Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions
-            );
+            let source = match &node.op {
+                // Each rank may have its part of a sum of gradients, and zeros add up to zeros.
+                Op::State(binding) => gradient_of_sum(&binding.name).is_none(),
+                Op::Fill { value } => *value != 0.0,
+                op => matches!(op, Op::Param(_) | Op::Input(_) | Op::Positions),
+            };
             if value.ty != *expected {
                 let space = &self.module.space;
                 let (expected, stated) = (show(space, expected), show(space, &value.ty));

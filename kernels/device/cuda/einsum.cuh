@@ -8,17 +8,32 @@ namespace ithaca::kernel {
 
 // `kept` goes over the result (tensors x, y, z), `summed` over the dimensions that the result lacks (tensors x, y).
 template <typename T>
+__device__ Acc<T> sum_of_products(const T* x, const T* y, const Walk<2>& summed, int64_t n_summed) {
+    Acc<T> sum = 0;
+    for (int64_t j = 0; j < n_summed; ++j) {
+        int64_t along[2];
+        summed.at(j, along);
+        sum += widen(x[along[0]]) * widen(y[along[1]]);
+    }
+    return sum;
+}
+
+template <typename T>
 __global__ void einsum(const T* x, const T* y, T* z, Walk<3> kept, Walk<2> summed, int64_t n, int64_t n_summed) {
     ITHACA_FOR(i, n) {
         int64_t at[3];
         kept.at(i, at);
-        Acc<T> sum = 0;
-        for (int64_t j = 0; j < n_summed; ++j) {
-            int64_t along[2];
-            summed.at(j, along);
-            sum += widen(x[at[0] + along[0]]) * widen(y[at[1] + along[1]]);
-        }
-        z[at[2]] = narrow<T>(sum);
+        z[at[2]] = narrow<T>(sum_of_products(x + at[0], y + at[1], summed, n_summed));
+    }
+}
+
+// z is added to.
+template <typename T>
+__global__ void accumulate_product(const T* x, const T* y, Acc<T>* z, Walk<3> kept, Walk<2> summed, int64_t n, int64_t n_summed) {
+    ITHACA_FOR(i, n) {
+        int64_t at[3];
+        kept.at(i, at);
+        z[at[2]] += sum_of_products(x + at[0], y + at[1], summed, n_summed);
     }
 }
 

@@ -31,7 +31,7 @@ pub use program::{
     Work,
 };
 pub use record::{
-    Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Product, Record, Transfer,
+    Block, Collective, Communicator, Even, Form, Grid, Into, Launch, Matrix, Product, Record, Transfer,
 };
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

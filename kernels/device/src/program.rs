@@ -198,7 +198,7 @@ pub struct Source {
     /// The layers it is loaded for and the ranks that have them; those of one place are ascending and do not touch. One
     /// layer `0..1` where the name has no `{layer}`.
     pub layers: Vec<(Layers, Option<At>)>,
-    /// Whether a step writes it, so that it is kept from run to run.
+    /// Whether a step writes it for later ones, so that it is kept from run to run.
     pub is_written: bool,
     /// The shape of the stored tensor.
     pub stored: Vec<u64>,

@@ -2,6 +2,7 @@
 //!
 //! Addresses `A` and integers `N` are symbolic in a program for all ranks, and numbers where a rank issues the record.
 
+use ithaca_ir::ops::sums_in;
 use ithaca_ir::{AxisId, DType};
 
 use crate::address::Address;
@@ -56,11 +57,22 @@ pub enum Grid<N = Int> {
     },
 }
 
-/// `c[i] = a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
+/// What a product does with its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Into {
+    /// It is written, in the element type of the operands.
+    Replace,
+    /// It is added to the matrix, whose elements have the type in which products are summed.
+    Add,
+}
+
+/// `c[i] = a[i] b[i]`, or `c[i] = c[i] + a[i] b[i]`, for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product<A = Address, N = Int> {
-    /// Element type of all three; sums are taken in f64 for f64 and in f32 for the rest.
+    /// Element type of the operands; sums are taken in f64 for f64 and in f32 for the rest.
     pub dtype: DType,
+    /// What becomes of the result.
+    pub into: Into,
     /// Rows of the result.
     pub rows: N,
     /// Columns of the result.
@@ -186,6 +198,14 @@ impl<N> Grid<N> {
 }
 
 impl<A, N> Product<A, N> {
+    /// The element type of the result.
+    pub fn result(&self) -> DType {
+        match self.into {
+            Into::Replace => self.dtype,
+            Into::Add => sums_in(self.dtype),
+        }
+    }
+
     /// The same product with other addresses and integers.
     pub fn map<B, M>(
         &self,
@@ -201,6 +221,7 @@ impl<A, N> Product<A, N> {
         let [a, b, c] = [&self.a, &self.b, &self.c].map(&mut matrix);
         Product {
             dtype: self.dtype,
+            into: self.into,
             rows: number(&self.rows),
             columns: number(&self.columns),
             inner: number(&self.inner),

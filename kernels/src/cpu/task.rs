@@ -193,6 +193,11 @@ impl<'a> Running<'a> {
                 let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
+            (Op::AccumulateProduct, Some(ResultSpec { ty, region })) => {
+                let mut sum = operands[2].real()?.to_vec();
+                gemm::accumulate(&operands[0], &operands[1], (ty, region), &mut sum, threads)?;
+                eval::into_results(op, vec![sum], &wanted)?
+            }
             (Op::Attention(a), _) => {
                 eval::into_results(op, attention::attention(space, a, &operands, threads)?, &wanted)?
             }

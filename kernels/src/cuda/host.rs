@@ -20,7 +20,7 @@ use half::{bf16, f16};
 use ithaca_ir::DType;
 
 use super::arguments::{Address, Arguments};
-use super::device::{Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
+use super::device::{Device, Event, Form, Graph, Grid, Into, Matrix, Product, Stream};
 use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
@@ -269,7 +269,8 @@ impl Device for Host {
         if self.is_held(stream) {
             return Ok(());
         }
-        let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
+        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = *product;
+        let result = product.result();
         for i in 0..batch {
             for column in 0..columns {
                 for row in 0..rows {
@@ -283,9 +284,14 @@ impl Device for Host {
                             _ => narrow += x as f32 * y as f32,
                         }
                     }
-                    let sum = if dtype == DType::F64 { wide } else { f64::from(narrow) };
+                    let mut sum = if dtype == DType::F64 { wide } else { f64::from(narrow) };
                     // SAFETY: as above.
-                    unsafe { write(dtype, element(dtype, c, i, row, column), sum) };
+                    unsafe {
+                        if into == Into::Add {
+                            sum += read(result, c, i, row, column);
+                        }
+                        write(result, element(result, c, i, row, column), sum);
+                    }
                 }
             }
         }

@@ -65,6 +65,11 @@ pub fn eval<T: Real>(
             let ResultSpec { ty, region } = call.result();
             vec![products::einsum(&x[0], &x[1], ty, region)?]
         }
+        Op::AccumulateProduct => {
+            let ResultSpec { ty, region } = call.result();
+            let product = products::einsum(&x[0], &x[1], ty, region)?;
+            vec![call.real(2)?.iter().zip(product).map(|(&before, product)| before + product).collect()]
+        }
         Op::Embed { over, .. } => vec![products::embed(&call, *over)?],
         Op::Gradient(Gradient::Embed { over, padding }) => vec![gradients::embed(&call, *over, *padding)?],
         Op::Repeat { from, to } => vec![products::repeat(&call, *from, *to)?],

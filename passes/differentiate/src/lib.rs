@@ -24,6 +24,7 @@ mod chunked;
 mod dropout;
 mod group;
 mod joint;
+mod last;
 mod micro;
 mod options;
 mod order;
@@ -33,11 +34,13 @@ mod split;
 mod stages;
 mod step;
 mod tape;
+mod tied;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -51,10 +54,13 @@ use ithaca_pass::roles::Roles;
 use ithaca_pass::{Context, Pass};
 
 use active::Activity;
-use pipelined::{Stages, StepParts, TiedWeight};
+use last::LastPass;
+use micro::Split;
+use pipelined::Stages;
 use split::{Repetition, split};
-use step::{Cx, DifferentiatedFunction, Optimize, Sweep};
+use step::{Cx, DifferentiatedFunction, Optimize, StepParts, Sweep};
 use tape::Accumulation;
+use tied::TiedWeight;
 use update::OwnedWeights;
 
 /// The pass.
@@ -189,6 +195,7 @@ fn stepped(
             stack: &stack,
             accumulation: &accumulation,
             counts: None,
+            last: &BTreeMap::new(),
         };
         let joint = joint::joint(&inner, &stepped.space, &stepped.functions)?;
         let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
@@ -210,17 +217,38 @@ fn stepped(
         functions.push(Some(DifferentiatedFunction { halves, plain, forward, backward }));
     }
 
+    let main_name = &module.functions[main].name;
+    let mut last_pass = LastPass::new(&owned, main_name);
+    if training.micro_batches == 1 {
+        stepped.functions.values_mut().for_each(|function| {
+            last_pass.complete(function);
+        });
+    } else if pipeline.is_some() {
+        for function in functions.iter().flatten() {
+            for id in iter::once(function.forward).chain(function.backward) {
+                last_pass.function(&mut stepped.functions, id);
+            }
+        }
+    }
+    let last = last_pass.copies().clone();
+
     let scalar = TensorType::new(update::scalar_type(&owned), []);
-    let mut zero = Sweep::default();
+    let (mut zero, mut reduce) = (Sweep::default(), Sweep::default());
     let mut optimize = training.optimizer.map(|_| Optimize {
         squares: Sweep::default(),
         update: Sweep::default(),
         clip: training.clip,
         scalar: scalar.clone(),
     });
-    for owned in owned.iter().chain(&pipelined::tied_gradients(&tied)).filter(|o| o.is_summed()) {
-        let function = update::zero(&stepped.space, owned)?;
-        zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
+    for owned in owned.iter().chain(&tied::tied_gradients(&tied)) {
+        if owned.is_summed() {
+            let function = update::zero(&stepped.space, owned)?;
+            zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        }
+        if owned.is_reduced_last() {
+            let function = update::reduce(&stepped.space, owned)?;
+            reduce.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        }
     }
     for owned in &owned {
         if let (Some(adamw), Some(optimize)) = (training.optimizer, &mut optimize) {
@@ -232,7 +260,7 @@ fn stepped(
             optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
     }
-    let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
+    let exchanges = tied::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
     let counts = training.optimizer.is_some().then_some(&scalar);
     let cx = Cx {
         source: module,
@@ -242,16 +270,22 @@ fn stepped(
         stack: &stack,
         accumulation: &accumulation,
         counts,
+        last: &last,
     };
-    let parts = (&zero, optimize.as_ref());
+    let parts =
+        StepParts { zero: &zero, reduce: &reduce, exchanges: &exchanges, optimize: optimize.as_ref() };
     let function = match (cut, pipeline) {
         (Some(cut), Some(Pipeline { shape, order, .. })) => {
-            let parts = StepParts { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
             pipelined::main(&cx, &stepped, (loss, cut), (chunks, order), *shape, &parts)?
         }
-        (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, parts)?,
-        (Some(cut), None) => {
-            micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), parts)?
+        (Some(cut @ Split { earlier: Some(earlier), .. }), None) => {
+            let of = (loss, cut, earlier);
+            micro::functions(&cx, &stepped.space, &mut stepped.functions, of, (&parts, &mut last_pass))?
+        }
+        (_, _) => {
+            let mut main = step::main(&cx, &stepped.space, &stepped.functions, loss, &parts)?;
+            last_pass.complete(&mut main);
+            main
         }
     };
     stepped.functions.push(function);
@@ -293,12 +327,7 @@ fn check(module: &Module, main: FuncId) -> Result<(), OpError> {
 }
 
 /// Cuts the batch into micro-batches.
-fn cut(
-    stepped: &mut Module,
-    module: &Module,
-    n: u64,
-    is_pipeline: bool,
-) -> Result<Option<micro::Split>, OpError> {
+fn cut(stepped: &mut Module, module: &Module, n: u64, is_pipeline: bool) -> Result<Option<Split>, OpError> {
     if n == 1 && !is_pipeline {
         return Ok(None);
     }
@@ -322,13 +351,10 @@ fn cut(
     let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;
     dim.valid = dim.size;
+    let all = declare(stepped, &format!("{name}_all"), all);
     // The unrolled step of a pipeline reads windows of the whole batch; a loop over micro-batches reads a stack.
-    let over = if is_pipeline {
-        declare(stepped, &format!("{name}_all"), all)
-    } else {
-        declare(stepped, "micro", n)
-    };
-    Ok(Some(micro::Split { over, batch }))
+    let earlier = (!is_pipeline).then(|| declare(stepped, "micro", n - 1));
+    Ok(Some(Split { all, batch, earlier }))
 }
 
 /// For each function the layers of all calls of it.
@@ -394,8 +420,11 @@ fn owned(
             let known =
                 seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
             let Some(owner) = known else {
-                let accumulation =
-                    if often || micro_batches > 1 { Accumulation::Add } else { Accumulation::Assign };
+                let accumulation = match micro_batches {
+                    _ if often => Accumulation::Add,
+                    1 => Accumulation::Assign,
+                    _ => Accumulation::AddByOwner,
+                };
                 own.weights.push((binding.clone(), function.ty(node.result()).clone(), accumulation));
                 seen.push((binding, owned.len()));
                 continue;
@@ -424,7 +453,9 @@ fn owned(
             }
             let weight = owned.get_mut(owner).and_then(|o| o.weights.iter_mut().find(|w| w.0 == *binding));
             if let Some((_, _, accumulation)) = weight {
-                *accumulation = Accumulation::Add;
+                let is_completed = *accumulation != Accumulation::Add
+                    && runs_before(&module.functions[main], owners[owner], id);
+                *accumulation = if is_completed { Accumulation::AddByOwner } else { Accumulation::Add };
             }
         }
         owned.push(own);
@@ -445,6 +476,15 @@ fn owned(
         }
     }
     Ok((apart, tied))
+}
+
+/// Whether all calls of `first` come before all calls of `second`, so that its backward pass comes after all of them.
+fn runs_before(main: &Function, first: FuncId, second: FuncId) -> bool {
+    let calls = |of: FuncId| {
+        let of_function = move |n: &Node| matches!(n.op, Op::Call { callee, .. } if callee == of);
+        main.nodes.iter().enumerate().filter(move |(_, n)| of_function(n)).map(|(i, _)| i)
+    };
+    matches!((calls(first).max(), calls(second).min()), (Some(last), Some(next)) if last < next)
 }
 
 /// Whether a weight receives a gradient; a weight that only affects the choice of experts receives none.

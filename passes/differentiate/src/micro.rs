@@ -1,35 +1,37 @@
 //! Gradient accumulation: `main` runs the forward and the backward pass once for each micro-batch.
 //!
-//! Inputs become stacks of micro-batches. Values of `main` that depend on inputs only, such as the count of labels, are
-//! computed for the whole batch; the rest becomes the function `@micro`, which adds its part of the loss.
+//! Values of `main` that depend on inputs only, such as the count of labels, are computed for the whole batch; the rest
+//! becomes the function `@micro`, which adds its part of the loss. It runs in a loop over stacks of inputs; the last
+//! micro-batch, which completes gradients (`last`), runs after it.
 //!
 //! Each micro-batch has its own key, derived from its number: the masks of dropout depend on the number of
 //! micro-batches, as in frameworks that draw per micro-batch.
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
 use ithaca_ir::ops::structure::stacked;
 use ithaca_ir::ops::{Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::step::{Cx, Optimize, Sweep};
+use super::last::{LastPass, MICRO};
+use super::step::{Cx, StepParts};
 use super::tape::zeros;
-
-/// The name of the function that runs one micro-batch.
-pub(super) const NAME: &str = "micro";
 
 /// The split of the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
-    /// The dimension of micro-batches; in a pipeline, all sequences of the batch.
-    pub(super) over: DimId,
+    /// The dimension of all sequences of the batch.
+    pub(super) all: DimId,
     /// The dimension of a micro-batch's sequences.
     pub(super) batch: DimId,
+    /// The dimension of the micro-batches before the last; `None` if `main` runs them one by one.
+    pub(super) earlier: Option<DimId>,
 }
 
-/// `@micro`, which is added to `functions`, and `main`, which is returned.
+/// `@micro` and the function of the last micro-batch, which are added to `functions`, and `main`, which is returned.
 ///
 /// # Errors
 /// `P52` when `main` needs a value of one micro-batch outside `@micro`, or returns more than the loss.
@@ -37,10 +39,10 @@ pub(super) fn functions(
     cx: &Cx<'_>,
     space: &Space,
     functions: &mut Arena<FuncId, Function>,
-    (loss, split): (ValueId, Split),
-    (zero, optimize): (&Sweep, Option<&Optimize>),
+    (loss, split, earlier): (ValueId, Split, DimId),
+    (parts, last_pass): (&StepParts<'_>, &mut LastPass<'_>),
 ) -> Result<Function, OpError> {
-    let source = &cx.source.functions[cx.main];
+    let source = cx.function();
     only_loss(source)?;
     let outside: BTreeSet<ValueId> = source
         .nodes
@@ -52,7 +54,7 @@ pub(super) fn functions(
     let shared: Vec<ValueId> = outside.iter().filter(read).copied().collect();
 
     let micro = {
-        let mut b = FunctionBuilder::new(NAME, space, functions);
+        let mut b = FunctionBuilder::new(MICRO, space, functions);
         let mut map = ValueMap::new(source);
         let before = b.param(source.ty(loss).clone(), Some("loss_before"));
         for &v in &shared {
@@ -67,39 +69,63 @@ pub(super) fn functions(
         b.finish([Output { name: None, value: sum }])
     };
     let micro = functions.push(micro);
+    let last = last_pass.function(functions, micro);
 
     let mut b = FunctionBuilder::like(source, space, functions);
-    let mut map = ValueMap::new(source);
-    let all = |ty: &TensorType| if ty.has(split.batch) { stacked(ty, split.over) } else { ty.clone() };
+    let known = whole_batch(cx, &mut b, split)?;
+    parts.zero.run(&mut b, &[])?;
+    let mut sum = zeros(&mut b, source.ty(loss))?;
+    let n = space.size(earlier);
+    let scan = Scan { over: earlier, carried: 1, order: ScanOrder::Ascending };
+    for (callee, layers, scan) in [(micro, 0..n, Some(scan)), (last, n..n + 1, None)] {
+        let inputs = part_inputs(cx, &mut b, &known, split, (layers.clone(), scan.map(|s| s.over)))?;
+        let mut arguments = vec![sum];
+        arguments.extend(shared.iter().map(|&v| inputs[v]));
+        sum = b.push(Op::Call { callee, layers, stride: 0, scan, stage: None }, &arguments)?;
+    }
+    b.name(sum, source.values[loss].name.as_deref());
+    parts.finish(&mut b)?;
+    Ok(b.finish([Output { name: source.outputs[0].name.clone(), value: sum }]))
+}
+
+/// The values that are computed for the whole batch.
+///
+/// # Errors
+/// `P52` when one needs a value of one micro-batch.
+pub(super) fn whole_batch<'a>(
+    cx: &Cx<'a>,
+    b: &mut FunctionBuilder<'_>,
+    split: Split,
+) -> Result<ValueMap<'a>, OpError> {
+    let source = cx.function();
+    let mut known = ValueMap::new(source);
+    let whole = whole_batch_values(cx, split);
+    let all = |ty: &TensorType| {
+        let mut ty = ty.clone();
+        ty.dims.iter_mut().filter(|d| **d == split.batch).for_each(|d| *d = split.all);
+        ty
+    };
     for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
-        let op = match &node.op {
-            Op::Random(Random::Key { .. }) => {
-                map.insert(node.result(), cx.key(&mut b, node)?);
-                continue;
-            }
-            Op::Input(binding) if source.ty(node.result()).has(split.batch) => {
-                Op::Input(view(space, binding, source.ty(node.result()), split)?)
-            }
-            op => op.clone(),
-        };
-        copy_whole_batch(&mut b, node, op, &mut map, all)?;
+        if let Op::Random(Random::Key { .. }) = node.op {
+            known.insert(node.result(), cx.key(b, node)?);
+        } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
+            copy_whole_batch(b, node, node.op.clone(), &mut known, all)?;
+        }
     }
-    zero.run(&mut b, &[])?;
-    let mut arguments = vec![zeros(&mut b, source.ty(loss))?];
-    arguments.extend(shared.iter().map(|&v| map[v]));
-    let n = space.size(split.over);
-    let scan = Scan { over: split.over, carried: 1, order: ScanOrder::Ascending };
-    let results = b.node(
-        Op::Call { callee: micro, layers: 0..n, stride: 0, scan: Some(scan), stage: None },
-        &arguments,
-        &[],
-    )?;
-    b.name(results[0], source.values[loss].name.as_deref());
-    if let Some(optimize) = optimize {
-        optimize.run(&mut b)?;
+    Ok(known)
+}
+
+/// The values outside of calls that are needed for the whole batch: those without a batch dimension, and their
+/// operands.
+fn whole_batch_values(cx: &Cx<'_>, split: Split) -> Vec<bool> {
+    let source = cx.function();
+    let mut needed: Vec<bool> = source.values.values().map(|value| !value.ty.has(split.batch)).collect();
+    for node in source.nodes.iter().rev().filter(|n| is_whole_batch(cx, n)) {
+        if node.results.is_empty() || node.results.iter().any(|v| needed[v.index()]) {
+            node.operands.iter().for_each(|v| needed[v.index()] = true);
+        }
     }
-    let name = source.outputs[0].name.clone();
-    Ok(b.finish([Output { name, value: results[0] }]))
+    needed
 }
 
 /// Refuses a program that returns values of one micro-batch.
@@ -139,7 +165,7 @@ pub(super) fn is_key(source: &Function, value: ValueId) -> bool {
 ///
 /// # Errors
 /// `P52` when it needs a value of one micro-batch.
-pub(super) fn copy_whole_batch(
+fn copy_whole_batch(
     b: &mut FunctionBuilder<'_>,
     node: &Node,
     op: Op,
@@ -158,12 +184,7 @@ pub(super) fn copy_whole_batch(
 ///
 /// # Errors
 /// `P52` for another input.
-pub(super) fn stored(
-    space: &Space,
-    binding: &Binding,
-    ty: &TensorType,
-    split: Split,
-) -> Result<Vec<u64>, OpError> {
+fn stored(space: &Space, binding: &Binding, ty: &TensorType, split: Split) -> Result<Vec<u64>, OpError> {
     if !binding.stored.is_empty() || ty.dims.first() != Some(&split.batch) {
         let message = format!("input `{}` is not stored with the batch first", binding.name);
         return Err(OpError::new("P52", message));
@@ -171,12 +192,68 @@ pub(super) fn stored(
     Ok(ty.dims.iter().map(|&d| source::stored_size(space, d)).collect())
 }
 
-/// The binding that views the batch of a file as micro-batches.
-fn view(space: &Space, binding: &Binding, ty: &TensorType, split: Split) -> Result<Binding, OpError> {
-    let n = space.size(split.over);
-    let sizes = stored(space, binding, ty, split)?;
-    let mut stored = sizes.clone();
-    stored[0] *= n;
-    let view = std::iter::once(n).chain(sizes).collect();
-    Ok(Binding { stored, view, ..binding.clone() })
+/// The initial values of some micro-batches: values of the whole batch, and their own part of values with a batch
+/// dimension, stacked along a dimension or of one micro-batch.
+///
+/// # Errors
+/// `P52` for an input that is not stored with the batch first.
+pub(super) fn part_inputs<'a>(
+    cx: &Cx<'a>,
+    b: &mut FunctionBuilder<'_>,
+    known: &ValueMap<'_>,
+    split: Split,
+    (micros, stack): (Layers, Option<DimId>),
+) -> Result<ValueMap<'a>, OpError> {
+    let source = cx.function();
+    let of_part = |ty: &TensorType| match stack {
+        Some(stack) if ty.has(split.batch) => stacked(ty, stack),
+        _ => ty.clone(),
+    };
+    let has_batch = |v: ValueId| source.ty(v).has(split.batch);
+    let mut map = ValueMap::new(source);
+    for v in source.values.ids().filter(|&v| !has_batch(v)) {
+        known.get(v).into_iter().for_each(|value| map.insert(v, value));
+    }
+    // Values with a batch dimension are copied only if a call needs them.
+    let mut needed = vec![false; source.values.len()];
+    for node in source.nodes.iter().rev() {
+        let outside = is_whole_batch(cx, node);
+        if !outside || node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
+            node.operands.iter().for_each(|v| needed[v.index()] = true);
+        }
+    }
+    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
+        if !node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
+            continue;
+        }
+        match &node.op {
+            Op::Input(binding) => {
+                let ty = source.ty(node.result());
+                let window = window(b.space(), binding, ty, split, &micros)?;
+                let input = b.push_as(Op::Input(window), &[], of_part(ty))?;
+                map.insert(node.result(), input);
+            }
+            op => {
+                let declared: Vec<TensorType> = map.declared(&node.results).iter().map(of_part).collect();
+                map.copy_as(b, node, op.clone(), &declared)?;
+            }
+        }
+    }
+    Ok(map)
+}
+
+/// The binding that reads some micro-batches of a file's batch.
+fn window(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    split: Split,
+    micros: &Layers,
+) -> Result<Binding, OpError> {
+    let mut stored = stored(space, binding, ty, split)?;
+    let mut window: Vec<Layers> = stored.iter().map(|&n| 0..n).collect();
+    let each = stored[0];
+    window[0] = micros.start * each..micros.end * each;
+    stored[0] = space.size(split.all);
+    Ok(Binding { stored, window, ..binding.clone() })
 }

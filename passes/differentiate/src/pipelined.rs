@@ -9,23 +9,18 @@
 //!
 //! `main` is unrolled: all stages follow one list of calls, and each skips the calls of other stages. A value that a
 //! call takes from another stage crosses stages; `shard` inserts the transfer. Inputs are known on every stage.
-//!
-//! If two stages use a weight, as with a tied embedding, the first of them updates it. The other accumulates its own
-//! gradient, sends the sum before the update, and receives the new weight.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
-use ithaca_ir::ops::{Binding, OpError, Random, Stage, Target, state};
-use ithaca_ir::phase::Phase;
-use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::ops::{OpError, Random, Stage};
+use ithaca_ir::{DType, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
-use super::micro::{Split, copy_whole_batch, is_key, is_whole_batch, only_loss, stored};
+use super::micro::{Split, is_key, is_whole_batch, only_loss, part_inputs, whole_batch};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
-use super::step::{Cx, Optimize, Run, Sweep, call_on};
-use super::tape::{Accumulation, assign, prefixed};
-use super::update::{OwnedWeights, Place, gradient_type};
+use super::step::{Cx, Run, StepParts};
+use super::update::Place;
 
 /// The stages that run the layers of each function.
 pub(super) struct Stages {
@@ -80,128 +75,6 @@ fn stage_of(chunk: usize, n: usize) -> Stage {
     Stage::new((chunk % n) as u64)
 }
 
-/// A weight that one stage owns and another stage uses too.
-#[derive(Clone, Debug)]
-pub(super) struct TiedWeight {
-    pub(super) binding: Binding,
-    pub(super) ty: TensorType,
-    /// The function that owns the weight.
-    pub(super) owner: (String, Stage),
-    /// The other function that uses it.
-    pub(super) user: (String, Stage),
-}
-
-impl TiedWeight {
-    fn accumulation(&self) -> Accumulation {
-        Accumulation::AddOnStage(self.user.1.number)
-    }
-}
-
-/// Each weight once per stage that uses it.
-fn distinct(tied: &[TiedWeight]) -> Vec<&TiedWeight> {
-    let mut distinct: Vec<&TiedWeight> = Vec::new();
-    for one in tied {
-        if !distinct.iter().any(|t| t.binding == one.binding && t.user.1 == one.user.1) {
-            distinct.push(one);
-        }
-    }
-    distinct
-}
-
-/// The users' gradients of tied weights, to be cleared like those of owned weights.
-pub(super) fn tied_gradients(tied: &[TiedWeight]) -> Vec<OwnedWeights> {
-    let mut tied_gradients: Vec<OwnedWeights> = Vec::new();
-    for one in distinct(tied) {
-        let name = format!("{}.tied", one.user.0);
-        let weight = (one.binding.clone(), one.ty.clone(), one.accumulation());
-        match tied_gradients.iter_mut().find(|owned| owned.name == name) {
-            Some(owned) => owned.weights.push(weight),
-            None => tied_gradients.push(OwnedWeights {
-                name,
-                weights: vec![weight],
-                layers: vec![(0..1, Some(one.user.1))],
-            }),
-        }
-    }
-    tied_gradients
-}
-
-/// The functions that two stages exchange a tied weight with, before and after the update.
-pub(super) struct Exchange {
-    owner: Stage,
-    user: Stage,
-    /// Returns the user's gradient.
-    give: FuncId,
-    /// Adds it to the owner's gradient.
-    take: FuncId,
-    /// Returns the new weight.
-    send: FuncId,
-    /// Stores it.
-    receive: FuncId,
-}
-
-/// Declares the functions of the exchanges.
-///
-/// # Errors
-/// None for weights of a program that verifies.
-pub(super) fn exchanges(
-    space: &Space,
-    functions: &mut Arena<FuncId, Function>,
-    tied: &[TiedWeight],
-) -> Result<Vec<Exchange>, OpError> {
-    let none = Arena::new();
-    let mut exchanges = Vec::new();
-    for (i, one) in distinct(tied).into_iter().enumerate() {
-        let TiedWeight { binding, ty, owner, user } = one;
-        let wide = gradient_type(ty);
-        let builder = |of: &str, part: &str| {
-            let b = FunctionBuilder::new(format!("{of}.{part}{i}.update"), space, &none);
-            b.made_from(of).in_phase(Phase::Update)
-        };
-        let returns = |value: ValueId| [Output { name: None, value }];
-
-        let mut b = builder(&user.0, "give");
-        let own = b.push_as(Op::State(one.accumulation().gradient_binding(binding)), &[], wide.clone())?;
-        let give = functions.push(b.finish(returns(own)));
-
-        let mut b = builder(&owner.0, "take");
-        let received = b.param(wide.clone(), None);
-        let home = prefixed(binding, state::GRADIENT);
-        let own = b.push_as(Op::State(home.clone()), &[], wide)?;
-        let sum = b.add(own, received)?;
-        assign(&mut b, Target::State, home, sum)?;
-        let take = functions.push(b.finish([]));
-
-        let mut b = builder(&owner.0, "send");
-        let weight = b.weight(binding.clone(), ty.clone())?;
-        let send = functions.push(b.finish(returns(weight)));
-
-        let mut b = builder(&user.0, "receive");
-        let weight = b.param(ty.clone(), None);
-        assign(&mut b, Target::Param, binding.clone(), weight)?;
-        let receive = functions.push(b.finish([]));
-        exchanges.push(Exchange { owner: owner.1, user: user.1, give, take, send, receive });
-    }
-    Ok(exchanges)
-}
-
-/// Calls one function on one stage, and another on another stage with the first one's result.
-fn call_across(
-    b: &mut FunctionBuilder<'_>,
-    (from, gives): (Stage, FuncId),
-    (to, takes): (Stage, FuncId),
-) -> Result<(), OpError> {
-    let received = b.push(call_on(gives, &(0..1), Some(from)), &[])?;
-    b.node(call_on(takes, &(0..1), Some(to)), &[received], &[]).map(|_| ())
-}
-
-/// The parts of a step around its passes.
-pub(super) struct StepParts<'a> {
-    pub(super) zero: &'a Sweep,
-    pub(super) optimize: Option<&'a Optimize>,
-    pub(super) exchanges: &'a [Exchange],
-}
-
 /// `main`, unrolled over micro-batches and stages.
 ///
 /// # Errors
@@ -217,29 +90,19 @@ pub(super) fn main(
     let source = cx.function();
     only_loss(source)?;
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
-    let mut known = ValueMap::new(source);
-    let whole = whole_batch_values(cx, split);
-    let all = |ty: &TensorType| {
-        let mut ty = ty.clone();
-        ty.dims.iter_mut().filter(|d| **d == split.batch).for_each(|d| *d = split.over);
-        ty
-    };
-    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
-        if let Op::Random(Random::Key { .. }) = node.op {
-            known.insert(node.result(), cx.key(&mut b, node)?);
-        } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
-            copy_whole_batch(&mut b, node, node.op.clone(), &mut known, all)?;
-        }
-    }
+    let known = whole_batch(cx, &mut b, split)?;
     parts.zero.run(&mut b, &[])?;
 
     let mut runs = Vec::with_capacity(shape.micros);
     for micro in 0..shape.micros {
-        let mut own = micro_batch_inputs(cx, &mut b, &known, split, micro)?;
+        let number = micro as u64;
+        let mut own = part_inputs(cx, &mut b, &known, split, (number..number + 1, None))?;
         if shape.micros > 1 {
             micro_batch_keys(source, &mut b, &mut own, micro)?;
         }
-        runs.push(Run::new(cx, own));
+        let mut run = Run::new(cx, own);
+        run.is_last = micro + 1 == shape.micros;
+        runs.push(run);
     }
     let last = shape.stages * shape.chunks - 1;
     // Nodes that depend on no call run with the first chunk.
@@ -276,31 +139,10 @@ pub(super) fn main(
             }
         }
     }
-    for exchange in parts.exchanges {
-        call_across(&mut b, (exchange.user, exchange.give), (exchange.owner, exchange.take))?;
-    }
-    if let Some(optimize) = parts.optimize {
-        optimize.run(&mut b)?;
-        for exchange in parts.exchanges {
-            call_across(&mut b, (exchange.owner, exchange.send), (exchange.user, exchange.receive))?;
-        }
-    }
+    parts.finish(&mut b)?;
     let value = sum.expect("there is at least one micro-batch");
     b.name(value, source.values[loss].name.as_deref());
     Ok(b.finish([Output { name: source.outputs[0].name.clone(), value }]))
-}
-
-/// The values outside of calls that are needed for the whole batch: those without a batch dimension, and their
-/// operands.
-fn whole_batch_values(cx: &Cx<'_>, split: Split) -> Vec<bool> {
-    let source = cx.function();
-    let mut needed: Vec<bool> = source.values.values().map(|value| !value.ty.has(split.batch)).collect();
-    for node in source.nodes.iter().rev().filter(|n| is_whole_batch(cx, n)) {
-        if node.results.is_empty() || node.results.iter().any(|v| needed[v.index()]) {
-            node.operands.iter().for_each(|v| needed[v.index()] = true);
-        }
-    }
-    needed
 }
 
 /// Derives the keys of one micro-batch: the step's keys with its number folded in, as in a loop over micro-batches.
@@ -318,61 +160,6 @@ fn micro_batch_keys(
         }
     }
     Ok(())
-}
-
-/// The initial values of one micro-batch: values of the whole batch, and its own part of values with a batch dimension.
-fn micro_batch_inputs<'a>(
-    cx: &Cx<'a>,
-    b: &mut FunctionBuilder<'_>,
-    known: &ValueMap<'_>,
-    split: Split,
-    micro: usize,
-) -> Result<ValueMap<'a>, OpError> {
-    let source = cx.function();
-    let has_batch = |v: ValueId| source.ty(v).has(split.batch);
-    let mut map = ValueMap::new(source);
-    for v in source.values.ids().filter(|&v| !has_batch(v)) {
-        known.get(v).into_iter().for_each(|value| map.insert(v, value));
-    }
-    // Values with a batch dimension are copied only if a call needs them.
-    let mut needed = vec![false; source.values.len()];
-    for node in source.nodes.iter().rev() {
-        let outside = is_whole_batch(cx, node);
-        if !outside || node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
-            node.operands.iter().for_each(|v| needed[v.index()] = true);
-        }
-    }
-    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
-        if !node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
-            continue;
-        }
-        match &node.op {
-            Op::Input(binding) => {
-                let ty = source.ty(node.result());
-                let window = window(b.space(), binding, ty, split, micro as u64)?;
-                let input = b.push_as(Op::Input(window), &[], ty.clone())?;
-                map.insert(node.result(), input);
-            }
-            _ => map.copy(b, node)?,
-        }
-    }
-    Ok(map)
-}
-
-/// The binding that views one micro-batch of a file's batch.
-fn window(
-    space: &Space,
-    binding: &Binding,
-    ty: &TensorType,
-    split: Split,
-    micro: u64,
-) -> Result<Binding, OpError> {
-    let mut stored = stored(space, binding, ty, split)?;
-    let mut window: Vec<Layers> = stored.iter().map(|&n| 0..n).collect();
-    let each = stored[0];
-    window[0] = micro * each..(micro + 1) * each;
-    stored[0] = space.size(split.over);
-    Ok(Binding { stored, window, ..binding.clone() })
 }
 
 /// The shape of the pipeline, and the order of its passes.

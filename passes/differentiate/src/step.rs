@@ -1,5 +1,7 @@
 //! `main` of a training step: forward calls, backward calls in reverse, the optimizer.
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
@@ -9,7 +11,8 @@ use ithaca_pass::rebuild::ValueMap;
 use super::active::Activity;
 use super::split::Halves;
 use super::tape::{Accumulation, Forward, Tape, assign, or_zeros, store_gradients, zeros};
-use super::update::Place;
+use super::tied::Exchange;
+use super::update::{Place, call_on};
 
 /// A function of the source and its halves.
 pub(super) struct DifferentiatedFunction {
@@ -34,6 +37,8 @@ pub(super) struct Cx<'a> {
     pub(super) accumulation: &'a dyn Fn(FuncId, &Binding) -> Accumulation,
     /// The type of the step count, if steps are counted.
     pub(super) counts: Option<&'a TensorType>,
+    /// For functions that complete gradients, the functions that the last micro-batch runs.
+    pub(super) last: &'a BTreeMap<FuncId, FuncId>,
 }
 
 /// The state of one batch during its forward and backward pass.
@@ -45,6 +50,8 @@ pub(super) struct Run<'a> {
     pub(super) tape: Tape,
     /// The weights that the function reads, with their gradients.
     pub(super) weights: Vec<(&'a Binding, ValueId)>,
+    /// Whether it is the last micro-batch of several that `main` runs one by one.
+    pub(super) is_last: bool,
 }
 
 /// The values of a forward node that its backward pass needs.
@@ -58,7 +65,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(cx: &Cx<'_>, map: ValueMap<'a>) -> Self {
         let source = cx.function();
         let records = source.nodes.iter().map(|_| None).collect();
-        Self { map, records, tape: Tape::new(source.values.len()), weights: Vec::new() }
+        Self { map, records, tape: Tape::new(source.values.len()), weights: Vec::new(), is_last: false }
     }
 }
 
@@ -117,7 +124,7 @@ impl<'a> Cx<'a> {
         run.records[i] = match &node.op {
             Op::Call { callee, layers, stride, .. } => {
                 let layers = (layers, *stride);
-                Some(Record::Call(self.call(b, &mut run.map, node, (*callee, layers, stage))?))
+                Some(Record::Call(self.call(b, run, node, (*callee, layers, stage))?))
             }
             Op::Random(Random::Key { .. }) => {
                 run.map.insert(node.result(), self.key(b, node)?);
@@ -170,7 +177,7 @@ impl<'a> Cx<'a> {
         stage: Option<Stage>,
     ) -> Result<(), OpError> {
         let node = &self.function().nodes[i];
-        let Run { records, tape, weights, .. } = run;
+        let Run { records, tape, weights, is_last, .. } = run;
         let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
         if gradients.iter().all(Option::is_none) {
             return Ok(());
@@ -180,7 +187,9 @@ impl<'a> Cx<'a> {
                 weights.push((binding, gradients[0].expect("a parameter has one result")));
                 Ok(())
             }
-            (_, Some(Record::Call(called))) => self.call_backward(b, tape, node, (called, stage), &gradients),
+            (_, Some(Record::Call(called))) => {
+                self.call_backward(b, (tape, *is_last), node, (called, stage), &gradients)
+            }
             (_, Some(Record::Node(record))) => {
                 let is_active = |v: ValueId| self.activity.is_active(self.main, v);
                 record.adjoint(b, &gradients, is_active, |b, old, part| tape.add(b, old, part))
@@ -190,13 +199,19 @@ impl<'a> Cx<'a> {
         }
     }
 
+    /// The function that runs in place of `id`, in the last micro-batch or another.
+    fn in_pass(&self, id: FuncId, is_last: bool) -> FuncId {
+        if is_last { self.last.get(&id).copied().unwrap_or(id) } else { id }
+    }
+
     fn call(
         &self,
         b: &mut FunctionBuilder<'_>,
-        map: &mut ValueMap<'_>,
+        run: &mut Run<'_>,
         node: &Node,
         (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
     ) -> Result<ForwardCall<'a>, OpError> {
+        let Run { map, is_last, .. } = run;
         let function =
             self.functions[callee.index()].as_ref().expect("every function except main is differentiated");
         let arguments = map.operands(node);
@@ -207,7 +222,8 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
+        let callee = self.in_pass(function.forward, *is_last);
+        let op = Op::Call { callee, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
         map.replace(b, &node.results, &results);
         let saved = results[n_results..].to_vec();
@@ -217,7 +233,7 @@ impl<'a> Cx<'a> {
     fn call_backward(
         &self,
         b: &mut FunctionBuilder<'_>,
-        tape: &mut Tape,
+        (tape, is_last): (&mut Tape, bool),
         node: &Node,
         (called, stage): (&ForwardCall<'_>, Option<Stage>),
         gradients: &[Option<ValueId>],
@@ -247,7 +263,8 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: backward, layers: layers.clone(), stride: *stride, scan, stage };
+        let callee = self.in_pass(backward, is_last);
+        let op = Op::Call { callee, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.returned.iter().zip(&results) {
@@ -262,11 +279,6 @@ impl<'a> Cx<'a> {
         }
         Ok(())
     }
-}
-
-/// A call of `callee` for each layer on one stage.
-pub(super) fn call_on(callee: FuncId, layers: &Layers, stage: Option<Stage>) -> Op {
-    Op::Call { callee, layers: layers.clone(), stride: 0, scan: None, stage }
 }
 
 /// Calls over the layers of the functions that own weights.
@@ -330,6 +342,31 @@ impl Optimize {
     }
 }
 
+/// The parts of a step around its passes.
+pub(super) struct StepParts<'a> {
+    pub(super) zero: &'a Sweep,
+    pub(super) reduce: &'a Sweep,
+    pub(super) exchanges: &'a [Exchange],
+    pub(super) optimize: Option<&'a Optimize>,
+}
+
+impl StepParts<'_> {
+    /// The parts after the passes.
+    pub(super) fn finish(&self, b: &mut FunctionBuilder<'_>) -> Result<(), OpError> {
+        self.reduce.run(b, &[])?;
+        for exchange in self.exchanges {
+            exchange.add_gradient(b)?;
+        }
+        if let Some(optimize) = self.optimize {
+            optimize.run(b)?;
+            for exchange in self.exchanges {
+                exchange.send_weight(b)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// `main` for one batch.
 ///
 /// # Errors
@@ -339,14 +376,12 @@ pub(super) fn main(
     space: &Space,
     functions: &Arena<FuncId, Function>,
     loss: ValueId,
-    (zero, optimize): (&Sweep, Option<&Optimize>),
+    parts: &StepParts<'_>,
 ) -> Result<Function, OpError> {
     let source = cx.function();
     let mut b = FunctionBuilder::like(source, space, functions);
-    zero.run(&mut b, &[])?;
+    parts.zero.run(&mut b, &[])?;
     let map = cx.forward_and_backward(&mut b, ValueMap::new(source), loss, |_| true)?;
-    if let Some(optimize) = optimize {
-        optimize.run(&mut b)?;
-    }
+    parts.finish(&mut b)?;
     Ok(b.finish(map.outputs()))
 }

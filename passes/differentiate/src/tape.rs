@@ -9,19 +9,26 @@ use ithaca_pass::rebuild::ValueMap;
 /// How the gradient of a weight is accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accumulation {
-    /// One contribution per step: it is assigned.
+    /// One contribution per step: it is the gradient.
     Assign,
-    /// Several contributions per step: each is added.
+    /// Several contributions per step, of which the owner's backward pass of the last micro-batch adds the last.
+    AddByOwner,
+    /// Several contributions per step; `.reduce` makes their sum the gradient.
     Add,
     /// As `Add`, but on this stage, which is not the stage that updates the weight.
     AddOnStage(u64),
 }
 
 impl Accumulation {
-    /// Whether gradients are summed, so that a step must clear them first.
+    /// Whether contributions are summed, so that a step must clear the sum first.
     pub(super) fn is_summed(self) -> bool {
+        self != Accumulation::Assign
+    }
+
+    /// Whether the sum becomes the gradient after all passes.
+    pub(super) fn is_reduced_last(self) -> bool {
         match self {
-            Accumulation::Assign => false,
+            Accumulation::Assign | Accumulation::AddByOwner => false,
             Accumulation::Add | Accumulation::AddOnStage(_) => true,
         }
     }
@@ -30,9 +37,14 @@ impl Accumulation {
     pub(super) fn gradient_binding(self, binding: &Binding) -> Binding {
         let gradient = prefixed(binding, state::GRADIENT);
         match self {
-            Accumulation::Assign | Accumulation::Add => gradient,
+            Accumulation::Assign | Accumulation::AddByOwner | Accumulation::Add => gradient,
             Accumulation::AddOnStage(stage) => prefixed(&gradient, &state::of_stage(stage)),
         }
+    }
+
+    /// The binding of the sum of contributions.
+    pub(super) fn sum_binding(self, binding: &Binding) -> Binding {
+        prefixed(&self.gradient_binding(binding), state::SUM)
     }
 }
 
@@ -116,13 +128,15 @@ pub(super) fn store_gradients<'a>(
     }
     for (binding, gradient) in sums {
         let accumulation = accumulation(binding);
-        let mut value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
-        let state = accumulation.gradient_binding(binding);
+        let value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
         if accumulation.is_summed() {
-            let before = b.push_as(Op::State(state.clone()), &[], b.ty(value).clone())?;
-            value = b.add(before, value)?;
+            let sum = accumulation.sum_binding(binding);
+            let before = b.push_as(Op::State(sum.clone()), &[], b.ty(value).clone())?;
+            let value = b.add(before, value)?;
+            assign(b, Target::State, sum, value)?;
+        } else {
+            assign(b, Target::State, accumulation.gradient_binding(binding), value)?;
         }
-        assign(b, Target::State, state, value)?;
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The end of a step: the gradient norm, the optimizer, and the clearing of gradients.
 //!
-//! Each function that owns weights has up to three functions: `.zero` clears summed gradients, `.squares` adds up the
-//! squares of gradients, `.update` updates the weights. They run over the same layers.
+//! Each function that owns weights has up to four functions: `.zero` clears sums of gradients, `.reduce` makes sums the
+//! gradients where no backward pass does, `.squares` adds up the squares of gradients, `.update` updates the weights.
+//! They run over the same layers.
 
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{AdamW, Binding, OpError, Optimizer, Stage, Target, cast, state, sums_in};
@@ -12,6 +13,11 @@ use super::tape::{Accumulation, assign, prefixed, zeros};
 
 /// A range of layers and its stage.
 pub(super) type Place = (Layers, Option<Stage>);
+
+/// A call of `callee` for each layer on one stage.
+pub(super) fn call_on(callee: FuncId, layers: &Layers, stage: Option<Stage>) -> Op {
+    Op::Call { callee, layers: layers.clone(), stride: 0, scan: None, stage }
+}
 
 /// The weights that one function owns; each weight of the program has one owner.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,9 +42,14 @@ impl OwnedWeights {
         b.made_from(self.name.as_str()).in_phase(Phase::Update)
     }
 
-    /// Whether a step must clear gradients first.
+    /// Whether a step must clear sums first.
     pub(super) fn is_summed(&self) -> bool {
         self.weights.iter().any(|(_, _, accumulation)| accumulation.is_summed())
+    }
+
+    /// Whether sums become gradients after all passes.
+    pub(super) fn is_reduced_last(&self) -> bool {
+        self.weights.iter().any(|(_, _, accumulation)| accumulation.is_reduced_last())
     }
 }
 
@@ -50,7 +61,20 @@ pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpEr
         owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_summed())
     {
         let zero = zeros(&mut b, &gradient_type(ty))?;
-        assign(&mut b, Target::State, accumulation.gradient_binding(binding), zero)?;
+        assign(&mut b, Target::State, accumulation.sum_binding(binding), zero)?;
+    }
+    Ok(b.finish([]))
+}
+
+/// `@name.reduce()`.
+pub(super) fn reduce(space: &Space, owned: &OwnedWeights) -> Result<Function, OpError> {
+    let none = Arena::new();
+    let mut b = owned.builder("reduce", space, &none);
+    for (binding, ty, accumulation) in
+        owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_reduced_last())
+    {
+        let sum = b.push_as(Op::State(accumulation.sum_binding(binding)), &[], gradient_type(ty))?;
+        assign(&mut b, Target::State, accumulation.gradient_binding(binding), sum)?;
     }
     Ok(b.finish([]))
 }

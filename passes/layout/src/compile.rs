@@ -8,6 +8,7 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module, Op};
 use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 
+use crate::fuse::Accumulate;
 use crate::lower::{Packing, lower_with};
 use crate::lower_movements::LowerMovements;
 use crate::movement::LOCAL;
@@ -45,6 +46,7 @@ pub fn passes(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>>
     ];
     passes.extend(options.fusion.before());
     passes.push(Box::new(LowerReshards));
+    passes.push(Box::new(Accumulate));
     passes.extend(options.fusion.passes());
     passes
 }

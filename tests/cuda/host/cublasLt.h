@@ -117,15 +117,15 @@ inline void store(__half& z, float x) { z = __float2half(x); }
 inline void store(__nv_bfloat16& z, float x) { z = __float2bfloat16(x); }
 
 // Column-major: c is m x n, and the sum is over k.
-template <typename T, typename A>
+template <typename T, typename R, typename A>
 void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T* a, int64_t lda, const T* b, int64_t ldb,
-             A beta, T* c, int64_t ldc) {
+             A beta, R* c, int64_t ldc) {
     for (int64_t column = 0; column < n; ++column) {
         for (int64_t row = 0; row < m; ++row) {
             A sum = 0;
             for (int64_t l = 0; l < k; ++l)
                 sum += value(a[ta ? l + row * lda : row + l * lda]) * value(b[tb ? column + l * ldb : l + column * ldb]);
-            T& z = c[row + column * ldc];
+            R& z = c[row + column * ldc];
             store(z, beta == A(0) ? alpha * sum : alpha * sum + beta * value(z));
         }
     }
@@ -140,23 +140,27 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     const bool ta = desc->transposed[0] != 0, tb = desc->transposed[1] != 0;
     const uint64_t m = ta ? la->columns : la->rows, k = ta ? la->rows : la->columns, n = tb ? lb->rows : lb->columns;
     const bool fits = stream != nullptr && lc == ld && ld->rows == m && ld->columns == n && (tb ? lb->columns : lb->rows) == k &&
-                      la->batch == lb->batch && la->batch == ld->batch && la->type == lb->type && la->type == ld->type &&
+                      la->batch == lb->batch && la->batch == ld->batch && la->type == lb->type && (la->type == ld->type || ld->type == desc->scale) &&
                       (desc->scale == CUDA_R_64F) == (la->type == CUDA_R_64F);
     if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
-    auto run = [&](auto element, auto scalar) {
+    auto run_into = [&](auto element, auto result, auto scalar) {
         using T = decltype(element);
+        using R = decltype(result);
         using A = decltype(scalar);
         for (int64_t i = 0; i < ld->batch; ++i) {
             const T *x = static_cast<const T*>(a) + i * la->step, *y = static_cast<const T*>(b) + i * lb->step;
-            T* const z = static_cast<T*>(d) + i * ld->step;
+            R* const z = static_cast<R*>(d) + i * ld->step;
             const void* const starts[] = {x, y, z};
             for (int j = 0; j < 3; ++j)
                 if (reinterpret_cast<uintptr_t>(starts[j]) % algo->alignments[j] != 0) return CUBLAS_STATUS_INVALID_VALUE;
-            cublas_on_host::product<T, A>(ta, tb, static_cast<int64_t>(m), static_cast<int64_t>(n), static_cast<int64_t>(k),
+            cublas_on_host::product<T, R, A>(ta, tb, static_cast<int64_t>(m), static_cast<int64_t>(n), static_cast<int64_t>(k),
                                           *static_cast<const A*>(alpha), x, la->leading, y, lb->leading,
                                           *static_cast<const A*>(beta), z, ld->leading);
         }
         return CUBLAS_STATUS_SUCCESS;
+    };
+    const auto run = [&](auto element, auto scalar) {
+        return la->type == ld->type ? run_into(element, element, scalar) : run_into(element, scalar, scalar);
     };
     switch (la->type) {
         case CUDA_R_64F: return run(double{}, double{});

@@ -319,11 +319,12 @@ impl<'s> Reader<'s> {
                     op,
                     Op::Unary(_)
                         | Op::Binary(_)
+                        | Op::Accumulate
                         | Op::Scale { .. }
                         | Op::Cast { .. }
                         | Op::Random(Random::Dropout { .. })
                         | Op::Optimizer(Optimizer::AdamW(_))
-                );
+                ) || (*op == Op::AccumulateProduct && k == 2);
                 by_element && same_elements && read == write
             }
             Work::Exchange(transfer) => {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::phase::Phase;
 use ithaca_ir::traffic;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Mode, Workload, program};
@@ -31,8 +32,8 @@ impl Case {
         if self.dtype == "float32" { 4 } else { 2 }
     }
 
-    /// What a step sends in `layers` layers and around them.
-    fn step(&self, layers: u64, options: &ShardOptions, training: &Training) -> Sent {
+    /// What a step of micro-batches of `BATCH` sequences sends in `layers` layers and around them, in these phases.
+    fn step(&self, layers: u64, options: &ShardOptions, training: &Training, phases: &[Phase]) -> Sent {
         let config = json!({
             "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FEED_FORWARD,
             "num_hidden_layers": layers, "num_attention_heads": self.heads,
@@ -42,12 +43,12 @@ impl Case {
         let workload = Workload {
             mode: Mode::Train,
             training: training.clone(),
-            ..Workload::prefill(BATCH, self.tokens)
+            ..Workload::prefill(BATCH * training.micro_batches, self.tokens)
         };
         let module = program(&config, "m", &workload).unwrap();
         let ranks = per_rank(&module, options).unwrap();
         let mut sent = Sent::new();
-        for row in traffic::of_module(&ranks) {
+        for row in traffic::of_module(&ranks).into_iter().filter(|row| phases.contains(&row.phase)) {
             let (count, bytes) = sent.entry((row.kind.to_string(), row.axis.to_string())).or_default();
             *count += row.count;
             *bytes += row.bytes_sent_per_rank;
@@ -58,7 +59,8 @@ impl Case {
     /// What one layer sends.
     fn layer(&self, strategy: &str, mesh: &str, zero: Zero, training: &Training) -> Sent {
         let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
-        let (two, mut sent) = (self.step(2, &options, training), self.step(3, &options, training));
+        let step = |layers| self.step(layers, &options, training, &Phase::ALL);
+        let (two, mut sent) = (step(2), step(3));
         for (key, (count, bytes)) in &mut sent {
             let before = two.get(key).copied().unwrap_or_default();
             (*count, *bytes) = (*count - before.0, *bytes - before.1);
@@ -222,5 +224,31 @@ fn stages_of_zero_send_two_and_three_times_the_parameters() {
                 assert!((expected..=expected + more).contains(&found), "{case:?} {mesh} {zero:?}: {sent:?}");
             }
         }
+    }
+}
+
+#[test]
+fn gradients_are_reduced_once_per_step_where_ranks_keep_their_sums() {
+    let case = CASES[0];
+    let bytes = |strategy: &str, mesh: &str, zero: Zero, micro_batches: u64, stages: u64| {
+        let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+        let training = Training { micro_batches, stages, ..gradients() };
+        let sent = case.step(2, &options, &training, &[Phase::Backward, Phase::Update]);
+        let reductions = sent.iter().filter(|((kind, axis), _)| kind != "all_gather" && axis == "dp");
+        reductions.fold((0, 0), |(n, sum), (_, (count, bytes))| (n + count, sum + bytes))
+    };
+    for (strategy, mesh, stages) in [
+        ("data-parallel", "dp=2", 1),
+        ("data-parallel+megatron-tp-sp", "dp=2,tp=2", 1),
+        ("data-parallel+pipeline", "dp=2,pp=2", 2),
+    ] {
+        let of = |zero, micro_batches| bytes(strategy, mesh, zero, micro_batches, stages);
+        for zero in [Zero::Off, Zero::Optimizer] {
+            let once = of(zero, 2);
+            assert!(once.1 > 0 && once == of(zero, 4) && once == of(zero, 8), "{strategy} {zero:?}");
+        }
+        let (two, four) = (of(Zero::Gradients, 2), of(Zero::Gradients, 4));
+        assert_eq!((2 * two.0, 2 * two.1), four, "{strategy}");
+        assert_eq!(2 * of(Zero::Optimizer, 2).1, two.1, "{strategy}");
     }
 }

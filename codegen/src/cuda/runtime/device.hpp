@@ -34,28 +34,29 @@ class Products : NotCopied {
         for (void* memory : workspaces_) cudaFree(memory);
         cublasLtDestroy(handle_);
     }
-    // c[i] = a[i] b[i] for matrices `rows x inner` and `inner x columns`.
-    void multiply(Queue queue, cudaStream_t stream, DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
-                  const std::array<Matrix, 3>& abc) {
+    // c[i] = before * c[i] + a[i] b[i] for matrices `rows x inner` and `inner x columns`; c has the type `result`.
+    void multiply(Queue queue, cudaStream_t stream, DType dtype, DType result, int64_t rows, int64_t columns, int64_t inner,
+                  int64_t batch, const std::array<Matrix, 3>& abc, int before) {
         static constexpr cudaDataType_t types[] = {CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
         const bool is_wide = dtype == DType::F64;
         cublasLtMatmulDescOpaque_t desc;
         ITHACA_CUBLAS(cublasLtMatmulDescInit(&desc, is_wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, is_wide ? CUDA_R_64F : CUDA_R_32F));
         cublasLtMatrixLayoutOpaque_t layouts[3];
-        std::vector<int64_t> shape = {static_cast<int64_t>(dtype), rows, columns, inner, batch};
+        std::vector<int64_t> shape = {static_cast<int64_t>(dtype), static_cast<int64_t>(result), rows, columns, inner, batch};
         uint32_t alignments[3];
         const int64_t extents[3][2] = {{rows, inner}, {inner, columns}, {rows, columns}};
         for (size_t i = 0; i < 3; ++i) {
             const Matrix& m = abc[i];
+            const DType type = i < 2 ? dtype : result;
             const int32_t op = m.op, count = static_cast<int32_t>(batch);
             const auto stored = [&](bool first) { return static_cast<uint64_t>(extents[i][first == (op == CUBLAS_OP_N) ? 0 : 1]); };
-            ITHACA_CUBLAS(cublasLtMatrixLayoutInit(&layouts[i], types[int(dtype)], stored(true), stored(false), m.leading));
+            ITHACA_CUBLAS(cublasLtMatrixLayoutInit(&layouts[i], types[int(type)], stored(true), stored(false), m.leading));
             ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
             ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m.step, sizeof m.step));
             const auto transposed = i == 0 ? CUBLASLT_MATMUL_DESC_TRANSA : CUBLASLT_MATMUL_DESC_TRANSB;
             if (i < 2) ITHACA_CUBLAS(cublasLtMatmulDescSetAttribute(&desc, transposed, &op, sizeof op));
             // The largest power of two up to 256 that divides the address of every matrix of the batch.
-            const auto step = static_cast<uint64_t>(batch > 1 ? m.step * bytes_of(dtype) : 0);
+            const auto step = static_cast<uint64_t>(batch > 1 ? m.step * bytes_of(type) : 0);
             const uint64_t bits = reinterpret_cast<uint64_t>(m.at.at) | step | 256;
             alignments[i] = static_cast<uint32_t>(bits & (~bits + 1));
             shape.insert(shape.end(), {op, m.leading, m.step, alignments[i]});
@@ -64,12 +65,11 @@ class Products : NotCopied {
         if (known == algorithms_.end()) known = algorithms_.emplace(shape, choose(desc, layouts, alignments)).first;
         void*& workspace = workspaces_[queue];
         if (workspace == nullptr) ITHACA_CUDA(cudaMalloc(&workspace, kWorkspaceBytes));
-        static constexpr double wide[] = {1, 0};
-        static constexpr float narrow[] = {1, 0};
-        const void *one = narrow, *zero = narrow + 1;
-        if (is_wide) one = wide, zero = wide + 1;
+        static constexpr double wide[] = {0, 1};
+        static constexpr float narrow[] = {0, 1};
+        const auto factor = [&](int i) -> const void* { return is_wide ? static_cast<const void*>(wide + i) : narrow + i; };
         const auto& [a, b, c] = abc;
-        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, one, a.at, &layouts[0], b.at, &layouts[1], zero, c.at, &layouts[2], c.at,
+        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, factor(1), a.at, &layouts[0], b.at, &layouts[1], factor(before), c.at, &layouts[2], c.at,
                                      &layouts[2], &known->second, workspace, kWorkspaceBytes, stream));
     }
 
@@ -304,7 +304,13 @@ class Frame : NotCopied {
     // c = a b for `batch` matrices `rows x inner` and `inner x columns`.
     void product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
                  const Matrix& c) {
-        device_.products.multiply(task_.queue, stream(), dtype, rows, columns, inner, batch, {a, b, c});
+        device_.products.multiply(task_.queue, stream(), dtype, dtype, rows, columns, inner, batch, {a, b, c}, 0);
+    }
+    // c = c + a b; c has the type in which products are summed.
+    void accumulate_product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
+                            const Matrix& c) {
+        const DType sum = dtype == DType::F64 ? DType::F64 : DType::F32;
+        device_.products.multiply(task_.queue, stream(), dtype, sum, rows, columns, inner, batch, {a, b, c}, 1);
     }
     void copy(Address to, Address from, int64_t bytes) {
         if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));

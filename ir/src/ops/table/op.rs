@@ -54,6 +54,9 @@ ops! {
         family Linear {
             /// Sum of products over the dimensions that the result lacks.
             Einsum = "einsum", "x, y -> z", Compute, Matmul, Own;
+            /// `z + Σ x · y` over the dimensions that z lacks; z, in the type in which products are summed, is updated in
+            /// place.
+            AccumulateProduct = "accumulate_product", "x, y, z -> z", Compute, Matmul, Own;
             /// Sum over the dimensions that the result lacks.
             Sum = "sum", "x -> y", Compute, Vector, Operands(1);
             /// The same elements along dimensions that the operand lacks.

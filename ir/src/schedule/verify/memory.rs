@@ -218,7 +218,7 @@ fn check_in_place(
             let operand = *operand;
             let same_elements = same_place(read, written) && same_elements(frame, operand, write);
             let fits = match &task.work {
-                Work::Compute(op) => works_in_place(op) && same_elements,
+                Work::Compute(op) => works_in_place(op, i) && same_elements,
                 Work::Exchange(transfer) => {
                     matches!(transfer.first().op, Op::AllReduce { .. }) && read == written
                 }

@@ -6,6 +6,7 @@ use ithaca_ir::boxes;
 use ithaca_ir::entity::{Arena, Entity};
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
+use ithaca_ir::ops::state::gradient_of_sum;
 use ithaca_ir::ops::{Binding, structure};
 use ithaca_ir::order::joined;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work, integers};
@@ -102,7 +103,7 @@ impl Sources {
                 binding: binding.clone(),
                 ty: ty.clone(),
                 layers: layers.clone(),
-                is_written: *is_written,
+                is_written: *is_written && gradient_of_sum(&binding.name).is_none(),
                 stored: binding.stored_shape(space, ty),
                 integers: meaning.copied(),
                 held: held::of_source(space, ty),

@@ -2,10 +2,11 @@
 
 use ithaca_ir::{DimId, TensorType};
 
+use super::attention::bytes;
 use super::view::{Cx, View, float, step};
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::record::{Form, Matrix, Product, Record};
+use crate::record::{Form, Into, Matrix, Product, Record};
 use crate::structs::Walk;
 use crate::value::Int;
 
@@ -123,7 +124,19 @@ impl Matmul {
 }
 
 impl Cx<'_> {
-    pub(crate) fn einsum(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
+    /// `z = z + x y`; `before` is z as it is read.
+    pub(crate) fn accumulate_product(
+        &self,
+        [x, y, before]: [View<'_>; 3],
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        if before.at != z.at {
+            self.copy(bytes(self.local(z.ty).size, z.ty), before.at, z.at)?;
+        }
+        self.einsum(x, y, z, Into::Add)
+    }
+
+    pub(crate) fn einsum(&self, x: View<'_>, y: View<'_>, z: View<'_>, into: Into) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
         float(x.ty)?;
         if lz.size == 0 {
@@ -173,7 +186,7 @@ impl Cx<'_> {
             && k.extent > 0
             && let Some(found) = (Matmul { batch, m, n, k }).find()
         {
-            return self.products(&found, x, y, z);
+            return self.products(&found, x, y, (z, into));
         }
         let (mut over, mut along) = (Walk::<3>::default(), Walk::<2>::default());
         for l in merged(&kept) {
@@ -184,19 +197,29 @@ impl Cx<'_> {
         }
         let n_summed = along.size();
         let arguments = arguments![x.at, y.at, z.at, over, along, lz.size, n_summed];
-        self.launch_of("einsum", x.ty, lz.size, arguments)
+        let kernel = match into {
+            Into::Replace => "einsum",
+            Into::Add => "accumulate_product",
+        };
+        self.launch_of(kernel, x.ty, lz.size, arguments)
     }
 
     /// The innermost batch loop is the product's own; those around it are loops here.
-    fn products(&self, found: &Found, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
+    fn products(
+        &self,
+        found: &Found,
+        x: View<'_>,
+        y: View<'_>,
+        (z, into): (View<'_>, Into),
+    ) -> Result<(), LowerError> {
         let Matmul { batch, m, n, k } = &found.loops;
         let (inner, outer) = batch.split_last().map_or((&ONCE, &[][..]), |(last, rest)| (last, rest));
         let (first, second) = match found.order {
             Order::SecondFirst => (y, x),
             Order::FirstFirst => (x, y),
         };
-        let size = x.ty.dtype.bytes();
-        let further = |at: Pointer, n: i64| at.offset(u64::try_from(n).unwrap_or(0) * size);
+        let further =
+            |of: View<'_>, n: i64| of.at.offset(u64::try_from(n).unwrap_or(0) * of.ty.dtype.bytes());
         let times: i64 = outer.iter().map(|l| l.extent).product();
         for i in 0..times {
             let (mut rest, mut dx, mut dy, mut dz) = (i, 0, 0, 0);
@@ -217,9 +240,10 @@ impl Cx<'_> {
                 columns: Int::Const(m.extent),
                 inner: Int::Const(k.extent),
                 batch: Int::Const(inner.extent),
-                a: matrix(further(first.at, dy), found.a, inner.y),
-                b: matrix(further(second.at, dx), found.b, inner.x),
-                c: matrix(further(z.at, dz), (Form::Plain, found.c), inner.z),
+                a: matrix(further(first, dy), found.a, inner.y),
+                b: matrix(further(second, dx), found.b, inner.x),
+                into,
+                c: matrix(further(z, dz), (Form::Plain, found.c), inner.z),
             };
             self.trace.add(Record::Product(product));
         }

@@ -19,6 +19,7 @@ use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 
 use crate::argument::arguments;
 use crate::error::LowerError;
+use crate::record::Into;
 use training::{Centre, Norm};
 use view::{Cx, View, bits, float};
 
@@ -57,8 +58,9 @@ impl Cx<'_> {
             Op::Positions => self.positions(z[0]),
             Op::Einsum => {
                 let [a, b] = *exactly(op, x)?;
-                self.einsum(a, b, z[0])
+                self.einsum(a, b, z[0], Into::Replace)
             }
+            Op::AccumulateProduct => self.accumulate_product(*exactly(op, x)?, z[0]),
             Op::Embed { .. } => self.embed(x[0], x[1], z[0]),
             Op::Unary(f) => self.elementwise("unary", x[0], arguments![*f as i32, x[0].at, z[0].at]),
             Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),

@@ -41,29 +41,41 @@ pub(in crate::cpu) fn einsum(
     region: &Region,
     threads: Threads,
 ) -> Result<Vec<f32>, RunError> {
+    let mut out = vec![0.0; extents(region).iter().product()];
+    accumulate(x, y, (ty, region), &mut out, threads)?;
+    Ok(out)
+}
+
+/// `z[…] += Σ x[…] · y[…]` over the dimensions that z lacks.
+pub(in crate::cpu) fn accumulate(
+    x: &Operand<'_, f32>,
+    y: &Operand<'_, f32>,
+    (ty, region): (&TensorType, &Region),
+    out: &mut [f32],
+    threads: Threads,
+) -> Result<(), RunError> {
     let Some(loops) = Loops::of(x, y, ty, region) else {
         // A dimension of one operand alone that is summed is no matrix product: the oracle's loops do it.
-        return products::einsum(x, y, ty, region);
+        let product = products::einsum(x, y, ty, region)?;
+        out.iter_mut().zip(product).for_each(|(z, product)| *z += product);
+        return Ok(());
     };
     let (xs, ys) = (x.real()?, y.real()?);
-    let mut out = vec![0.0; extents(region).iter().product()];
     if out.is_empty() || loops.sums.iter().any(|l| l.n == 0) {
-        return Ok(out);
+        return Ok(());
     }
     let Loops { batch, mut rows, mut columns, mut sums } = loops;
     let (m, n, k) = (take_largest(&mut rows), take_largest(&mut columns), take_largest(&mut sums));
     let outer: Vec<Loop> = batch.into_iter().chain(rows).chain(columns).collect();
     for (xo, yo, zo) in offsets(&outer) {
-        let mut into = Into::Replace;
         for (xi, yi, _) in offsets(&sums) {
             let x = (xs, View { start: xo + xi, row: m.x, column: k.x });
             let y = (ys, View { start: yo + yi, row: k.y, column: n.y });
-            let z = (&mut out[..], View { start: zo, row: m.z, column: n.z });
-            multiply((m.n, k.n, n.n), 1.0, x, y, z, into, threads);
-            into = Into::Add;
+            let z = (&mut *out, View { start: zo, row: m.z, column: n.z });
+            multiply((m.n, k.n, n.n), 1.0, x, y, z, Into::Add, threads);
         }
     }
-    Ok(out)
+    Ok(())
 }
 
 impl Loops {

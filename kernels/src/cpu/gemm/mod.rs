@@ -9,7 +9,7 @@ mod vector;
 mod view;
 
 pub(super) use buffer::Buffer;
-pub(super) use einsum::einsum;
+pub(super) use einsum::{accumulate, einsum};
 pub use pack::Element;
 pub(super) use pack::pack;
 pub(super) use product::multiply;

@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver;
 use ithaca_ir::DType;
 
-use crate::cuda::device::{Form, Matrix, Product};
+use crate::cuda::device::{Form, Into, Matrix, Product};
 use crate::cuda::error::CudaError;
 
 /// Bytes of the workspace of a stream, as NVIDIA recommends for Hopper.
@@ -19,7 +19,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 const ALIGNMENT: u64 = 256;
 
 /// A product with the alignments of its addresses in place of the addresses.
-type Shape = ([i64; 10], [bool; 2], [u32; 3], DType);
+type Shape = ([i64; 10], [bool; 2], [u32; 3], DType, Into);
 
 /// The descriptors and the algorithm for products of a shape.
 #[derive(Clone, Copy)]
@@ -63,11 +63,15 @@ impl Products {
         let workspace = self.workspace(stream)?;
         let (one, zero) = ([1.0_f32], [0.0_f32]);
         let (wide_one, wide_zero) = ([1.0_f64], [0.0_f64]);
-        let factors: [*const c_void; 2] = match product.dtype {
+        let [one, zero]: [*const c_void; 2] = match product.dtype {
             DType::F64 => [wide_one.as_ptr().cast(), wide_zero.as_ptr().cast()],
             DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => {
                 [one.as_ptr().cast(), zero.as_ptr().cast()]
             }
+        };
+        let before = match product.into {
+            Into::Replace => zero,
+            Into::Add => one,
         };
         let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
         let [la, lb, lc] = plan.layouts;
@@ -76,8 +80,8 @@ impl Products {
             result::matmul(
                 handle,
                 plan.description,
-                factors[0],
-                factors[1],
+                one,
+                before,
                 a,
                 la,
                 b,
@@ -125,10 +129,11 @@ impl Products {
     }
 
     fn plan(&self, handle: sys::cublasLtHandle_t, product: &Product) -> Result<Plan, CudaError> {
-        let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
+        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = *product;
+        let result = product.result();
         let numbers = [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step];
-        let alignments = [a, b, c].map(|m| alignment(m, dtype, batch));
-        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), alignments, dtype);
+        let alignments = [(a, dtype), (b, dtype), (c, result)].map(|(m, dtype)| alignment(m, dtype, batch));
+        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), alignments, dtype, into);
         if let Some(&known) = self.plans.borrow().get(&shape) {
             return Ok(known);
         }
@@ -150,9 +155,12 @@ impl Products {
             }
             .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
         }
-        let [la, lb, lc] =
-            [(rows, inner, a), (inner, columns, b), (rows, columns, c)].map(|m| layout(data, m, batch));
-        let layouts = [la?, lb?, lc?];
+        let (sum, _, _) = types(result)?;
+        let layouts = [
+            layout(data, (rows, inner, a), batch)?,
+            layout(data, (inner, columns, b), batch)?,
+            layout(sum, (rows, columns, c), batch)?,
+        ];
         let preference = result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
         let prefer = |attribute, value: *const c_void, bytes| {
             // SAFETY: the preference is alive; the caller guarantees the attribute.

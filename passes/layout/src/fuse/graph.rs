@@ -1,10 +1,11 @@
 //! The flow of values in a function, and its dependency graph, in which groups of nodes may become one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Node, ValueId};
+use ithaca_ir::module::{Function, ValueId};
+use ithaca_ir::ops::Target;
 
 /// Producers and consumers of values.
 pub(super) struct Flow<'a> {
@@ -62,27 +63,51 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// The dependencies of each node: the nodes of its operands, and the nodes whose effects must keep their order with it.
+/// The dependencies of each node: the nodes of its operands, and the nodes with which it must keep its order for
+/// their effects.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     needs: Vec<Vec<usize>>,
 }
 
+/// The last write of a weight or state, and the reads after it.
+#[derive(Default)]
+struct Accesses {
+    written: Option<usize>,
+    read: Vec<usize>,
+}
+
 impl Graph {
-    /// Assignments and calls stay in order; a read of a weight or state stays between the same two of them.
+    /// Reads and writes of one weight or state stay in order, and calls stay in order with all of them.
     pub(super) fn of(function: &Function) -> Graph {
         let flow = Flow::of(function);
         let mut needs: Vec<Vec<usize>> = Vec::with_capacity(function.nodes.len());
-        let (mut effect, mut reads) = (None, Vec::new());
+        let mut call = None;
+        // Since the last call.
+        let mut homes: BTreeMap<(Target, &str), Accesses> = BTreeMap::new();
         for (i, node) in function.nodes.iter().enumerate() {
             let mut needed: Vec<usize> = flow.before(i).collect();
-            if has_effects(node) {
-                needed.append(&mut reads);
-                needed.extend(effect);
-                effect = Some(i);
-            } else if matches!(node.op, Op::Param(_) | Op::State(_)) {
-                needed.extend(effect);
-                reads.push(i);
+            let home = match &node.op {
+                Op::Param(binding) => Some((Target::Param, binding)),
+                Op::State(binding) => Some((Target::State, binding)),
+                Op::Assign { target, binding } => Some((*target, binding)),
+                _ => None,
+            };
+            if let Some((target, binding)) = home {
+                let Accesses { written, read } = homes.entry((target, &binding.name)).or_default();
+                needed.extend(written.or(call));
+                if matches!(node.op, Op::Assign { .. }) {
+                    needed.append(read);
+                    *written = Some(i);
+                } else {
+                    read.push(i);
+                }
+            } else if matches!(node.op, Op::Call { .. }) {
+                for Accesses { written, read } in std::mem::take(&mut homes).into_values() {
+                    needed.extend(written.into_iter().chain(read));
+                }
+                needed.extend(call);
+                call = Some(i);
             }
             needed.sort_unstable();
             needed.dedup();
@@ -146,8 +171,4 @@ impl Graph {
         }
         members.iter().all(Vec::is_empty).then_some(order)
     }
-}
-
-fn has_effects(node: &Node) -> bool {
-    matches!(node.op, Op::Assign { .. } | Op::Call { .. })
 }

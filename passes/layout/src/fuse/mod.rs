@@ -4,6 +4,7 @@
 //! These passes work on sharded or per-rank programs and keep the parameters and results of functions. `RULES.md`
 //! states their rules.
 
+mod accumulate;
 mod choice;
 mod graph;
 pub mod levels;
@@ -15,5 +16,6 @@ pub mod saturate;
 #[cfg(test)]
 mod tests;
 
+pub use accumulate::Accumulate;
 pub use choice::{Fusion, Messages};
 pub use pack::{Kind, OPTIONS, Pack};

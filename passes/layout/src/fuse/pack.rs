@@ -215,7 +215,7 @@ impl<'a> Grouping<'a> {
             return false;
         }
         // A result that is only sent on, as over a second axis, waits for its bucket anyway.
-        let waits = |op: &Op| !is_light(op) && !op.is_communication();
+        let waits = |op: &Op| !is_light(op) && !op.is_communication() && !matches!(op, Op::Assign { .. });
         let waiting = self.graph.descendants(group, i);
         waiting.iter().any(|&n| waits(&self.function.nodes[n].op))
     }

@@ -146,9 +146,9 @@ impl Finder<'_> {
         };
         // The maker may read the old elements one by one; no other node may read them before the assignment.
         let ty = self.function.ty(value);
-        let in_place = maker.operands.iter().all(|&v| {
+        let in_place = maker.operands.iter().enumerate().all(|(i, &v)| {
             let there = homes.of[v.index()].as_ref() == Some(home);
-            !there || (works_in_place(&maker.op) && same_elements(self.function.ty(v), ty))
+            !there || (works_in_place(&maker.op, i) && same_elements(self.function.ty(v), ty))
         });
         // Another result of the maker may have been given the same place.
         let taken = maker.results.iter().any(|v| homes.of[v.index()].as_ref() == Some(home));

@@ -424,7 +424,8 @@ impl<'a> Lowering<'a> {
         match &task.work {
             Work::Compute(op) => {
                 let alike = ty(read).zip(ty(written)).is_some_and(|(a, b)| lasting::same_elements(a, b));
-                works_in_place(op) && task.writes.len() == 1 && alike
+                let mut operands = (0..task.reads.len()).filter(|&i| task.reads[i] == read);
+                operands.all(|i| works_in_place(op, i)) && task.writes.len() == 1 && alike
             }
             // One layer reads an argument for the last time before it writes the result of the same number.
             Work::Call { layers, .. } => {

@@ -2,7 +2,6 @@
 //!
 //! A mask has the same elements in every layout, so it is drawn in that of the tensor beside it and never travels.
 
-use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Node, ValueId};
 use ithaca_ir::ops::{Op, OpError, Random};
@@ -15,7 +14,7 @@ impl Rewriter<'_> {
         let Op::Random(Random::DropoutMask { .. }) = node.op else { return Ok(false) };
         let key = self.value(node.operands[0])?;
         self.masks.insert(node.result(), (key, node.op.clone()));
-        self.map.push(key);
+        self.map.insert(node.result(), key);
         Ok(true)
     }
 
@@ -45,7 +44,7 @@ impl Rewriter<'_> {
         let ty = self.source.ty(mask).with_layout(layout);
         let drawn = self.b.push_as(op, &[key], ty)?;
         self.b.name(drawn, self.source.values[mask].name.as_deref());
-        self.map[mask.index()] = drawn;
+        self.map.insert(mask, drawn);
         Ok(())
     }
 }

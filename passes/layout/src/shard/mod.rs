@@ -47,6 +47,8 @@ pub use zero::Zero;
 pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
 pub use ithaca_pass::roles::Roles;
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::module::Level;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
@@ -105,12 +107,29 @@ impl Pass for Shard {
         let replicas = replicas::axes(&placements, &sharded.space);
         let flows = Flows::of(&sharded);
         let zero = self.options.zero;
-        let plan = rewriter::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
+        let (pending, sent_as) = (BTreeMap::new(), training::sent_as(&sharded));
+        let mut plan = rewriter::Plan {
+            placements,
+            roles,
+            decisions,
+            copies,
+            parts,
+            flows,
+            zero,
+            replicas,
+            pending,
+            sent_as,
+        };
         for note in plan.decisions.notes.iter().cloned().chain(replicas::notes(&sharded, &plan)) {
             cx.note(note);
         }
         let program = std::mem::take(&mut sharded.functions);
-        let rewritten = rewrite::functions(&mut sharded, &program, &plan)?;
+        if zero.keeps_sums() && training::has_sums(&program) {
+            // A sum stays pending over the axes over which all of its contributions are.
+            let mut tried = sharded.clone();
+            plan.pending = rewrite::functions(&mut tried, &program, &plan)?.contributions;
+        }
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan)?.attentions;
         let reached = attentions(module);
         if reached != rewritten {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");

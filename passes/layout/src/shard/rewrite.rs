@@ -15,13 +15,22 @@ use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::stages::Stages;
 use super::training;
 
-/// Fills `module` with the functions of `program`, laid out; returns how many attention operations were rewritten.
+/// The functions that were laid out.
+pub(super) struct Rewritten {
+    /// The number of attention operations.
+    pub(super) attentions: usize,
+    /// By name of a gradient whose contributions are summed, the axes over which all of them are pending sums.
+    pub(super) contributions: BTreeMap<String, AxisList>,
+}
+
+/// Fills `module` with the functions of `program`, laid out.
 pub(super) fn functions(
     module: &mut Module,
     program: &Arena<FuncId, Function>,
     plan: &Plan,
-) -> Result<usize, OpError> {
+) -> Result<Rewritten, OpError> {
     let mut attentions = 0;
+    let mut contributions = BTreeMap::new();
     let mut outside: Vec<Vec<Option<TensorType>>> = Vec::with_capacity(program.len());
     let main = program.ids().next_back();
     for (id, function) in program.iter() {
@@ -41,7 +50,7 @@ pub(super) fn functions(
             gathered: BTreeMap::new(),
             summands: BTreeMap::new(),
             masks: BTreeMap::new(),
-            map: Vec::new(),
+            map: BTreeMap::new(),
             resharded: BTreeMap::new(),
             came_from: BTreeMap::new(),
             repeated: BTreeMap::new(),
@@ -51,6 +60,7 @@ pub(super) fn functions(
             } else {
                 Stages::default()
             },
+            contributions: &mut contributions,
             sent: BTreeMap::new(),
         };
         let (rewritten, left) = rewriter.function(Some(id) == main)?;
@@ -63,7 +73,7 @@ pub(super) fn functions(
         module.functions.push(function);
         outside.push(left.into_iter().map(|left| left.outside).collect());
     }
-    Ok(attentions)
+    Ok(Rewritten { attentions, contributions })
 }
 
 /// How a result leaves its function.
@@ -90,10 +100,11 @@ impl Rewriter<'_> {
             if let Some(outside) = given.and_then(|s| self.given[s.function.index()][s.output].clone()) {
                 self.outside.insert(value, outside);
             }
-            self.map.push(value);
+            self.map.insert(param, value);
         }
         let mut attentions = 0;
-        for (i, node) in source.nodes.iter().enumerate() {
+        for i in training::order(self.plan, source) {
+            let node = &source.nodes[i];
             attentions += usize::from(is_attention(&node.op));
             self.node(i, node)?;
         }
@@ -136,7 +147,10 @@ impl Rewriter<'_> {
         let results = match &node.op {
             Op::Param(binding) => self.param(binding, declared())?,
             Op::State(binding) => self.state(binding, declared())?,
-            Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
+            Op::Assign { target, binding } => {
+                let dtype = source.ty(node.operands[0]).dtype;
+                self.assign(*target, binding, (operands[0], dtype))?
+            }
             Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
                 let at = self.at_source(node.result());
@@ -173,7 +187,7 @@ impl Rewriter<'_> {
         for (&old, &new) in node.results.iter().zip(&results) {
             self.b.name(new, source.values[old].name.as_deref());
             let new = self.reduced(old, new)?;
-            self.map.push(new);
+            self.map.insert(old, new);
         }
         self.note_readers(node);
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::layout::{At, AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, ValueId};
 use ithaca_ir::ops::Op;
-use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, TensorType};
+use ithaca_ir::{Arena, AxisId, DType, DimId, FunctionBuilder, TensorType};
 use ithaca_pass::roles::Roles;
 
 use super::flow::Flows;
@@ -33,6 +33,10 @@ pub(super) struct Plan {
     pub(super) zero: Zero,
     /// The axes along which ranks hold the same weights.
     pub(super) replicas: AxisList,
+    /// By name of a gradient, the axes over which its sum is pending from one micro-batch to the next.
+    pub(super) pending: BTreeMap<String, AxisList>,
+    /// The element types in which gradients are sent, by name of the weight.
+    pub(super) sent_as: BTreeMap<String, DType>,
 }
 
 impl Plan {
@@ -75,7 +79,7 @@ pub(super) struct Rewriter<'a> {
     pub(super) source: &'a Function,
     pub(super) b: FunctionBuilder<'a>,
     /// The new value of each old one.
-    pub(super) map: Vec<ValueId>,
+    pub(super) map: BTreeMap<ValueId, ValueId>,
     /// For old values that become what lasts, and for what these are made of by element: the layout that they end in.
     pub(super) wanted: BTreeMap<ValueId, Layout>,
     /// For old values that attention reads or returns, the new value inside.
@@ -98,6 +102,8 @@ pub(super) struct Rewriter<'a> {
     pub(super) weights: BTreeSet<ValueId>,
     /// Stages of a pipeline.
     pub(super) stages: Stages,
+    /// By name of a gradient whose contributions are summed, the axes over which all of them are pending.
+    pub(super) contributions: &'a mut BTreeMap<String, AxisList>,
     /// What was sent to other stages before.
     pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
 }

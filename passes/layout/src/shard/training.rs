@@ -1,12 +1,13 @@
 //! Lays out training: weights and states, their gradients, steps of the optimizer, the loss over a split vocabulary.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layout::Layout;
-use ithaca_ir::module::{Function, Node, ValueId};
-use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast};
-use ithaca_ir::{DType, DimId, Space, TensorType};
+use ithaca_ir::layout::{AxisList, Layout};
+use ithaca_ir::module::{FuncId, Function, Node, ValueId};
+use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast, state};
+use ithaca_ir::{Arena, AxisId, DType, DimId, Module, Space, TensorType};
 
 use super::replicas;
 use super::rewriter::{Outside, Plan, Rewriter, settled};
@@ -20,8 +21,88 @@ fn lasting(
     (target, binding): (Target, &Binding),
     ty: &TensorType,
 ) -> TensorType {
-    let ty = plan.weight(placement, ty);
+    let mut ty = plan.weight(placement, ty);
+    if let Some(pending) = pending(plan, binding) {
+        ty.layout.partial.clone_from(pending);
+        return ty;
+    }
     if plan.zero.splits(target, binding) { replicas::split(space, &ty, &plan.replicas) } else { ty }
+}
+
+/// The axes over which the state `binding` is a pending sum of gradients.
+fn pending<'a>(plan: &'a Plan, binding: &Binding) -> Option<&'a AxisList> {
+    let axes = plan.pending.get(state::gradient_of_sum(&binding.name)?)?;
+    (!axes.is_empty()).then_some(axes)
+}
+
+/// The state of `binding`: a sum of gradients that is not pending is the gradient itself.
+fn settled_state<'a>(plan: &Plan, binding: &'a Binding) -> Cow<'a, Binding> {
+    match state::gradient_of_sum(&binding.name) {
+        Some(gradient) if pending(plan, binding).is_none() => {
+            Cow::Owned(Binding { name: gradient.to_owned(), ..binding.clone() })
+        }
+        _ => Cow::Borrowed(binding),
+    }
+}
+
+/// The order in which the nodes of `function` are laid out. A contribution is added to a pending sum as soon as it is
+/// made; what follows a reduction stays at the end, so that no kernel waits for it.
+pub(super) fn order(plan: &Plan, function: &Function) -> Vec<usize> {
+    let nodes = &function.nodes;
+    let mut makers: Vec<Option<usize>> = vec![None; function.values.len()];
+    for (i, node) in nodes.iter().enumerate() {
+        node.results.iter().for_each(|v| makers[v.index()] = Some(i));
+    }
+    let made = |v: ValueId| makers[v.index()];
+    let is_pending = |i: usize| matches!(&nodes[i].op, Op::State(b) if pending(plan, b).is_some());
+    // By the node that makes a contribution, the nodes that add it.
+    let mut additions: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    // A call may write the same sum.
+    let calls = nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
+    for (i, node) in nodes.iter().enumerate().filter(|_| !calls) {
+        let (Op::Binary(Binary::Add), &[before, contribution]) = (&node.op, &node.operands[..]) else {
+            continue;
+        };
+        let Some(read) = made(before).filter(|&read| is_pending(read)) else { continue };
+        let mut chain = vec![i, read];
+        let mut maker = made(contribution);
+        while let Some(cast) = maker.filter(|&m| matches!(nodes[m].op, Op::Cast { .. })) {
+            chain.push(cast);
+            maker = made(nodes[cast].operands[0]);
+        }
+        chain.reverse();
+        let stored = |n: &Node| {
+            let Op::Assign { binding, .. } = &n.op else { return false };
+            n.operands[0] == node.result() && pending(plan, binding).is_some()
+        };
+        chain.extend(nodes.iter().position(stored));
+        if let Some(maker) = maker {
+            additions.entry(maker).or_default().extend(chain);
+        }
+    }
+    let early: BTreeSet<usize> = additions.values().flatten().copied().collect();
+    let mut order = Vec::with_capacity(nodes.len());
+    for i in (0..nodes.len()).filter(|i| !early.contains(i)) {
+        order.push(i);
+        order.extend(additions.get(&i).into_iter().flatten());
+    }
+    order
+}
+
+/// Whether a program sums gradients.
+pub(super) fn has_sums(program: &Arena<FuncId, Function>) -> bool {
+    let mut nodes = program.values().flat_map(|f| &f.nodes);
+    nodes.any(|n| matches!(&n.op, Op::State(binding) if state::gradient_of_sum(&binding.name).is_some()))
+}
+
+/// The element types of weights by name, in which their gradients are sent.
+pub(super) fn sent_as(module: &Module) -> BTreeMap<String, DType> {
+    let nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+    let weight = |(f, n): (&Function, &Node)| match &n.op {
+        Op::Param(binding) => Some((binding.name.clone(), f.ty(n.result()).dtype)),
+        _ => None,
+    };
+    nodes.filter_map(weight).collect()
 }
 
 /// For the assigned values of `function`, and the values from which they are computed element by element, the final layout.
@@ -62,6 +143,16 @@ fn is_linear(op: &Op) -> bool {
     matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Binary(Binary::Add | Binary::Sub))
 }
 
+/// The place of a value in a sum of gradients.
+enum PlaceInSum {
+    /// It is added, in a wider type perhaps, to the sum of this gradient.
+    Contribution(String),
+    /// It is the sum so far.
+    Before,
+    /// It is the sum with all contributions, perhaps, of this gradient.
+    Complete(String),
+}
+
 impl Rewriter<'_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
@@ -70,7 +161,7 @@ impl Rewriter<'_> {
             let layout = self.boundary(self.source.ty(old)).layout;
             self.draw(old, layout)?;
         }
-        let Some(mut parts) = self.summands.remove(&old) else { return Ok(self.map[old.index()]) };
+        let Some(mut parts) = self.summands.remove(&old) else { return Ok(self.map[&old]) };
         parts.sort_by_key(|&v| std::cmp::Reverse(self.b.ty(v).layout.partial.len()));
         let mut sum: Option<ValueId> = None;
         for part in parts {
@@ -87,7 +178,7 @@ impl Rewriter<'_> {
         }
         let sum = sum.expect("a sum has summands");
         self.b.name(sum, self.source.values[old].name.as_deref());
-        self.map[old.index()] = sum;
+        self.map.insert(old, sum);
         Ok(sum)
     }
 
@@ -99,7 +190,7 @@ impl Rewriter<'_> {
         }
         let mut parts: Vec<ValueId> = Vec::new();
         for old in &node.operands {
-            let part = self.map[old.index()];
+            let part = self.map[old];
             parts.extend(self.summands.get(old).cloned().unwrap_or_else(|| vec![part]));
         }
         if parts.iter().all(|&v| self.b.ty(v).layout == self.b.ty(parts[0]).layout) {
@@ -116,7 +207,7 @@ impl Rewriter<'_> {
                 }
             }
         }
-        self.map.push(apart[0]);
+        self.map.insert(node.result(), apart[0]);
         self.summands.insert(node.result(), apart);
         true
     }
@@ -136,7 +227,8 @@ impl Rewriter<'_> {
     /// A state where it is kept.
     pub(super) fn state(&mut self, binding: &Binding, ty: &TensorType) -> Result<Vec<ValueId>, OpError> {
         let ty = self.lasting(Target::State, binding, ty);
-        Ok(vec![self.b.push_as(Op::State(binding.clone()), &[], ty)?])
+        let binding = settled_state(self.plan, binding).into_owned();
+        Ok(vec![self.b.push_as(Op::State(binding), &[], ty)?])
     }
 
     /// Writes a value where it is kept.
@@ -144,11 +236,14 @@ impl Rewriter<'_> {
         &mut self,
         target: Target,
         binding: &Binding,
-        value: ValueId,
+        (value, dtype): (ValueId, DType),
     ) -> Result<Vec<ValueId>, OpError> {
         let ty = self.lasting(target, binding, self.b.ty(value));
         let value = self.reshard(value, ty.layout)?;
-        Ok(self.b.node(Op::Assign { target, binding: binding.clone() }, &[value], &[])?.to_vec())
+        // A reduced gradient comes in the type in which it was sent.
+        let value = cast(&mut self.b, value, dtype)?;
+        let binding = settled_state(self.plan, binding).into_owned();
+        Ok(self.b.node(Op::Assign { target, binding }, &[value], &[])?.to_vec())
     }
 
     fn lasting(&self, target: Target, binding: &Binding, ty: &TensorType) -> TensorType {
@@ -218,7 +313,8 @@ impl Rewriter<'_> {
                     Op::Cast { to } => to.bytes() >= ty.dtype.bytes(),
                     _ => false,
                 };
-                if wider && !ty.layout.partial.is_empty() && self.is_added(node.result()) {
+                let stays = || self.is_added(node.result()) || self.place_in_sum(node.result()).is_some();
+                if wider && !ty.layout.partial.is_empty() && stays() {
                     return self.b.push(node.op.clone(), &[x]).map(Some);
                 }
             }
@@ -237,11 +333,88 @@ impl Rewriter<'_> {
     }
 
     /// A gradient whose sum is pending is reduced as soon as it is made, into the layout in which it is kept; unless it is
-    /// added to another, so that both are reduced at once.
+    /// added to another, so that both are reduced at once. A contribution to a sum stays pending as the sum does.
     pub(super) fn reduced(&mut self, old: ValueId, new: ValueId) -> Result<ValueId, OpError> {
-        let pending = !self.b.ty(new).layout.partial.is_empty();
-        let Some(layout) = self.wanted.get(&old).filter(|_| pending).cloned() else { return Ok(new) };
-        if self.is_added(old) { Ok(new) } else { self.reshard(new, layout) }
+        let Some(layout) = self.wanted.get(&old).cloned() else { return Ok(new) };
+        let partial = &self.b.ty(new).layout.partial;
+        match self.place_in_sum(old) {
+            Some(PlaceInSum::Contribution(gradient)) => match self.plan.pending.get(&gradient) {
+                Some(axes) if !axes.is_empty() => {
+                    let mut layout = self.plan.weight(self.placement, self.source.ty(old)).layout;
+                    layout.partial.clone_from(axes);
+                    return self.reshard(new, layout);
+                }
+                Some(_) => {}
+                None if self.plan.zero.keeps_sums() => {
+                    // Where the weight is split, a sum over the same axis is scattered at once.
+                    let weight = self.plan.weight(self.placement, self.source.ty(old)).layout;
+                    let own = |axis: &&AxisId| weight.axes().all(|split| split != **axis);
+                    let pending: AxisList = partial.iter().filter(own).copied().collect();
+                    let all = self.contributions.entry(gradient).or_insert_with(|| pending.clone());
+                    all.retain(|axis| pending.contains(axis));
+                    return Ok(new);
+                }
+                None => {}
+            },
+            Some(PlaceInSum::Before) => return Ok(new),
+            Some(PlaceInSum::Complete(gradient)) if *partial != layout.partial => {
+                return self.narrow_and_reduce(&gradient, new, layout);
+            }
+            Some(PlaceInSum::Complete(_)) | None => {}
+        }
+        if self.b.ty(new).layout.partial.is_empty() || self.is_added(old) {
+            return Ok(new);
+        }
+        self.reshard(new, layout)
+    }
+
+    /// A complete sum of gradients, reduced to `layout` in the type of the weight.
+    fn narrow_and_reduce(
+        &mut self,
+        gradient: &str,
+        sum: ValueId,
+        layout: Layout,
+    ) -> Result<ValueId, OpError> {
+        let weight = gradient.split_once(state::GRADIENT).map(|(_, weight)| weight);
+        let narrow = weight.and_then(|weight| self.plan.sent_as.get(weight)).copied();
+        let narrow = narrow.unwrap_or(self.b.ty(sum).dtype);
+        let sum = cast(&mut self.b, sum, narrow)?;
+        self.reshard(sum, layout)
+    }
+
+    /// The place of a value in a sum of gradients, if it has one.
+    fn place_in_sum(&self, old: ValueId) -> Option<PlaceInSum> {
+        let mut readers = self.source.nodes.iter().filter(|n| n.operands.contains(&old));
+        let (Some(reader), None) = (readers.next(), readers.next()) else { return None };
+        match reader.op {
+            Op::Cast { .. } => match self.place_in_sum(reader.result())? {
+                PlaceInSum::Contribution(gradient) => Some(PlaceInSum::Contribution(gradient)),
+                PlaceInSum::Before | PlaceInSum::Complete(_) => None,
+            },
+            Op::Binary(Binary::Add) => {
+                let gradient = self.summed_by(reader)?;
+                let is_before = reader.operands[0] == old;
+                Some(if is_before { PlaceInSum::Before } else { PlaceInSum::Contribution(gradient) })
+            }
+            Op::Assign { .. } => {
+                let maker = self.source.nodes.iter().find(|n| n.results.contains(&old))?;
+                self.summed_by(maker).map(PlaceInSum::Complete)
+            }
+            _ => None,
+        }
+    }
+
+    /// The gradient whose sum `node` reads, or adds to.
+    fn summed_by(&self, node: &Node) -> Option<String> {
+        match &node.op {
+            Op::State(binding) => state::gradient_of_sum(&binding.name).map(str::to_owned),
+            Op::Binary(Binary::Add) => {
+                let before = node.operands[0];
+                let state = self.source.nodes.iter().find(|n| n.results.contains(&before))?;
+                if matches!(state.op, Op::State(_)) { self.summed_by(state) } else { None }
+            }
+            _ => None,
+        }
     }
 
     /// Whether all that becomes of a value, in a wider type perhaps, is a summand of another that is made here.

@@ -6,12 +6,12 @@
 //! follow from layouts, as everywhere:
 //!
 //! - without ZeRO gradients are all-reduced and every rank makes the same step;
-//! - stages 1 and 2 reduce-scatter gradients where they are made, make the step on shards, and all-gather new weights;
+//! - stages 1 and 2 reduce-scatter gradients, make the step on shards, and all-gather new weights;
 //! - stage 3 gathers weights where they are used, forward and backward, and keeps none of it.
 //!
-//! What lasts from step to step is no pending sum, so a gradient is reduced as soon as it is made. To keep it whole, as
-//! stage 1 could, would take an all-reduce instead of a reduce-scatter, and more memory: stage 1 keeps shards of
-//! gradients, as stage 2 does.
+//! Without ZeRO and at stage 1 each rank sums the gradients of its own micro-batches, whole, and they are reduced once,
+//! with the last micro-batch. From stage 2 on no rank holds a whole gradient: each micro-batch's is reduced as soon as it
+//! is made.
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,6 +65,11 @@ impl Zero {
             Diagnostic::new("P02", format!("there is no ZeRO stage {stage}"))
                 .help("0 splits nothing, 1 and 2 states of the optimizer and gradients, 3 parameters too")
         })
+    }
+
+    /// Whether each rank sums the gradients of its micro-batches before they are reduced.
+    pub(super) fn keeps_sums(self) -> bool {
+        self <= Zero::Optimizer
     }
 
     /// Whether the stage splits the tensor under `binding`.
