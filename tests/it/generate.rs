@@ -6,7 +6,9 @@
 use std::ops::Range;
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Direction, Pairs, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{
+    Attention, AttentionDims, Binary, Binding, Direction, Fused, Pairs, Rotary, Scaling, Unary,
+};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -201,7 +203,11 @@ impl Body<'_> {
         let ty = self.builder.ty(x).clone();
         let Dims { b, s, m, f, v, h, k, d, kr } = self.dims;
         match choices.below(10) {
-            1 => self.builder.push(Op::Binary(choices.one_of(&Binary::ALL)), &[x, x]).unwrap(),
+            1 => {
+                let gated = Op::Fused(Fused::Gated { of: choices.one_of(&Unary::ALL) });
+                let op = if choices.once_in(2) { gated } else { Op::Binary(choices.one_of(&Binary::ALL)) };
+                self.builder.push(op, &[x, x]).unwrap()
+            }
             2 => {
                 let dims: Vec<DimId> = ty.dims.iter().copied().filter(|_| choices.once_in(2)).collect();
                 let y = self.weight(choices, TensorType::new(ty.dtype, dims));
@@ -216,14 +222,20 @@ impl Body<'_> {
                 let Some(_) = candidates.first() else { return x };
                 let over = choices.one_of(&candidates);
                 let weight = self.weight(choices, TensorType::new(ty.dtype, [over]));
-                match choices.once_in(2) {
-                    true => self.builder.push(Op::LayerNorm { over, eps: 1e-5 }, &[x, weight, weight]),
-                    false => self.builder.push(
-                        Op::RmsNorm { over, eps: 1e-6, offset: choices.one_of(&[0.0, 1.0]) },
-                        &[x, weight],
-                    ),
-                }
-                .unwrap()
+                let (eps, offset) = (1e-6, choices.one_of(&[0.0, 1.0]));
+                let results = match choices.below(4) {
+                    0 => self.builder.node(Op::RmsNorm { over, eps, offset }, &[x, weight], &[]),
+                    1 => self.builder.node(Op::LayerNorm { over, eps: 1e-5 }, &[x, weight, weight], &[]),
+                    2 => {
+                        let op = Op::Fused(Fused::AddRmsNorm { over, eps, offset });
+                        self.builder.node(op, &[x, x, weight], &[])
+                    }
+                    _ => {
+                        let op = Op::Fused(Fused::AddLayerNorm { over, eps: 1e-5 });
+                        self.builder.node(op, &[x, x, weight, weight], &[])
+                    }
+                };
+                choices.one_of(&results.unwrap())
             }
             5 => {
                 // A dimension is summed, or stays as one of the batch, and another one comes.

@@ -9,7 +9,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile;
 use ithaca_passes::cost;
 use ithaca_passes::differentiate::{Recompute, Training};
-use ithaca_passes::fuse::saturate::{RULE_FILES, Saturate, with_saturation};
+use ithaca_passes::fuse::saturate::{COMMUNICATION, KERNELS, Saturate, with_saturation};
 use ithaca_passes::pass::{Context, Pass, Unwatched, Volume, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::registry::Registry;
@@ -43,7 +43,7 @@ fn seconds(module: &Module) -> f64 {
 
 #[test]
 fn rules_that_come_with_ithaca_are_sound() {
-    for (name, text) in RULE_FILES {
+    for (name, text) in COMMUNICATION.iter().chain(KERNELS) {
         if let Err(found) = parse(text).and_then(|rules| check(rules, &Oracle)) {
             panic!("{}", diagnostic::render(&found, Some(Source { name, text })));
         }

@@ -2,7 +2,7 @@
 
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
-use ithaca_ir::ops::{Binding, Op, Stage};
+use ithaca_ir::ops::{Binding, Fused, Op, Stage};
 use ithaca_ir::{FuncId, Function, Module, Node, traffic};
 
 use super::mesh::{Drawn, Ends};
@@ -95,7 +95,9 @@ fn phase_of(function: &Function) -> Option<Phase> {
 fn own_phase(op: &Op) -> Option<Phase> {
     let optimizer = |binding: &Binding| binding.name.starts_with("optimizer.").then_some(Phase::Update);
     match op {
-        Op::Gradient(_) | Op::AttentionBackward(_) => Some(Phase::Backward),
+        Op::Gradient(_) | Op::AttentionBackward(_) | Op::Fused(Fused::GatedBackward { .. }) => {
+            Some(Phase::Backward)
+        }
         Op::Optimizer(_) => Some(Phase::Update),
         Op::State(binding) | Op::Assign { binding, .. } => optimizer(binding),
         _ => None,

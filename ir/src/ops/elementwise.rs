@@ -24,8 +24,13 @@ pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError
 
 /// FLOPs of the gradient of `f`, for each element.
 pub(super) fn flops_gradient(f: Unary) -> u128 {
+    flops_unary(f) + 2
+}
+
+/// FLOPs of `f`, for each element.
+pub(super) fn flops_unary(f: Unary) -> u128 {
     match f.info().flops {
-        Flops::Results(n) => u128::from(n) + 2,
+        Flops::Results(n) => u128::from(n),
         flops => unreachable!("`{}` declares {flops:?}", f.name()),
     }
 }

@@ -12,6 +12,7 @@ impl Op {
         match self {
             Op::Einsum | Op::Sum | Op::Select { .. } => Some(linear::rule_einsum(operands, results[0])),
             Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
+            Op::Fused(fused) => Some(fused.rule(operands, results)),
             Op::Loss(loss) => Some(loss.rule(operands, results)),
             Op::Experts(experts) => Some(experts.rule(operands, results)),
             Op::Window(_) => Some(Window::rule(operands, results[0])),

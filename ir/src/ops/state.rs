@@ -10,6 +10,7 @@ use crate::ops::check::{need_float, only};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail};
 use crate::ops::source;
+use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
 use crate::ops::table::source::Binding;
@@ -62,6 +63,7 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Accumulate
             | Op::Scale { .. }
             | Op::Cast { .. }
+            | Op::Fused(Fused::Gated { .. } | Fused::GatedBackward { .. })
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
     ) || (*op == Op::AccumulateProduct && operand == 2)

@@ -43,10 +43,14 @@ pub fn bits_type(dtype: DType) -> &'static str {
 }
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 35] = [
+const OF_FLOAT: [&str; 39] = [
     "unary",
     "binary",
     "scale",
+    "gated",
+    "gated_backward",
+    "add_rms_norm",
+    "add_layer_norm",
     "rms_norm",
     "rms_scale",
     "layer_norm",

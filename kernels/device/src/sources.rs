@@ -6,6 +6,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("elementwise.cuh", include_str!("../cuda/elementwise.cuh")),
     ("copy.cuh", include_str!("../cuda/copy.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
+    ("fused.cuh", include_str!("../cuda/fused.cuh")),
     ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
     ("sequence.cuh", include_str!("../cuda/sequence.cuh")),
     ("random.cuh", include_str!("../cuda/random.cuh")),

@@ -6,7 +6,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use ithaca_ir::ops::{AdamW, Binary, Gradient, Loss, Optimizer, Unary};
+use ithaca_ir::ops::{AdamW, Binary, Fused, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DimId, Op, Space};
 
 use super::simd::Simd;
@@ -45,6 +45,31 @@ pub(super) fn results(
                     slope(simd, *f, x, out);
                     out.iter_mut().zip(d).for_each(|(out, d)| *out *= d);
                 })]
+            })
+        }
+        Op::Fused(Fused::Gated { of }) if operands.iter().all(|x| is_alike(x, first)) => {
+            let (x, y) = (operands[0].real()?, operands[1].real()?);
+            is_fast(*of).then(|| {
+                vec![in_chunks(threads, x, y, |x, y, out| {
+                    unary(simd, *of, x, out);
+                    out.iter_mut().zip(y).for_each(|(out, y)| *out *= y);
+                })]
+            })
+        }
+        Op::Fused(Fused::GatedBackward { of }) if operands.iter().all(|x| is_alike(x, first)) => {
+            let [x, y, dz] = [operands[0].real()?, operands[1].real()?, operands[2].real()?];
+            let by = |out: &mut [f32], d: &[f32]| out.iter_mut().zip(d).for_each(|(out, d)| *out *= d);
+            is_fast(*of).then(|| {
+                let mut dx = in_chunks(threads, x, dz, |x, dz, out| {
+                    slope(simd, *of, x, out);
+                    by(out, dz);
+                });
+                by(&mut dx, y);
+                let dy = in_chunks(threads, x, dz, |x, dz, out| {
+                    unary(simd, *of, x, out);
+                    by(out, dz);
+                });
+                vec![dx, dy]
             })
         }
         Op::Binary(f) if operands.iter().all(|x| is_alike(x, first)) => {

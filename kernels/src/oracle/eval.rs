@@ -5,8 +5,8 @@ use ithaca_ir::{DType, Op, Space};
 
 use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
-    attention, experts, gradients, loss, merge, norms, optimizer, parts, products, random, rows, unary,
-    window,
+    attention, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random, rows,
+    unary, window,
 };
 use crate::error::RunError;
 use crate::positions;
@@ -85,6 +85,7 @@ pub fn eval<T: Real>(
             let offsets = Offsets::new(call.shape(), x[1].strides_in(call.result().ty), 0);
             vec![call.real(0)?.iter().zip(offsets).map(|(&x, i)| binary(*f, x, y[i])).collect()]
         }
+        Op::Fused(fused) => fused::fused(&call, fused)?,
         Op::RmsNorm { over, eps, offset } => vec![rows::rms_norm(&call, *over, *eps, *offset)?],
         Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
             norms::rms_norm(&call, *over, *eps, *offset)?

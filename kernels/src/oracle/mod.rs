@@ -14,6 +14,7 @@ pub mod eval;
 mod experts;
 
 mod assigned;
+mod fused;
 pub(crate) mod gradients;
 mod interpret;
 pub(crate) mod loss;

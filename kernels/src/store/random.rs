@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
+use ithaca_ir::ops::Fused;
 use ithaca_ir::ops::random::mix;
 use ithaca_ir::{DType, Op};
 
@@ -127,8 +128,11 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
             Op::Embed { over, .. } => {
                 note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
             }
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RmsScale { .. } => {
-                let place = if let Op::RmsScale { .. } = node.op { 2 } else { 1 };
+            Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::RmsScale { .. }
+            | Op::Fused(Fused::AddRmsNorm { .. } | Fused::AddLayerNorm { .. }) => {
+                let place = if let Op::RmsNorm { .. } | Op::LayerNorm { .. } = node.op { 1 } else { 2 };
                 if let Some(&weight) = node.operands.get(place) {
                     note(weight, Some(Use::Norm));
                 }

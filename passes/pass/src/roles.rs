@@ -68,9 +68,7 @@ impl Roles {
                         widths.extend((ids <= 1).then_some(*over));
                         residual.extend(function.ty(node.operands[0]).dims[1..].iter().copied());
                     }
-                    Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
-                        residual.insert(*over);
-                    }
+                    op if op.normalised().is_some() => residual.extend(op.normalised()),
                     Op::Input(_) => {
                         let ty = function.ty(node.result());
                         roles.batches.extend(ty.dims.iter().copied());

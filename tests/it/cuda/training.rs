@@ -79,7 +79,17 @@ fn program(splits: &Splits, t: &str) -> Module {
     for f in Unary::ALL.map(|f| f.name()) {
         text += &format!("  %{f} = unary_backward %x, %g {{of={f}}} : {t}[{b} s m]\n");
         result(&mut text, f, "", "");
+        text += &format!(
+            "  %{f}_gated = gated %x, %g {{of={f}}} : {t}[{b} s m]\n  \
+             %{f}_dx, %{f}_dy = gated_backward %x, %g, %x {{of={f}}} : {t}[{b} s m], {t}[{b} s m]\n"
+        );
+        ["gated", "dx", "dy"].iter().for_each(|name| result(&mut text, &format!("{f}_{name}"), "", ""));
     }
+    text += &format!(
+        "  %rms_sum, %rms_of_sum = add_rms_norm %x, %g, %w {{over=m, eps=0.01, offset=1.0}} : {t}[{b} s m], {t}[{b} s m]\n  \
+         %ln_sum, %ln_of_sum = add_layer_norm %x, %g, %w, %w {{over=m, eps=0.01}} : {t}[{b} s m], {t}[{b} s m]\n"
+    );
+    ["rms_sum", "rms_of_sum", "ln_sum", "ln_of_sum"].iter().for_each(|name| result(&mut text, name, "", ""));
     text += &format!("  %total = sum %x : {t}[s m]{over_b}\n");
     result(&mut text, "total", x, &format!("{t}[s m]"));
     text += &format!("  %wide = expand %c : {t}[s m]\n");

@@ -6,6 +6,7 @@
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
+pub(crate) mod fused;
 pub(crate) mod op;
 pub(crate) mod random;
 pub(crate) mod rotary;

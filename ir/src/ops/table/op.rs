@@ -11,6 +11,7 @@ use crate::ops::info::{Class, OpInfo};
 use crate::ops::table::attention::Attention;
 use crate::ops::table::elementwise::{Binary, Unary};
 use crate::ops::table::experts::Experts;
+use crate::ops::table::fused::Fused;
 use crate::ops::table::random::Random;
 use crate::ops::table::rotary::Rotary;
 use crate::ops::table::source::{Binding, Target};
@@ -265,6 +266,8 @@ ops! {
             Unary(f: Unary);
             /// A function of two elements; dimensions that one operand lacks are broadcast by name.
             Binary(f: Binary);
+            /// Several operations as one kernel.
+            Fused(fused: Fused);
             /// Two tensors side by side, or a window of one.
             Window(window: Window);
             /// Random numbers and dropout.
@@ -281,10 +284,11 @@ ops! {
     }
 }
 
-const GROUPS: [&[OpInfo]; 9] = [
+const GROUPS: [&[OpInfo]; 10] = [
     Op::DECLARED,
     Unary::DECLARED,
     Binary::DECLARED,
+    Fused::DECLARED,
     Window::DECLARED,
     Random::DECLARED,
     Experts::DECLARED,

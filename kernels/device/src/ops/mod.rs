@@ -6,6 +6,7 @@ mod attention;
 mod blocks;
 mod einsum;
 mod experts;
+mod fused;
 mod nan;
 mod parts;
 mod random;
@@ -65,6 +66,7 @@ impl Cx<'_> {
             Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),
             Op::Scale { factor } => self.scale(*factor, x[0], z[0]),
             Op::Cast { .. } => self.cast(x[0], z[0]),
+            Op::Fused(fused) => self.fused(fused, x, z),
             Op::RmsNorm { over, eps, offset } => self.rms_norm(*over, (*eps, *offset), x[0], x[1], z[0]),
             Op::RmsScale { over, eps } => self.rms_scale((count(over), *eps), x[0], x[1], x[2], z[0]),
             Op::LayerNorm { over, eps } => self.layer_norm(*over, *eps, exactly(op, x)?, z[0]),

@@ -11,6 +11,7 @@ use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
+use super::saturate::Saturate;
 use crate::lower::Packing;
 
 /// The fusion passes of a program, before and after `lower-reshards`.
@@ -18,7 +19,7 @@ use crate::lower::Packing;
 pub struct Fusion {
     /// Whether axes that span nodes become two axes before collectives are chosen.
     pub levels: Option<Choose>,
-    /// How collectives are coalesced and chunked.
+    /// How collectives are coalesced and chunked, and whether operations become fused kernels.
     pub messages: Messages,
     /// Whether, and how many layers ahead, weights are gathered before use and gradients reduced later.
     pub prefetch: Option<Prefetch>,
@@ -29,13 +30,13 @@ pub struct Fusion {
 /// The treatment of collectives after they are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Messages {
-    /// Every tensor is a message.
+    /// Every tensor is a message, and every operation a kernel.
     #[default]
     Alone,
-    /// Independent collectives are coalesced into one message.
+    /// Independent collectives are coalesced into one message, and operations become fused kernels.
     Packed,
     /// Collectives and adjacent kernels are cut into up to this many chunks, and collectives outside the chunks are
-    /// coalesced.
+    /// coalesced, and operations become fused kernels.
     Chunked(u64),
 }
 
@@ -124,10 +125,13 @@ impl Fusion {
 
     /// The passes that run after collectives are chosen.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
+        let kernels = || Box::new(Saturate::kernels());
         let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
-            Messages::Packed => vec![Box::new(Pack::default())],
-            Messages::Chunked(chunks) => vec![Box::new(Overlap { chunks }), Box::new(Pack::default())],
+            Messages::Packed => vec![kernels(), Box::new(Pack::default())],
+            Messages::Chunked(chunks) => {
+                vec![kernels(), Box::new(Overlap { chunks }), Box::new(Pack::default())]
+            }
         };
         // `prefetch` works on complete messages.
         passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));

@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::module::{Function, Level, ValueId};
-use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
+use ithaca_ir::ops::{Fused, MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::Copy;
@@ -244,6 +244,7 @@ fn is_light(op: &Op) -> bool {
         op,
         Op::Unary(_)
             | Op::Binary(_)
+            | Op::Fused(Fused::Gated { .. } | Fused::GatedBackward { .. })
             | Op::Scale { .. }
             | Op::Cast { .. }
             | Op::Accumulate

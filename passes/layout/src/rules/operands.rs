@@ -43,9 +43,15 @@ pub(super) fn operands(
         }
         "add" | "sub" | "mul" | "div" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
         "accumulate" => vec![want.clone(), want.clone()],
+        "unary_backward" | "gated" | "gated_backward" => {
+            let f = d.draw.rng.one_of(&Unary::ALL)?;
+            d.attr("of", word(f.name()));
+            vec![want.clone(); app.operands.len()]
+        }
         "einsum" => d.einsum(want)?,
         "embed" => d.embed(want)?,
-        "rms_norm" | "layer_norm" => d.norm(want)?,
+        "rms_norm" | "layer_norm" => d.norm(want, 1)?,
+        "add_rms_norm" | "add_layer_norm" => d.norm(want, 2)?,
         "softmax" => {
             d.one_dim("over", &whole_dims(want))?;
             vec![want.clone()]
@@ -265,14 +271,15 @@ impl Drawer<'_> {
         Some(vec![table, ids])
     }
 
-    fn norm(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+    /// A norm of the sum of `n` tensors.
+    fn norm(&mut self, want: &TensorType, n: usize) -> Option<Vec<TensorType>> {
         let over = self.one_dim("over", &whole_dims(want))?;
         self.number("eps", &[1e-6, 1e-2]);
-        if self.app.op == "rms_norm" && self.wants("offset") {
+        if self.app.op.ends_with("rms_norm") && self.wants("offset") {
             self.number("offset", &[1.0, 0.5]);
         }
-        let mut operands = vec![want.clone()];
-        for _ in 1..self.app.operands.len() {
+        let mut operands = vec![want.clone(); n];
+        for _ in n..self.app.operands.len() {
             let dims = want.dims.iter().copied().filter(|&d| d == over || self.draw.rng.once_in(4)).collect();
             operands.push(laid_out_as(want, want.dtype, dims));
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! file      = { rule }
-//! rule      = "rule" name app "=>" ( value | app ) [ "where" condition { "," condition } ]
+//! rule      = "rule" name app "=>" ( app | operand { "," operand } ) [ "where" condition { "," condition } ]
 //! app       = operation { operand } [ "as" value ] [ "{" [ item { "," item } ] "}" ]
 //! operand   = value | "(" app ")" [ "#" number ]                               the index of the result, from 0
 //! item      = name "=" term | ".." | ".." variable
@@ -85,8 +85,14 @@ fn read_rule(cx: &mut Cursor<'_>, name: Name) -> Parsed<Rule> {
         return Err(cx.unexpected("`=>`"));
     }
     let right = match cx.peek() {
-        Token::Sigil('%', _) | Token::Punct('(') => read_operand(cx, 0)?,
-        _ => Pattern::App(read_app(cx, 0)?),
+        Token::Sigil('%', _) | Token::Punct('(') => {
+            let mut results = vec![read_operand(cx, 0)?];
+            while cx.eat(Token::Punct(',')) {
+                results.push(read_operand(cx, 0)?);
+            }
+            results
+        }
+        _ => vec![Pattern::App(read_app(cx, 0)?)],
     };
     let mut conditions = Vec::new();
     if cx.eat(Token::Word("where")) {

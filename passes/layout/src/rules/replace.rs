@@ -75,15 +75,23 @@ pub(crate) fn replacement(
     };
     let mut maker =
         ReplacementBuilder { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
-    let results = match &rule.right {
-        Pattern::Value(name) => vec![Place::Value(bindings.values[&name.text])],
-        Pattern::App(app) => match maker.app(app, &ExpectedType { like: first, is_result: true })? {
-            Place::New(node, 0) if app.result == 0 => {
-                (0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)).collect()
+    let mut results = Vec::new();
+    for (i, pattern) in rule.right.iter().enumerate() {
+        let app = match pattern {
+            Pattern::Value(name) => {
+                results.push(Place::Value(bindings.values[&name.text]));
+                continue;
             }
-            place => vec![place],
-        },
-    };
+            Pattern::App(app) => app,
+        };
+        let like = wanted.get(i).unwrap_or(first);
+        match maker.app(app, &ExpectedType { like, is_result: true })? {
+            Place::New(node, 0) if rule.right.len() == 1 && wanted.len() > 1 && app.result == 0 => {
+                results.extend((0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)));
+            }
+            place => results.push(place),
+        }
+    }
     let space = site.cx.space;
     let spelled = |types: &[TensorType]| {
         let types: Vec<String> = types.iter().map(|ty| show(space, ty).to_string()).collect();

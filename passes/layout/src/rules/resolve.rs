@@ -56,8 +56,16 @@ impl<'r> Resolver<'r> {
                 self.unbound(name, "..?");
             }
         }
-        if let Pattern::Value(name) = &self.rule.right {
-            self.uses(vec![name], Vec::new(), &bound);
+        for (i, pattern) in self.rule.right.iter().enumerate() {
+            match pattern {
+                Pattern::Value(name) => self.uses(vec![name], Vec::new(), &bound),
+                Pattern::App(app) if self.rule.right[..i].contains(pattern) => {
+                    let place = Name { text: app.op.clone(), span: app.span };
+                    let message = format!("two results are the same result of `{}`", app.op);
+                    self.refuse("P65", &place, message, "the second");
+                }
+                Pattern::App(_) => {}
+            }
         }
         for condition in &self.rule.conditions {
             let (values, terms) = condition.operands();

@@ -5,7 +5,7 @@ use std::fmt;
 use ithaca_ir::ops::{Attr, Class, OpInfo, TABLE};
 use ithaca_ir::{Diagnostic, Span};
 
-/// A rewrite rule: if `left` matches and `conditions` hold, `right` is an equal value.
+/// A rewrite rule: if `left` matches and `conditions` hold, `right` has equal results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The name, unique in its file.
@@ -13,7 +13,8 @@ pub struct Rule {
     /// The span of the name.
     pub(super) span: Span,
     pub(crate) left: App,
-    pub(super) right: Pattern,
+    /// The replacement: an operation or a value, or one for each result of `left`.
+    pub(super) right: Vec<Pattern>,
     /// All must hold.
     pub(super) conditions: Vec<Condition>,
 }
@@ -173,10 +174,23 @@ impl Rule {
     pub(super) fn apps(&self) -> Vec<(&App, Side)> {
         let mut apps = Vec::new();
         self.left.collect(Side::Left, &mut apps);
-        if let Pattern::App(app) = &self.right {
-            app.collect(Side::Right, &mut apps);
+        for pattern in &self.right {
+            if let Pattern::App(app) = pattern {
+                app.collect(Side::Right, &mut apps);
+            }
         }
         apps
+    }
+
+    /// The names of the operations of the rule.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = &str> {
+        self.apps().into_iter().map(|(app, _)| app.op.as_str())
+    }
+
+    /// The names of the operations of the left side.
+    pub(crate) fn pattern(&self) -> impl Iterator<Item = &str> {
+        let left = self.apps().into_iter().filter(|(_, side)| *side == Side::Left);
+        left.map(|(app, _)| app.op.as_str())
     }
 
     /// The diagnostic for a rule that is not used.
@@ -269,9 +283,9 @@ fn joined<T: fmt::Display>(items: &[T], sign: &str) -> String {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rule {}\n  {} => ", self.name, self.left)?;
-        match &self.right {
-            Pattern::App(app) if app.result == 0 => write!(f, "{app}")?,
-            pattern => write!(f, "{pattern}")?,
+        match self.right.as_slice() {
+            [Pattern::App(app)] if app.result == 0 => write!(f, "{app}")?,
+            patterns => f.write_str(&joined(patterns, ", "))?,
         }
         if !self.conditions.is_empty() {
             write!(f, "\n  where {}", joined(&self.conditions, ", "))?;

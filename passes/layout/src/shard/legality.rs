@@ -306,9 +306,8 @@ impl Check<'_> {
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
         let nodes = || self.module.functions.values().flat_map(|f| &f.nodes);
         let normalised = nodes().any(|n| match &n.op {
-            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => *over == heads || *over == kv_heads,
             Op::RmsScale { over, .. } => over.contains(&heads) || over.contains(&kv_heads),
-            _ => false,
+            op => op.normalised().is_some_and(|over| over == heads || over == kv_heads),
         });
         if normalised {
             let message = format!("{hq} query heads cannot be padded: a norm counts all of them");

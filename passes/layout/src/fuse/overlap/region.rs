@@ -152,6 +152,7 @@ impl Region {
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
+            | Op::Fused(_)
             | Op::Rotary(_)
             | Op::Merge
             | Op::Accumulate => by_rule(node, &operands, &results, dims),

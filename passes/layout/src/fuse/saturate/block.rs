@@ -13,7 +13,7 @@ use ithaca_ir::ops::{Binding, Class, Context, OpError, Target};
 use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
-use super::language::{Graph, Symbol, Symbols, Term, add};
+use super::language::{Graph, Symbol, Symbols, Term, add, rebuild};
 use crate::rules::used;
 
 /// The e-graph of a function.
@@ -38,8 +38,8 @@ fn is_pure(op: &Op) -> bool {
 }
 
 impl<'f> Block<'f> {
-    /// The e-graph of `function`; equal operations are merged.
-    pub(super) fn of(function: &'f Function, names: Names<'_>) -> Self {
+    /// The e-graph of the operations of `function` that satisfy `may_change`; equal ones are merged.
+    pub(super) fn of(function: &'f Function, names: Names<'_>, may_change: impl Fn(&Op) -> bool) -> Self {
         let used = used(function);
         let mut graph = Graph::new(Symbols::default());
         let mut classes: Vec<Id> = Vec::with_capacity(function.values.len());
@@ -53,7 +53,8 @@ impl<'f> Block<'f> {
         }
         let mut free = Vec::with_capacity(function.nodes.len());
         for node in &function.nodes {
-            let is_free = is_pure(&node.op) && node.results.iter().any(|v| used[v.index()]);
+            let is_free =
+                may_change(&node.op) && is_pure(&node.op) && node.results.iter().any(|v| used[v.index()]);
             free.push(is_free);
             if is_free {
                 let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
@@ -63,7 +64,7 @@ impl<'f> Block<'f> {
                 classes.extend(node.results.iter().map(|&v| leaf(&mut graph, v)));
             }
         }
-        graph.rebuild();
+        rebuild(&mut graph);
         Self { function, graph, classes, free }
     }
 
@@ -102,8 +103,8 @@ impl<'f> Block<'f> {
         roots
     }
 
-    /// The function that computes each class by its chosen term: original nodes keep their position, and new ones come
-    /// before their first use. `None` if a chosen term needs a later value.
+    /// The function that computes each class by its chosen term: original nodes keep their position, or follow the last of
+    /// their new operands, and new ones come before their first use. `None` if an effect needs a later value.
     ///
     /// # Errors
     /// The invariant that an operation breaks.
@@ -123,16 +124,15 @@ impl<'f> Block<'f> {
         for (node, &free) in function.nodes.iter().zip(&self.free) {
             if free {
                 for &v in &node.results {
-                    let class = self.class(v);
-                    if chosen.contains_key(&class) && writer.value(class)?.is_none() {
-                        return Ok(None);
-                    }
-                    writer.name(v);
+                    // If an operand comes later, so does the value: before its first use.
+                    writer.value(self.class(v))?;
                 }
                 continue;
             }
-            if let Op::Assign { target, binding } = &node.op {
-                writer.read_before_written(*target, binding)?;
+            if let Op::Assign { target, binding } = &node.op
+                && !writer.read_before_written(*target, binding)?
+            {
+                return Ok(None);
             }
             let Some(operands) = writer.values(node.operands.iter().map(|&v| self.class(v)))? else {
                 return Ok(None);
@@ -147,6 +147,7 @@ impl<'f> Block<'f> {
         let Some(outputs) = writer.values(function.outputs.iter().map(|o| self.class(o.value)))? else {
             return Ok(None);
         };
+        function.values.ids().for_each(|v| writer.name(v));
         let outputs = function.outputs.iter().zip(outputs);
         let outputs = outputs.map(|(o, value)| Output { name: o.name.clone(), value });
         Ok(Some(writer.b.finish(outputs)))
@@ -168,8 +169,9 @@ struct Writer<'a, 'f> {
 }
 
 impl Writer<'_, '_> {
-    /// Adds reads of a weight or state before it is assigned, for later uses of the old value.
-    fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<(), OpError> {
+    /// Adds reads of a weight or state before it is assigned, for later uses of the old value; returns whether all could
+    /// be added.
+    fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<bool, OpError> {
         let block = self.block;
         let reads = |node: &&Node| match (&node.op, target) {
             (Op::Param(read), Target::Param) | (Op::State(read), Target::State) => read == binding,
@@ -181,9 +183,12 @@ impl Writer<'_, '_> {
         for (&class, term) in self.chosen {
             if term.operands.iter().any(|&o| there.contains(&block.graph.find(o))) {
                 self.value(class)?;
+                if !self.values.contains_key(&class) && !self.tuples.contains(&class) {
+                    return Ok(false);
+                }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The values of classes; `None` if one cannot be computed.

@@ -1,8 +1,8 @@
 //! Chooses a term for each class, to minimise the cost of the roots; a shared class costs once.
 //!
 //! The optimal choice with sharing is NP-hard (Stepp, 2011). The search starts from two selections, the original
-//! function and the optimum without sharing, and improves each: it tries another term class by class and keeps it if
-//! the total cost falls, until no change helps. The result never costs more than the original.
+//! function and the optimum without sharing, and improves each: it tries another term class by class, and all results of
+//! an operation together, and keeps a change if the total cost falls, until none helps. The result never costs more than the original.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +32,8 @@ type Selection = Vec<usize>;
 struct Choices {
     classes: Vec<Id>,
     terms: Vec<Vec<Choice>>,
+    /// For each operation with several results, by position, the classes and the terms of its results.
+    results: BTreeMap<usize, Vec<(usize, usize)>>,
     roots: Vec<usize>,
 }
 
@@ -76,9 +78,21 @@ impl Choices {
             };
             nodes.into_iter().map(choice).collect()
         });
-        let terms = terms.collect();
-        let roots = roots.iter().map(|&root| place(root)).collect();
-        Self { classes, terms, roots }
+        let terms: Vec<Vec<Choice>> = terms.collect();
+        let mut results: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        for (class, choices) in terms.iter().enumerate() {
+            for (n, choice) in choices.iter().enumerate() {
+                if let Symbol::Result(_) = graph.analysis.get(choice.term.symbol) {
+                    results.entry(choice.operands[0]).or_default().push((class, n));
+                }
+            }
+        }
+        // Leaves cost nothing, so they are not looked at again for each selection.
+        let is_leaf = |class: Id| {
+            graph[class].nodes.iter().any(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..)))
+        };
+        let roots = roots.iter().filter(|&&root| !is_leaf(root)).map(|&root| place(root)).collect();
+        Self { classes, terms, results, roots }
     }
 
     /// For each class the cheapest term including its operands, without sharing.
@@ -165,6 +179,15 @@ impl Choices {
                     }
                 }
                 selection[class] = best;
+            }
+            // An operation with several results may pay off only if all are taken from it.
+            for results in self.results.values() {
+                let mut all = selection.clone();
+                results.iter().for_each(|&(class, n)| all[class] = n);
+                let seconds = self.seconds(&all);
+                if seconds < least * (1.0 - BETTER) {
+                    (least, selection, changed) = (seconds, all, true);
+                }
             }
             if !changed {
                 break;

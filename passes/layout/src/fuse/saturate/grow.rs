@@ -10,7 +10,7 @@ use ithaca_ir::Level;
 use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
-use super::language::{Graph, Symbol, Term, add, applied, as_class, results};
+use super::language::{Graph, Symbol, Term, add, applied, as_class, rebuild, results};
 use crate::rules::{Place, Replacement, Rule, Site, matches, replacement};
 
 /// The maximum number of matches of one rule in one class.
@@ -61,7 +61,7 @@ pub(super) fn grow(
             }
             apply(graph, cx.names(), rule, class, replacement, &mut additions);
         }
-        graph.rebuild();
+        rebuild(graph);
         if is_full(graph) || (graph.total_size(), graph.number_of_classes()) == before {
             break;
         }

@@ -13,9 +13,10 @@
 //! %2 = reshard %1 : bf16[b s@u h d]
 //! ```
 //!
-//! The rules are those of [`RULE_FILES`], in the language of [`crate::rules`]; a test checks each on random programs.
+//! The rules are those of [`COMMUNICATION`] or [`KERNELS`], in the language of [`crate::rules`]; a test checks each on
+//! random programs. Rules about kernels make several operations one, in every plan (`saturate{rules=kernels}`).
 //! User rules are checked when they are read. Operations with effects keep their order. A function stays unchanged if
-//! no cheaper form was found, if it does not communicate, or if the cheaper form would hold over an eighth more memory
+//! no cheaper form was found, if it does not communicate and the rules are about communication, or if the cheaper form would hold over an eighth more memory
 //! at its peak. The e-graph is limited by terms and rounds, never by time, so plans are reproducible.
 
 mod block;
@@ -27,7 +28,9 @@ mod price;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
@@ -44,16 +47,22 @@ use language::Term;
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
 
-/// The built-in rules: file names and contents.
-pub const RULE_FILES: &[(&str, &str)] = &[
+/// A file of rules: its name and contents.
+pub type RuleFile = (&'static str, &'static str);
+
+/// The rules about communication.
+pub const COMMUNICATION: &[RuleFile] = &[
     ("reshards.rules", include_str!("reshards.rules")),
     ("collectives.rules", include_str!("collectives.rules")),
     ("algebra.rules", include_str!("algebra.rules")),
 ];
 
+/// The rules that make several operations one kernel.
+pub const KERNELS: &[RuleFile] = &[("kernels.rules", include_str!("kernels.rules"))];
+
 /// The options of the pass, for the list of passes.
-pub const OPTIONS: &str =
-    "nodes=N (4000), iterations=N (8), rules=builtin|added (those of `--rules` as well)";
+pub const OPTIONS: &str = "nodes=N (4000), iterations=N (8), rules=builtin|added|kernels (about communication; those of \
+                           `--rules` as well; fused kernels)";
 
 /// The most terms of an e-graph, and the most rounds.
 const MOST: u64 = 1_000_000;
@@ -61,10 +70,14 @@ const MOST: u64 = 1_000_000;
 /// A cheaper form may hold `1 / MEMORY` more memory at its peak.
 const MEMORY: u64 = 8;
 
-/// The rules of [`RULE_FILES`].
-pub fn builtin() -> Vec<Rule> {
-    let parsed = RULE_FILES.iter().flat_map(|(_, text)| rules::parse(text).expect("a test reads every file"));
-    parsed.collect()
+/// The rules of [`COMMUNICATION`].
+static ABOUT_COMMUNICATION: LazyLock<Vec<Rule>> = LazyLock::new(|| parsed(COMMUNICATION));
+
+/// The rules of [`KERNELS`].
+static ABOUT_KERNELS: LazyLock<Vec<Rule>> = LazyLock::new(|| parsed(KERNELS));
+
+fn parsed(files: &[RuleFile]) -> Vec<Rule> {
+    files.iter().flat_map(|(_, text)| rules::parse(text).expect("a test reads every file")).collect()
 }
 
 /// `passes` with this pass before and after `lower-reshards`: it first rewrites reshards, then collectives.
@@ -81,11 +94,13 @@ pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Source {
-    /// The built-in rules.
+    /// The built-in rules about communication.
     #[default]
     Builtin,
     /// The rules of a file as well.
     Added,
+    /// The built-in rules about kernels.
+    Kernels,
 }
 
 /// The pass.
@@ -121,13 +136,23 @@ impl Saturate {
         Self { rules: Source::Added, added: Some(rules), ..self }
     }
 
-    fn rules(&self) -> Result<Vec<Rule>, Diagnostic> {
+    /// The pass that makes several operations one kernel.
+    pub fn kernels() -> Self {
+        Self { rules: Source::Kernels, ..Self::default() }
+    }
+
+    fn rules(&self) -> Result<Cow<'static, [Rule]>, Diagnostic> {
         if self.awaits_rules() {
             let message = "`saturate{rules=added}` takes its rules from a file";
             return Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"));
         }
-        let added = self.added.iter().flat_map(|added| added.rules().iter().cloned());
-        Ok(builtin().into_iter().chain(added).collect())
+        Ok(match (self.rules, &self.added) {
+            (Source::Kernels, _) => Cow::Borrowed(&ABOUT_KERNELS),
+            (Source::Builtin | Source::Added, None) => Cow::Borrowed(&ABOUT_COMMUNICATION),
+            (Source::Builtin | Source::Added, Some(added)) => {
+                ABOUT_COMMUNICATION.iter().chain(added.rules()).cloned().collect()
+            }
+        })
     }
 }
 
@@ -148,24 +173,35 @@ impl Pass for Saturate {
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
         let rules = self.rules().map_err(|refused| vec![refused])?;
+        // Rules about communication also merge equal operations; those about kernels change what they name only.
+        let is_about_kernels = self.rules == Source::Kernels;
+        let named: Option<BTreeSet<&str>> =
+            is_about_kernels.then(|| rules.iter().flat_map(Rule::operations).collect());
         let runs = module.run_counts();
         let mut saturated = module.emptied(module.level);
         let mut prices = PriceList::new(&module.space, cx.prices);
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
-            let cheaper = if communicates(function) {
-                self.cheaper(inference, module.level, function, &rules, &mut prices)?
+            let may_match =
+                if is_about_kernels { has_parts(function, &rules) } else { communicates(function) };
+            let cheaper = if may_match {
+                self.cheaper(inference, module.level, function, &rules, named.as_ref(), &mut prices)?
             } else {
                 None
             };
             match cheaper.filter(|_| cx.rewrite()) {
                 None => saturated.functions.push(function.clone()),
                 Some(cheaper) => {
-                    notes.push(cheaper.note(&rules, runs[id.index()]));
+                    if !is_about_kernels {
+                        notes.push(cheaper.note(&rules, runs[id.index()]));
+                    }
                     saturated.functions.push(cheaper.function)
                 }
             };
+        }
+        if is_about_kernels {
+            notes.extend(fused_note(&saturated));
         }
         notes.into_iter().for_each(|note| cx.note(note));
         Ok(saturated)
@@ -175,6 +211,20 @@ impl Pass for Saturate {
 /// Whether a function has communication.
 fn communicates(function: &Function) -> bool {
     function.nodes.iter().any(|node| node.op.is_communication() || node.op == Op::Reshard)
+}
+
+/// Whether a function has all operations of the left side of a rule.
+fn has_parts(function: &Function, rules: &[Rule]) -> bool {
+    let names: BTreeSet<&str> = function.nodes.iter().map(|node| node.op.name()).collect();
+    rules.iter().any(|rule| rule.pattern().all(|op| names.contains(op)))
+}
+
+/// The fused kernels of a module, by name.
+fn fused_note(module: &Module) -> Option<String> {
+    let nodes = module.functions.values().flat_map(|function| &function.nodes);
+    let fused = nodes.filter(|node| matches!(node.op, Op::Fused(_))).map(|node| node.op.name());
+    let names: Vec<&str> = fused.collect::<BTreeSet<_>>().into_iter().collect();
+    (!names.is_empty()).then(|| format!("operations are fused to {}", names.join(", ")))
 }
 
 /// A cheaper function.
@@ -201,7 +251,7 @@ impl Cheaper {
 }
 
 impl Saturate {
-    /// The cheapest form of the function, if it is cheaper.
+    /// The cheapest form of the function, if it is cheaper; only operations that are `named` may change.
     ///
     /// # Errors
     /// A broken invariant: a bug, because replacements are checked first.
@@ -211,18 +261,23 @@ impl Saturate {
         level: Level,
         function: &Function,
         rules: &[Rule],
+        named: Option<&BTreeSet<&str>>,
         prices: &mut PriceList<'_>,
     ) -> Result<Option<Cheaper>, OpError> {
-        let before = prices.of_function(function);
-        let mut block = Block::of(function, cx.names());
+        let may_change = |op: &Op| named.is_none_or(|names| names.contains(op.name()));
+        let mut block = Block::of(function, cx.names(), may_change);
         let made = grow(&mut block.graph, cx, level, rules, self.nodes, self.iterations);
+        if named.is_some() && made.terms.is_empty() {
+            return Ok(None);
+        }
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
         let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
-        let after = prices.of_function(&rewritten);
-        let held = |function: &Function| peak_bytes(cx.space, function);
-        let allowed = held(function).saturating_add(held(function) / MEMORY);
-        if after >= before * (1.0 - 1e-9) || held(&rewritten) > allowed {
+        let (before, after) =
+            (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
+        let held = peak_bytes(cx.space, function);
+        let allowed = held.saturating_add(held / MEMORY);
+        if after >= before * (1.0 - 1e-9) || peak_bytes(cx.space, &rewritten) > allowed {
             return Ok(None);
         }
         let canonical = |term: &Term| Term {

@@ -44,12 +44,8 @@ impl<'a> PriceList<'a> {
         self.of_nodes(function, |op| *op == Op::Reshard || op.is_communication())
     }
 
-    /// Seconds of all operations of a function, one after another.
-    pub(super) fn of_function(&mut self, function: &Function) -> f64 {
-        self.of_nodes(function, |_| true)
-    }
-
-    fn of_nodes(&mut self, function: &Function, counts: impl Fn(&Op) -> bool) -> f64 {
+    /// Seconds of the operations of a function that count, one after another.
+    pub(super) fn of_nodes(&mut self, function: &Function, counts: impl Fn(&Op) -> bool) -> f64 {
         let nodes = function.nodes.iter().filter(|node| counts(&node.op));
         nodes
             .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)))

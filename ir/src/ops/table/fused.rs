@@ -1,0 +1,43 @@
+//! Several operations as one kernel.
+
+use crate::dim::DimId;
+use crate::ops::declare::ops;
+use crate::ops::table::elementwise::Unary;
+
+ops! {
+    /// Operations that compute the same as several others, in one kernel that reads and writes less. `saturate` makes them
+    /// by rules, which define them (`kernels.rules`). They have no adjoint.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Fused {
+        family Elementwise {
+            /// `f(x) · y`: a gated activation, as in SwiGLU and GeGLU.
+            Gated {
+                /// The function f of one element.
+                of: Unary,
+            } = "gated", "x, x -> x", Compute, Vector, Own;
+            /// Gradients of `gated` for x and y, from x, y and the gradient of the result: `dz · y · f'(x)` and `dz · f(x)`.
+            GatedBackward {
+                /// The function f of one element.
+                of: Unary,
+            } = "gated_backward", "x, x, x -> x, x", Compute, Vector, Own;
+        }
+        family Norm {
+            /// `x + y`, and the `rms_norm` of this sum.
+            AddRmsNorm {
+                /// The dimension that is normalised.
+                over: DimId,
+                /// Added to the mean square.
+                eps: f64,
+                /// Added to the weight.
+                offset: f64 = 0.0,
+            } = "add_rms_norm", "x, x, m -> x, x", Compute, Vector, FirstOperand(5);
+            /// `x + y`, and the `layer_norm` of this sum.
+            AddLayerNorm {
+                /// The dimension that is normalised.
+                over: DimId,
+                /// Added to the variance.
+                eps: f64,
+            } = "add_layer_norm", "x, x, m, m -> x, x", Compute, Vector, FirstOperand(7);
+        }
+    }
+}
