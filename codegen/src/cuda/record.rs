@@ -1,8 +1,8 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Into, Launch, Matrix,
-    Members, Product, Record, Region, Scalar, Transfer, Varying, Word,
+    Accumulation, Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch,
+    Matrix, Members, Product, Record, Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Stream;
@@ -92,8 +92,8 @@ impl Writer<'_, '_> {
     fn product(&self, product: &Product, steps: [&Int; 3]) -> String {
         let Product { dtype, into, rows, columns, inner, batch, a, b, c } = product;
         let method = match into {
-            Into::Replace => "product",
-            Into::Add => "accumulate_product",
+            Accumulation::Replace => "product",
+            Accumulation::Add => "accumulate_product",
         };
         let sizes: Vec<String> = [rows, columns, inner, batch].map(|n| self.numbers.int(n)).into();
         let mut operands = Vec::new();
@@ -318,7 +318,7 @@ mod tests {
             };
             Record::Product(Product {
                 dtype: DType::F32,
-                into: Into::Replace,
+                into: Accumulation::Replace,
                 rows: Int::Const(8),
                 columns: Int::Const(4),
                 inner: Int::Const(2),

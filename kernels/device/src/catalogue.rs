@@ -43,7 +43,7 @@ pub fn bits_type(dtype: DType) -> &'static str {
 }
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 39] = [
+const OF_FLOAT: [&str; 40] = [
     "unary",
     "binary",
     "scale",
@@ -61,6 +61,7 @@ const OF_FLOAT: [&str; 39] = [
     "scores",
     "weigh",
     "einsum",
+    "accumulate_product",
     "fill",
     "sum",
     "sum_members",

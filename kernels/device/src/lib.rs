@@ -31,8 +31,8 @@ pub use program::{
     Work,
 };
 pub use record::{
-    Block, Collective, Communicator, Even, Form, Grid, Into, Launch, Matrix, Members, Product, Record,
-    Transfer,
+    Accumulation, Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product,
+    Record, Transfer,
 };
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

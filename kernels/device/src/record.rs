@@ -63,7 +63,7 @@ pub enum Grid<N = Int> {
 
 /// What a product does with its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Into {
+pub enum Accumulation {
     /// It is written, in the element type of the operands.
     Replace,
     /// It is added to the matrix, whose elements have the type in which products are summed.
@@ -76,7 +76,7 @@ pub struct Product<A = Address, N = Int> {
     /// Element type of the operands; sums are taken in f64 for f64 and in f32 for the rest.
     pub dtype: DType,
     /// What becomes of the result.
-    pub into: Into,
+    pub into: Accumulation,
     /// Rows of the result.
     pub rows: N,
     /// Columns of the result.
@@ -248,8 +248,8 @@ impl<A, N> Product<A, N> {
     /// The element type of the result.
     pub fn result(&self) -> DType {
         match self.into {
-            Into::Replace => self.dtype,
-            Into::Add => sums_in(self.dtype),
+            Accumulation::Replace => self.dtype,
+            Accumulation::Add => sums_in(self.dtype),
         }
     }
 

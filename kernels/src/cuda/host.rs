@@ -20,7 +20,7 @@ use half::{bf16, f16};
 use ithaca_ir::DType;
 
 use super::arguments::{Address, Arguments};
-use super::device::{Device, Event, Form, Graph, Grid, Into, Matrix, Product, Stream};
+use super::device::{Accumulation, Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
 use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
@@ -287,7 +287,7 @@ impl Device for Host {
                     let mut sum = if dtype == DType::F64 { wide } else { f64::from(narrow) };
                     // SAFETY: as above.
                     unsafe {
-                        if into == Into::Add {
+                        if into == Accumulation::Add {
                             sum += read(result, c, i, row, column);
                         }
                         write(result, element(result, c, i, row, column), sum);

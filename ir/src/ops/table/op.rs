@@ -82,7 +82,8 @@ ops! {
                 /// The constant.
                 factor: f64,
             } = "scale", "x -> x", Compute, Vector, Results(1);
-            /// Conversion to the element type of the result.
+            /// Conversion to the element type of the result. Of a pending sum each rank converts its part, so a narrower type
+            /// rounds the parts, not the sum.
             Cast {
                 /// The element type.
                 to: DType,

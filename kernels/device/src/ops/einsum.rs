@@ -6,7 +6,7 @@ use super::attention::bytes;
 use super::view::{Cx, View, float, step};
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::record::{Form, Into, Matrix, Product, Record};
+use crate::record::{Accumulation, Form, Matrix, Product, Record};
 use crate::structs::Walk;
 use crate::value::Int;
 
@@ -133,10 +133,16 @@ impl Cx<'_> {
         if before.at != z.at {
             self.copy(bytes(self.local(z.ty).size, z.ty), before.at, z.at)?;
         }
-        self.einsum(x, y, z, Into::Add)
+        self.einsum(x, y, z, Accumulation::Add)
     }
 
-    pub(crate) fn einsum(&self, x: View<'_>, y: View<'_>, z: View<'_>, into: Into) -> Result<(), LowerError> {
+    pub(crate) fn einsum(
+        &self,
+        x: View<'_>,
+        y: View<'_>,
+        z: View<'_>,
+        into: Accumulation,
+    ) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
         float(x.ty)?;
         if lz.size == 0 {
@@ -198,8 +204,8 @@ impl Cx<'_> {
         let n_summed = along.size();
         let arguments = arguments![x.at, y.at, z.at, over, along, lz.size, n_summed];
         let kernel = match into {
-            Into::Replace => "einsum",
-            Into::Add => "accumulate_product",
+            Accumulation::Replace => "einsum",
+            Accumulation::Add => "accumulate_product",
         };
         self.launch_of(kernel, x.ty, lz.size, arguments)
     }
@@ -210,7 +216,7 @@ impl Cx<'_> {
         found: &Found,
         x: View<'_>,
         y: View<'_>,
-        (z, into): (View<'_>, Into),
+        (z, into): (View<'_>, Accumulation),
     ) -> Result<(), LowerError> {
         let Matmul { batch, m, n, k } = &found.loops;
         let (inner, outer) = batch.split_last().map_or((&ONCE, &[][..]), |(last, rest)| (last, rest));

@@ -19,7 +19,7 @@ use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 
 use crate::argument::arguments;
 use crate::error::LowerError;
-use crate::record::Into;
+use crate::record::Accumulation;
 use training::{Centre, Norm};
 use view::{Cx, View, bits, float};
 
@@ -58,7 +58,7 @@ impl Cx<'_> {
             Op::Positions => self.positions(z[0]),
             Op::Einsum => {
                 let [a, b] = *exactly(op, x)?;
-                self.einsum(a, b, z[0], Into::Replace)
+                self.einsum(a, b, z[0], Accumulation::Replace)
             }
             Op::AccumulateProduct => self.accumulate_product(*exactly(op, x)?, z[0]),
             Op::Embed { .. } => self.embed(x[0], x[1], z[0]),

@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver;
 use ithaca_ir::DType;
 
-use crate::cuda::device::{Form, Into, Matrix, Product};
+use crate::cuda::device::{Accumulation, Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
 /// Bytes of the workspace of a stream, as NVIDIA recommends for Hopper.
@@ -19,7 +19,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 const ALIGNMENT: u64 = 256;
 
 /// A product with the alignments of its addresses in place of the addresses.
-type Shape = ([i64; 10], [bool; 2], [u32; 3], DType, Into);
+type Shape = ([i64; 10], [bool; 2], [u32; 3], DType, Accumulation);
 
 /// The descriptors and the algorithm for products of a shape.
 #[derive(Clone, Copy)]
@@ -70,8 +70,8 @@ impl Products {
             }
         };
         let before = match product.into {
-            Into::Replace => zero,
-            Into::Add => one,
+            Accumulation::Replace => zero,
+            Accumulation::Add => one,
         };
         let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
         let [la, lb, lc] = plan.layouts;
