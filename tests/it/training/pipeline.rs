@@ -272,7 +272,7 @@ fn the_bubble_of_equal_stages_shows() {
 /// Where links and memory cost nothing and stages are equal, a step takes exactly as much longer than its work as the order's
 /// bubble says, by both simulations.
 #[test]
-fn bubbles_are_exactly_those_of_gpipe_and_1f1b() {
+fn bubbles_are_exactly_those_of_the_orders() {
     let mut cluster = Cluster::named("dgx-h100").unwrap();
     for level in &mut cluster.levels {
         (level.latency.value, level.message_latency.value) = (0.0, 0.0);
@@ -280,17 +280,18 @@ fn bubbles_are_exactly_those_of_gpipe_and_1f1b() {
     }
     cluster.accelerator.launch_seconds.value = 0.0;
     cluster.accelerator.memory_bandwidth.value = 1e30;
-    for (order, p, m) in [
-        (PipelineOrder::Gpipe, 2, 4),
-        (PipelineOrder::Gpipe, 4, 8),
-        (PipelineOrder::OneForwardOneBackward, 2, 4),
-        (PipelineOrder::OneForwardOneBackward, 3, 2),
-        (PipelineOrder::OneForwardOneBackward, 4, 8),
+    for (order, p, m, v) in [
+        (PipelineOrder::Gpipe, 2, 4, 1),
+        (PipelineOrder::Gpipe, 4, 8, 1),
+        (PipelineOrder::OneForwardOneBackward, 2, 4, 1),
+        (PipelineOrder::OneForwardOneBackward, 3, 2, 1),
+        (PipelineOrder::OneForwardOneBackward, 4, 8, 1),
+        (PipelineOrder::Interleaved, 4, 8, 3),
     ] {
         for (strategy, mesh) in [("pipeline", ""), ("pipeline+megatron-tp", ",tp=2")] {
-            let training = staged(p, order, m);
+            let training = Training { chunks: v, ..staged(p, order, m) };
             let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(m * 2, 16) };
-            let whole = program(&llama(p, false), "m", &workload).unwrap();
+            let whole = program(&llama(p * v, false), "m", &workload).unwrap();
             let ranks_of = per_rank(&whole, &options(strategy, &format!("pp={p}{mesh}"))).unwrap();
             let mut lowered = lower::lower(ithaca_ir::verify::verify(&ranks_of).unwrap()).unwrap();
             schedule::verify(&lowered).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
@@ -306,7 +307,7 @@ fn bubbles_are_exactly_those_of_gpipe_and_1f1b() {
             others.into_iter().for_each(|id| lowered.frames[id].tasks.clear());
             let main = lowered.main().unwrap();
             lowered.frames[main].tasks.retain(|task| !matches!(task.work, Work::Compute(_)));
-            let expected = 1.0 + (p - 1) as f64 / m as f64;
+            let expected = 1.0 + (p - 1) as f64 / (m * v) as f64;
             let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Times).unwrap();
             let exactly = outcome.classes.iter().map(|c| (c.time.seconds, c.time.compute));
             let coarsely = simulate_ranks(&cluster, &lowered);
@@ -317,7 +318,7 @@ fn bubbles_are_exactly_those_of_gpipe_and_1f1b() {
                     let found = last / compute;
                     assert!(
                         (found - expected).abs() < 1e-9,
-                        "{order:?} p={p} m={m} {strategy} by {kind}: {found}, not {expected}"
+                        "{order:?} p={p} m={m} v={v} {strategy} by {kind}: {found}, not {expected}"
                     );
                 }
             }

@@ -129,13 +129,20 @@ impl<'a> Grouping<'a> {
         Self { pack, space, function, graph: Graph::of(function) }
     }
 
+    /// Whether a node sends between stages of a pipeline: each such message goes as soon as the stage has made it.
+    fn changes_stage(&self, i: usize) -> bool {
+        let node = &self.function.nodes[i];
+        let at = |values: &[ValueId]| values.first().map(|&v| self.function.ty(v).layout.at);
+        node.op == Op::Permute && at(&node.operands) != at(&node.results)
+    }
+
     /// Groups of two or more nodes: each collective, in order, joins the last group that it fits, or starts one.
     fn groups(&self, cx: &mut Context<'_>) -> Vec<Vec<usize>> {
         let plain: Vec<usize> = (0..self.function.nodes.len()).collect();
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for i in 0..self.function.nodes.len() {
             let op = &self.function.nodes[i].op;
-            if !Kind::of(op).is_some_and(|kind| self.pack.kinds.contains(&kind)) {
+            if !Kind::of(op).is_some_and(|kind| self.pack.kinds.contains(&kind)) || self.changes_stage(i) {
                 continue;
             }
             let alike = groups.iter().rposition(|group| self.alike(group[0], i));

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Streams, Task, Work};
 use ithaca_ir::{Arena, Space};
@@ -53,8 +54,16 @@ struct Effects<'a> {
 }
 
 impl<'a> Effects<'a> {
-    fn of(frames: &'a Arena<FrameId, Frame>, frame: &'a Frame, space: &Space, task: &Task) -> Effects<'a> {
-        let memory = |ids: &[BufferId]| ids.iter().filter_map(|&id| Memory::of(frame, space, id)).collect();
+    fn of(
+        frames: &'a Arena<FrameId, Frame>,
+        (frame, at): (&'a Frame, Option<At>),
+        space: &Space,
+        task: &Task,
+    ) -> Effects<'a> {
+        let is_held = |&&id: &&BufferId| at.is_none() || frame.at(id).is_none_or(|there| Some(there) == at);
+        let memory = |ids: &[BufferId]| {
+            ids.iter().filter(is_held).filter_map(|&id| Memory::of(frame, space, id)).collect()
+        };
         let mut effects = Effects { reads: memory(&task.reads), writes: memory(&task.writes) };
         if let Work::Call { callee, base, .. } = task.work {
             effects.writes.push(Memory::Frame(base..base + frames[callee].bytes));
@@ -96,8 +105,10 @@ impl<'a> Effects<'a> {
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
 pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<FrameId, Frame>, &[Streams])) {
     let before = frame.clone();
-    let effects: Vec<Effects<'_>> =
-        before.tasks.iter().map(|t| Effects::of(frames, &before, space, t)).collect();
+    // A rank touches only the buffers of its stage.
+    let effects = |at: Option<At>| -> Vec<Effects<'_>> {
+        before.tasks.iter().map(|t| Effects::of(frames, (&before, at), space, t)).collect()
+    };
     let meets = |t: &Task| {
         let used = t.work.callee().map(|callee| used[callee.index()]);
         used.filter(|used| used.communicates()).unwrap_or_default()
@@ -105,10 +116,10 @@ pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<F
     let meets: Vec<Streams> = before.tasks.iter().map(meets).collect();
     let stages = before.stages();
     if stages.is_empty() {
-        insert_for(frame, &effects, &meets, |_| true);
+        insert_for(frame, &effects(None), &meets, |_| true);
     }
     for at in stages {
-        insert_for(frame, &effects, &meets, |i| before.runs_at(&before.tasks[i], at));
+        insert_for(frame, &effects(Some(at)), &meets, |i| before.runs_at(&before.tasks[i], at));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Chunks and two-level collectives of the best candidates, by price.
+//! Chunks, two-level collectives and prefetching of the best candidates, by price.
 //!
 //! Candidates are ranked with whole collectives. Those that could still win, because they expose communication, are tried
 //! with more chunks and with collectives in levels. Whole collectives stay where their best step is within [`WORTH`]: each
@@ -57,6 +57,9 @@ fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced) -> Op
     };
     if candidate.options.mesh.ranks() > cluster.devices_per_node.value {
         attempt(&|fusion| fusion.in_levels(Choose::Cheaper));
+    }
+    if candidate.options.fusion.prefetch.is_some() {
+        attempt(&|fusion| Fusion { prefetch: None, ..fusion });
     }
     for chunks in CHUNKS {
         let is_better = attempt(&|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
