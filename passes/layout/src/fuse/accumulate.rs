@@ -43,8 +43,12 @@ impl Pass for Accumulate {
         let mut accumulated = module.emptied(module.level);
         for function in module.functions.values() {
             let additions = additions(function).into_iter().filter(|_| cx.rewrite());
-            let additions = additions.map(|addition| (addition.product, addition)).collect();
-            let function = rewritten(&accumulated, function, &additions)?;
+            let additions: BTreeMap<_, _> = additions.map(|addition| (addition.product, addition)).collect();
+            let function = if additions.is_empty() {
+                function.clone()
+            } else {
+                rewritten(&accumulated, function, &additions)?
+            };
             accumulated.functions.push(function);
         }
         Ok(accumulated)

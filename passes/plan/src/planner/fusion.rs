@@ -24,15 +24,16 @@ const CHUNKS: [u64; 3] = [2, 4, 8];
 /// Replaces the best candidates by faster ones with other fusion passes, if that makes the best step faster.
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
     let Some(plain) = fits.first().map(|first| first.simulation.seconds) else { return };
-    let mut best = plain;
+    // Seconds that a step must stay below.
+    let mut limit = plain * (1.0 - WORTH);
     let mut faster: Vec<(usize, Priced)> = Vec::new();
     for (i, candidate) in fits.iter().enumerate().take(TRIED) {
-        if candidate.simulation.seconds - candidate.simulation.exposed() < best {
-            faster.extend(fastest(compiler, cluster, candidate).map(|other| (i, other)));
+        if let Some(other) = fastest(compiler, cluster, candidate, limit) {
+            limit = other.simulation.seconds;
+            faster.push((i, other));
         }
-        best = faster.iter().map(|(_, other)| other.simulation.seconds).fold(best, f64::min);
     }
-    if best < plain * (1.0 - WORTH) {
+    if !faster.is_empty() {
         for (i, other) in faster {
             fits[i] = other;
         }
@@ -40,11 +41,16 @@ pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Pri
     }
 }
 
-/// The fastest of the tried choices that fit, if one is faster than the candidate.
-fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced) -> Option<Priced> {
+/// The fastest of the tried choices that fit, if its step stays below `limit` seconds.
+fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced, limit: f64) -> Option<Priced> {
     let mut found: Option<Priced> = None;
-    let mut attempt = |change: &dyn Fn(Fusion) -> Fusion| {
+    // `hidden` is the part of the exposed communication that a choice may hide.
+    let mut attempt = |hidden: f64, change: &dyn Fn(Fusion) -> Fusion| {
         let current = found.as_ref().unwrap_or(candidate);
+        let limit = limit.min(current.simulation.seconds);
+        if current.simulation.seconds - hidden * current.simulation.exposed() >= limit {
+            return true;
+        }
         let options = ShardOptions { fusion: change(current.options.fusion), ..current.options.clone() };
         let other = price(compiler, cluster, &options).ok();
         let is_faster = |other: &Priced| {
@@ -56,16 +62,18 @@ fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced) -> Op
         is_better
     };
     if candidate.options.mesh.ranks() > cluster.devices_per_node.value {
-        attempt(&|fusion| fusion.in_levels(Choose::Cheaper));
+        attempt(1.0, &|fusion| fusion.in_levels(Choose::Cheaper));
     }
     if candidate.options.fusion.prefetch.is_some() {
-        attempt(&|fusion| Fusion { prefetch: None, ..fusion });
+        attempt(1.0, &|fusion| Fusion { prefetch: None, ..fusion });
     }
     for chunks in CHUNKS {
-        let is_better = attempt(&|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
+        // One chunk of each message stays exposed.
+        let hidden = 1.0 - 1.0 / chunks as f64;
+        let is_better = attempt(hidden, &|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
         if !is_better && chunks > CHUNKS[0] {
             break;
         }
     }
-    found
+    found.filter(|other| other.simulation.seconds < limit)
 }
