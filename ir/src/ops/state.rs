@@ -63,7 +63,7 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Accumulate
             | Op::Scale { .. }
             | Op::Cast { .. }
-            | Op::Fused(Fused::Gated { .. } | Fused::GatedBackward { .. })
+            | Op::Fused(Fused::Gated { .. })
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
     ) || (*op == Op::AccumulateProduct && operand == 2)
