@@ -2,7 +2,7 @@
 
 use ithaca_ir::Diagnostic;
 
-use crate::cluster::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+use crate::cluster::{Accelerator, Cluster, Efficiency, Level, Measured, Peak, Sourced};
 
 /// The largest cluster, devices.
 const MAX_DEVICES: u64 = 1 << 20;
@@ -74,6 +74,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
         message_latency,
         ring_efficiency,
         exchange_efficiency,
+        measured,
     } = level;
     let key = |k: &str| format!("{path}.{k}");
     count(&key("devices"), devices)?;
@@ -86,7 +87,17 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     positive(&key("latency"), latency)?;
     positive(&key("message_latency"), message_latency)?;
     fraction(&key("ring_efficiency"), ring_efficiency)?;
-    fraction(&key("exchange_efficiency"), exchange_efficiency)
+    fraction(&key("exchange_efficiency"), exchange_efficiency)?;
+    let Some(Measured { source, curves }) = measured else { return Ok(()) };
+    has_source(&key("measured"), source)?;
+    match curves.iter().find(|curve| curve.ranks() > devices.value) {
+        Some(curve) => {
+            let problem =
+                format!("has {} ranks, and the level joins {} devices", curve.ranks(), devices.value);
+            Err(impossible(&key("measured.curves"), &problem))
+        }
+        None => Ok(()),
+    }
 }
 
 fn count(key: &str, n: &Sourced<u64>) -> Result<(), Diagnostic> {
@@ -114,7 +125,11 @@ fn fraction(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
 }
 
 fn sourced<T>(key: &str, number: &Sourced<T>) -> Result<(), Diagnostic> {
-    if !number.source.trim().is_empty() {
+    has_source(key, &number.source)
+}
+
+fn has_source(key: &str, source: &str) -> Result<(), Diagnostic> {
+    if !source.trim().is_empty() {
         return Ok(());
     }
     Err(impossible(key, "has an empty source").help("name the datasheet or measurement of the number"))

@@ -4,6 +4,8 @@ use ithaca_ir::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::curve::Measured;
+
 /// A number and where it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -96,6 +98,9 @@ pub struct Level {
     pub ring_efficiency: Sourced<f64>,
     /// The part of the bandwidth that an all-to-all reaches.
     pub exchange_efficiency: Sourced<f64>,
+    /// Measured times of collectives within one block of the level, used in place of the figures above where they apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
 }
 
 impl Cluster {

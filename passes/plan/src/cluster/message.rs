@@ -1,9 +1,9 @@
 //! What a message costs: one collective of one tensor, or of several that were coalesced.
 //!
-//! Several pay the latency once. Bytes over bandwidth are proportional to bytes at every level, so they add up.
+//! Several pay the latency once. Tensors of one collective are priced as one larger tensor; the transfers of others add up.
 
 use ithaca_ir::message::Parcel;
-use ithaca_ir::{Rank, Space, boxes};
+use ithaca_ir::{Op, Rank, Space, boxes};
 
 use super::between::Between;
 use super::{Cluster, CollectiveTime, Load, Part, RankExchange, Way};
@@ -11,8 +11,13 @@ use super::{Cluster, CollectiveTime, Load, Part, RankExchange, Way};
 impl Cluster {
     /// Seconds that a message takes on the busiest rank; none where nothing is sent.
     pub fn message_seconds(&self, space: &Space, parcels: &[Parcel]) -> f64 {
-        let times = parcels.iter().map(|Parcel { op, from, to }| self.collective_time(space, op, from, to));
-        together(times).seconds()
+        let differs = |Parcel { op, from, to }: &Parcel| {
+            matches!(op, Op::Slice { .. }) || Between { cluster: self, space, op, from, to }.differs_by_rank()
+        };
+        let (each, alike): (Vec<&Parcel>, Vec<&Parcel>) = parcels.iter().partition(|parcel| differs(parcel));
+        let alike = self.by_level(space, alike.into_iter().map(|Parcel { op, from, to }| (op, from, to)));
+        let each = each.into_iter().map(|Parcel { op, from, to }| self.collective_time(space, op, from, to));
+        together(each.chain([self.join(alike)])).seconds()
     }
 
     /// The part of `rank` in a message of permutes along axes, fetches or their adjoints; `None` for everything else,
@@ -33,23 +38,25 @@ impl Cluster {
     /// together pay the latency once.
     pub fn part(&self, space: &Space, parcels: &[Parcel], rank: Rank) -> Part {
         let mut whole = Part::default();
+        let mut alike = Vec::new();
         for Parcel { op, from, to } in parcels {
             let between = Between { cluster: self, space, op, from, to };
-            let part = if between.differs_by_rank() {
-                between.part(rank)
+            if between.differs_by_rank() {
+                whole.add(between.part(rank));
             } else {
-                let mut part = Part { together: true, ..Part::default() };
-                part.peers = boxes::group(space, op, from, to, rank);
-                part.peers.retain(|&peer| peer != rank);
-                for (level, time) in self.by_level(space, op, from, to) {
-                    part.latency += time.latency;
-                    let load = |way| Load { level, way, seconds: time.transfer, far: None };
-                    part.loads.extend([Way::Out, Way::In].map(load));
-                }
-                part
-            };
-            whole.add(part);
+                alike.push((op, from, to));
+                let mut peers = boxes::group(space, op, from, to, rank);
+                peers.retain(|&peer| peer != rank);
+                whole.add(Part { peers, together: true, ..Part::default() });
+            }
         }
+        let mut part = Part::default();
+        for (level, time) in self.by_level(space, alike) {
+            part.latency += time.latency;
+            let load = |way| Load { level, way, seconds: time.transfer, far: None };
+            part.loads.extend([Way::Out, Way::In].map(load));
+        }
+        whole.add(part);
         whole.peers.sort_unstable();
         whole.peers.dedup();
         whole.loads.sort_by_key(|load| (load.level, load.way));
@@ -58,15 +65,12 @@ impl Cluster {
 }
 
 fn together(times: impl Iterator<Item = CollectiveTime>) -> CollectiveTime {
-    times.fold(CollectiveTime::default(), |a, b| CollectiveTime {
-        latency: a.latency.max(b.latency),
-        transfer: a.transfer + b.transfer,
-    })
+    times.fold(CollectiveTime::default(), CollectiveTime::with)
 }
 
 #[cfg(test)]
 mod tests {
-    use ithaca_ir::{DType, Dim, Mesh, Op, TensorType};
+    use ithaca_ir::{DType, Dim, Mesh, TensorType};
 
     use super::*;
 

@@ -8,6 +8,7 @@
 mod between;
 mod check;
 mod collective;
+mod curve;
 mod description;
 mod load;
 mod message;
@@ -18,6 +19,7 @@ mod read;
 use ithaca_ir::Diagnostic;
 
 pub use between::RankExchange;
+pub use curve::{Curve, Measured};
 pub use description::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
 pub use load::{Load, Part, Way};
 pub use prices::CollectiveTime;

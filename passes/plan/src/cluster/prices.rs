@@ -1,5 +1,7 @@
 //! The rate of links for a collective, and its time.
 
+use ithaca_ir::{AxisId, Op};
+
 use super::description::Level;
 
 /// The time of one collective, seconds.
@@ -16,6 +18,11 @@ impl CollectiveTime {
     pub fn seconds(self) -> f64 {
         self.latency + self.transfer
     }
+
+    /// That of two that travel as one message, which pay the latency once.
+    pub(super) fn with(self, other: Self) -> Self {
+        Self { latency: self.latency.max(other.latency), transfer: self.transfer + other.transfer }
+    }
 }
 
 /// How a collective uses links.
@@ -25,6 +32,61 @@ pub(super) enum Pattern {
     Ring { rounds: u32 },
     /// From each rank to each other.
     Exchange,
+}
+
+/// A collective in which all ranks along an axis take part alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Collective {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    AllToAll,
+}
+
+impl Collective {
+    const ALL: [Self; 4] = [Self::AllGather, Self::ReduceScatter, Self::AllReduce, Self::AllToAll];
+
+    /// The collective of an operation, and its axis.
+    pub(super) fn of(op: &Op) -> Option<(Self, AxisId)> {
+        match *op {
+            Op::AllGather { axis, .. } => Some((Self::AllGather, axis)),
+            Op::ReduceScatter { axis, .. } => Some((Self::ReduceScatter, axis)),
+            Op::AllReduce { axis } => Some((Self::AllReduce, axis)),
+            Op::AllToAll { axis, .. } => Some((Self::AllToAll, axis)),
+            // The others concern no axis, or give each rank a part of its own.
+            _ => None,
+        }
+    }
+
+    /// The name in cluster files.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+            Self::AllToAll => "all_to_all",
+        }
+    }
+
+    /// The collective of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|collective| collective.name() == name)
+    }
+
+    /// How it uses links.
+    pub(super) fn pattern(self) -> Pattern {
+        match self {
+            Self::AllGather | Self::ReduceScatter => Pattern::Ring { rounds: 1 },
+            Self::AllReduce => Pattern::Ring { rounds: 2 },
+            Self::AllToAll => Pattern::Exchange,
+        }
+    }
+
+    /// The bytes by which measurements are named: the input of a rank, of an all-gather its output.
+    pub(super) fn whole_bytes(self, ranks: u64, sent: f64) -> f64 {
+        let rounds = if self == Self::AllReduce { 2.0 } else { 1.0 };
+        sent / rounds * ranks as f64 / (ranks - 1) as f64
+    }
 }
 
 /// Bytes per second of one device over a link of a level that it has to itself.

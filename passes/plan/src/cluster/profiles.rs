@@ -36,4 +36,10 @@ mod tests {
             assert_eq!(cluster.name, *name);
         }
     }
+
+    #[test]
+    fn nodes_with_the_same_links_have_the_same_curves() {
+        let curves = |name| builtin(name).unwrap().levels[0].measured.clone().unwrap().curves;
+        assert_eq!(curves("dgx-h100"), curves("dgx-h200"));
+    }
 }

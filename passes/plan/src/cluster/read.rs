@@ -8,7 +8,7 @@ use ithaca_pass::options::names;
 use toml::de::{DeTable, DeValue};
 
 use super::check::check;
-use super::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+use super::{Accelerator, Cluster, Efficiency, Level, Measured, Peak, Sourced};
 
 /// The cluster in `text`.
 pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
@@ -48,6 +48,8 @@ fn first_line(message: &str) -> &str {
 /// The keys of a table, and the shape of the tables inside.
 struct Shape {
     keys: &'static [&'static str],
+    /// Keys that may be left out.
+    optional: &'static [&'static str],
     inside: fn(&str) -> Option<Shape>,
 }
 
@@ -55,20 +57,30 @@ impl Shape {
     fn cluster() -> Self {
         let inside = |key: &str| match key {
             "accelerator" => Some(Self::accelerator()),
-            "levels" => Some(Self { keys: names::<Level>(), inside: Self::number_or_name }),
+            "levels" => Some(Self::level()),
             "devices_per_node" => Some(Self::number()),
             _ => None,
         };
-        Self { keys: names::<Cluster>(), inside }
+        Self { keys: names::<Cluster>(), optional: &[], inside }
+    }
+
+    fn level() -> Self {
+        let inside = |key: &str| match key {
+            "measured" => Some(Self { keys: names::<Measured>(), optional: &[], inside: |_| None }),
+            _ => Self::number_or_name(key),
+        };
+        Self { keys: names::<Level>(), optional: &["measured"], inside }
     }
 
     fn accelerator() -> Self {
         let inside = |key: &str| match key {
-            "peak" => Some(Self { keys: names::<Peak>(), inside: Self::number_or_name }),
-            "efficiency" => Some(Self { keys: names::<Efficiency>(), inside: Self::number_or_name }),
+            "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
+            "efficiency" => {
+                Some(Self { keys: names::<Efficiency>(), optional: &[], inside: Self::number_or_name })
+            }
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Accelerator>(), inside }
+        Self { keys: names::<Accelerator>(), optional: &[], inside }
     }
 
     fn number_or_name(key: &str) -> Option<Self> {
@@ -76,7 +88,7 @@ impl Shape {
     }
 
     fn number() -> Self {
-        Self { keys: names::<Sourced<f64>>(), inside: |_| None }
+        Self { keys: names::<Sourced<f64>>(), optional: &[], inside: |_| None }
     }
 }
 
@@ -128,7 +140,7 @@ impl Keys {
                 | DeValue::Datetime(_) => {}
             }
         }
-        let missing = shape.keys.iter().filter(|key| !present.contains(key));
+        let missing = shape.keys.iter().filter(|key| !present.contains(key) && !shape.optional.contains(key));
         self.missing.extend(missing.map(|key| path_of(key)));
     }
 

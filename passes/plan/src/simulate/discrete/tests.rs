@@ -25,6 +25,7 @@ fn plain(sharing: f64) -> Cluster {
     let mut cluster = Cluster::named("dgx-h100").unwrap();
     cluster.levels.truncate(1);
     let level = &mut cluster.levels[0];
+    level.measured = None;
     level.devices.value = 1024;
     level.bandwidth.value = 1e9;
     level.contention.value = sharing;

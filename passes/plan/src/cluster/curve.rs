@@ -1,0 +1,211 @@
+//! Measured times of collectives, and times between and beyond the measured ones.
+//!
+//! A curve has the time of one collective on one number of ranks, by bytes. Between two sizes time is linear in bytes; below
+//! the least size it is that of the least, above the largest it follows the last slope. More bytes never take less time:
+//! neighbouring points that say so are replaced by their geometric mean. Between two numbers of ranks, and beyond the last,
+//! the logarithm of time is linear in that of the number of ranks.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::prices::{Collective, CollectiveTime};
+
+/// Measured times of collectives within one block of a level.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The measurement.
+    pub source: String,
+    /// The curves, each a text such as `all_gather 8: 65536 18.6, 262144 33.0`: collective, number of ranks, then bytes and
+    /// microseconds. Bytes are the input of a rank; of an all-gather they are its output.
+    pub curves: Vec<Curve>,
+}
+
+/// The time of a collective on a number of ranks, by bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Curve {
+    collective: Collective,
+    ranks: u64,
+    /// As measured: bytes, ascending, and seconds.
+    points: Vec<(f64, f64)>,
+    /// The seconds, none less than the one before.
+    rising: Vec<f64>,
+}
+
+impl Measured {
+    /// The time of a collective of `bytes` on `ranks` ranks; `None` where too few numbers of ranks were measured.
+    pub(super) fn time(&self, collective: Collective, ranks: u64, bytes: f64) -> Option<CollectiveTime> {
+        let (seconds, latency) =
+            (self.seconds(collective, ranks, bytes)?, self.seconds(collective, ranks, 0.0)?);
+        Some(CollectiveTime { latency, transfer: (seconds - latency).max(0.0) })
+    }
+
+    fn seconds(&self, collective: Collective, ranks: u64, bytes: f64) -> Option<f64> {
+        let curves = || self.curves.iter().filter(|curve| curve.collective == collective);
+        if let Some(curve) = curves().find(|curve| curve.ranks == ranks) {
+            return Some(curve.seconds(bytes));
+        }
+        let mut near: Vec<&Curve> = curves().collect();
+        // The nearest on either side, or the two nearest on one.
+        near.sort_by_key(|curve| curve.ranks);
+        let above = near.partition_point(|curve| curve.ranks < ranks).clamp(1, near.len().max(2) - 1);
+        let (low, high) = (near.get(above - 1)?, near.get(above)?);
+        let (from, to) = (low.seconds(bytes), high.seconds(bytes));
+        let slope = (to / from).ln() / (high.ranks as f64 / low.ranks as f64).ln();
+        Some(from * (ranks as f64 / low.ranks as f64).powf(slope.clamp(0.0, 1.0)))
+    }
+}
+
+impl Curve {
+    fn seconds(&self, bytes: f64) -> f64 {
+        let last = self.points.len() - 1;
+        let above = self.points.partition_point(|&(size, _)| size < bytes);
+        if above == 0 {
+            return self.rising[0];
+        }
+        let high = above.min(last);
+        let ((x0, _), (x1, _)) = (self.points[high - 1], self.points[high]);
+        let (y0, y1) = (self.rising[high - 1], self.rising[high]);
+        y0 + (y1 - y0) * (bytes - x0) / (x1 - x0)
+    }
+}
+
+/// The geometric means of the longest runs that leave nothing falling.
+fn rising(seconds: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut runs: Vec<(f64, usize)> = Vec::new();
+    for (mut log, mut n) in seconds.map(|s| (s.ln(), 1)) {
+        while let Some((before, m)) = runs.pop_if(|run| run.0 > log) {
+            log = (log * n as f64 + before * m as f64) / (n + m) as f64;
+            n += m;
+        }
+        runs.push((log, n));
+    }
+    runs.into_iter().flat_map(|(log, n)| std::iter::repeat_n(log.exp(), n)).collect()
+}
+
+impl TryFrom<String> for Curve {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let is_wrong = |problem: &str| {
+            format!(
+                "`{text}` {problem}; a curve reads `all_gather 8: 65536 18.6, 262144 33.0`, bytes and microseconds"
+            )
+        };
+        let (head, tail) = text.split_once(':').ok_or_else(|| is_wrong("has no `:`"))?;
+        let (name, ranks) = head.trim().split_once(' ').ok_or_else(|| is_wrong("has no number of ranks"))?;
+        let collective = Collective::named(name).ok_or_else(|| is_wrong("names no measured collective"))?;
+        let ranks: u64 = ranks.trim().parse().map_err(|_| is_wrong("has no number of ranks"))?;
+        if ranks < 2 {
+            return Err(is_wrong("has fewer than 2 ranks"));
+        }
+        let point = |pair: &str| -> Option<(f64, f64)> {
+            let (bytes, micros) = pair.trim().split_once(' ')?;
+            let (bytes, micros): (u64, f64) = (bytes.parse().ok()?, micros.trim().parse().ok()?);
+            let seconds = micros * 1e-6;
+            (seconds.is_normal() && seconds > 0.0).then_some((bytes as f64, seconds))
+        };
+        let points: Option<Vec<(f64, f64)>> = tail.split(',').map(point).collect();
+        let points = points.ok_or_else(|| is_wrong("has a point that is not bytes and microseconds"))?;
+        if points.len() < 2 || points.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+            return Err(is_wrong("needs two points or more, in ascending order of bytes"));
+        }
+        let rising = rising(points.iter().map(|&(_, seconds)| seconds));
+        Ok(Self { collective, ranks, points, rising })
+    }
+}
+
+impl From<Curve> for String {
+    fn from(curve: Curve) -> String {
+        let point = |&(bytes, seconds): &(f64, f64)| {
+            // Three decimals are nanoseconds.
+            let micros = (seconds * 1e9).round() / 1e3;
+            format!("{bytes} {micros}")
+        };
+        let points: Vec<String> = curve.points.iter().map(point).collect();
+        format!("{} {}: {}", curve.collective.name(), curve.ranks, points.join(", "))
+    }
+}
+
+impl Curve {
+    /// The ranks of the measured group.
+    pub fn ranks(&self) -> u64 {
+        self.ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+
+    fn curve(text: &str) -> Curve {
+        Curve::try_from(text.to_owned()).unwrap()
+    }
+
+    fn measured(curves: &[&str]) -> Measured {
+        Measured { source: "a test".to_owned(), curves: curves.iter().map(|text| curve(text)).collect() }
+    }
+
+    #[test]
+    fn time_is_linear_between_points_and_never_falls() {
+        let curve = curve("all_to_all 8: 1000 10, 2000 40, 3000 10, 4000 30, 8000 50");
+        for (bytes, micros) in
+            [(0.0, 10.0), (1000.0, 10.0), (1500.0, 15.0), (2500.0, 20.0), (6000.0, 40.0), (12000.0, 70.0)]
+        {
+            let found = curve.seconds(bytes) * 1e6;
+            assert!((found - micros).abs() < 1e-9, "{bytes}: {found}");
+        }
+        assert_eq!(String::from(curve), "all_to_all 8: 1000 10, 2000 40, 3000 10, 4000 30, 8000 50");
+    }
+
+    #[test]
+    fn other_numbers_of_ranks_lie_on_a_line_of_logarithms() {
+        let two = measured(&["all_gather 4: 1000 20, 2000 30", "all_gather 16: 1000 40, 2000 60"]);
+        let micros = |ranks, bytes| two.time(Collective::AllGather, ranks, bytes).unwrap().seconds() * 1e6;
+        for (ranks, expected) in [(2, 200f64.sqrt()), (4, 20.0), (8, 800f64.sqrt()), (16, 40.0), (64, 80.0)] {
+            assert!((micros(ranks, 1000.0) - expected).abs() < 1e-9, "{ranks}");
+        }
+        assert_eq!(two.time(Collective::AllReduce, 4, 1000.0), None);
+        let one = measured(&["all_gather 4: 1000 20, 2000 30"]);
+        assert_eq!(one.time(Collective::AllGather, 8, 1000.0), None);
+        let time = one.time(Collective::AllGather, 4, 1500.0).unwrap();
+        assert!((time.latency * 1e6 - 20.0).abs() < 1e-9 && (time.transfer * 1e6 - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_curve_that_is_none_is_refused() {
+        for text in [
+            "all_gather 8",
+            "gather 8: 1 2, 3 4",
+            "all_gather 1: 1 2, 3 4",
+            "all_gather 8: 1 2",
+            "all_gather 8: 3 2, 1 4",
+            "all_gather 8: 1 0, 2 3",
+            "all_gather 8: 1, 2 3",
+        ] {
+            assert!(Curve::try_from(text.to_owned()).is_err_and(|e| e.contains(text)), "{text}");
+        }
+    }
+
+    /// Every second size predicts those between; neighbours are 16 times apart then.
+    #[test]
+    fn half_of_a_profile_predicts_the_other() {
+        for name in ["dgx-h100", "dgx-b200", "gb200-nvl72"] {
+            let cluster = Cluster::named(name).unwrap();
+            let measured = cluster.levels[0].measured.as_ref().unwrap();
+            let mut errors = Vec::new();
+            for curve in &measured.curves {
+                let half: Vec<(f64, f64)> = curve.points.iter().copied().step_by(2).collect();
+                let rising = rising(half.iter().map(|p| p.1));
+                let half = Curve { points: half, rising, ..curve.clone() };
+                let other = curve.points.iter().skip(1).step_by(2);
+                errors.extend(other.map(|&(bytes, seconds)| (half.seconds(bytes) / seconds).ln().abs()));
+            }
+            let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+            assert!(mean < 0.17, "{name}: {mean}");
+        }
+    }
+}
