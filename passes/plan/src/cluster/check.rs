@@ -41,7 +41,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         memory_bandwidth,
         launch_seconds,
         peak: Peak { bf16, f16, f32, f64 },
-        efficiency: Efficiency { matmul, attention, memory },
+        efficiency: Efficiency { matmul, matmul_terms, matmul_results, attention, memory },
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
     sourced(&key("memory_bytes"), memory_bytes)?;
@@ -60,6 +60,11 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     }
     for (k, part) in [("matmul", matmul), ("attention", attention), ("memory", memory)] {
         fraction(&key(&format!("efficiency.{k}")), part)?;
+    }
+    for (k, number) in [("matmul_terms", matmul_terms), ("matmul_results", matmul_results)] {
+        if let Some(number) = number {
+            positive(&key(&format!("efficiency.{k}")), number)?;
+        }
     }
     Ok(())
 }

@@ -66,12 +66,21 @@ pub struct Peak {
     pub f64: Sourced<f64>,
 }
 
-/// Parts of peak rates that kernels reach, each above 0 and at most 1.
+/// Parts of peak rates that kernels reach, each above 0 and at most 1, and how products fall short of theirs.
+///
+/// A product of `k` terms for each of `r` results takes `2 (r k + matmul_terms r + matmul_results k)` FLOPs at this part of
+/// the peak rate, and its launch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
-    /// Matrix products, of the peak rate.
+    /// Very large matrix products, of the peak rate.
     pub matmul: Sourced<f64>,
+    /// As many terms as could be summed while a product begins and stores its results; 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matmul_terms: Option<Sourced<f64>>,
+    /// As many results as could be computed by the part of the device that a product leaves idle; 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matmul_results: Option<Sourced<f64>>,
     /// Attention, of the peak rate.
     pub attention: Sourced<f64>,
     /// Kernels that stream, of the memory bandwidth.

@@ -75,9 +75,11 @@ impl Shape {
     fn accelerator() -> Self {
         let inside = |key: &str| match key {
             "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
-            "efficiency" => {
-                Some(Self { keys: names::<Efficiency>(), optional: &[], inside: Self::number_or_name })
-            }
+            "efficiency" => Some(Self {
+                keys: names::<Efficiency>(),
+                optional: &["matmul_terms", "matmul_results"],
+                inside: Self::number_or_name,
+            }),
             _ => Self::number_or_name(key),
         };
         Self { keys: names::<Accelerator>(), optional: &[], inside }
