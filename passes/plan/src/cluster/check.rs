@@ -41,7 +41,16 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         memory_bandwidth,
         launch_seconds,
         peak: Peak { bf16, f16, f32, f64 },
-        efficiency: Efficiency { matmul, matmul_terms, matmul_results, attention, memory },
+        efficiency:
+            Efficiency {
+                matmul,
+                matmul_terms,
+                matmul_results,
+                attention,
+                attention_backward,
+                attention_columns,
+                memory,
+            },
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
     sourced(&key("memory_bytes"), memory_bytes)?;
@@ -61,7 +70,15 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     for (k, part) in [("matmul", matmul), ("attention", attention), ("memory", memory)] {
         fraction(&key(&format!("efficiency.{k}")), part)?;
     }
-    for (k, number) in [("matmul_terms", matmul_terms), ("matmul_results", matmul_results)] {
+    if let Some(part) = attention_backward {
+        fraction(&key("efficiency.attention_backward"), part)?;
+    }
+    let numbers = [
+        ("matmul_terms", matmul_terms),
+        ("matmul_results", matmul_results),
+        ("attention_columns", attention_columns),
+    ];
+    for (k, number) in numbers {
         if let Some(number) = number {
             positive(&key(&format!("efficiency.{k}")), number)?;
         }

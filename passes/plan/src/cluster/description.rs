@@ -69,7 +69,7 @@ pub struct Peak {
 /// Parts of peak rates that kernels reach, each above 0 and at most 1, and how products fall short of theirs.
 ///
 /// A product of `k` terms for each of `r` results takes `2 (r k + matmul_terms r + matmul_results k)` FLOPs at this part of
-/// the peak rate, and its launch.
+/// the peak rate, and its launch. Attention has `attention_columns` more columns in each head than it multiplies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -81,8 +81,14 @@ pub struct Efficiency {
     /// As many results as could be computed by the part of the device that a product leaves idle; 0 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_results: Option<Sourced<f64>>,
-    /// Attention, of the peak rate.
+    /// Forward attention with very wide heads, of the peak rate.
     pub attention: Sourced<f64>,
+    /// The same of the backward pass; that of the forward pass if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_backward: Option<Sourced<f64>>,
+    /// As many columns of a head as could be multiplied while the exponential of a score is computed; 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_columns: Option<Sourced<f64>>,
     /// Kernels that stream, of the memory bandwidth.
     pub memory: Sourced<f64>,
 }

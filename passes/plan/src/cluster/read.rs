@@ -77,7 +77,7 @@ impl Shape {
             "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
             "efficiency" => Some(Self {
                 keys: names::<Efficiency>(),
-                optional: &["matmul_terms", "matmul_results"],
+                optional: &["matmul_terms", "matmul_results", "attention_backward", "attention_columns"],
                 inside: Self::number_or_name,
             }),
             _ => Self::number_or_name(key),
