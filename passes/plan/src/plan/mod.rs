@@ -8,6 +8,7 @@
 mod assumptions;
 mod diff;
 mod digest;
+mod flops;
 mod layout;
 mod rates;
 mod reason;
@@ -33,9 +34,10 @@ use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
 pub use digest::digest;
+pub use flops::model_flops;
 use layout::read_options;
 pub use layout::{MeshAxis, Search, layout_options, layout_text, mesh_axes, mesh_text};
-pub use rates::{Rates, model_flops};
+pub use rates::Rates;
 pub(crate) use reason::row;
 pub use reason::why_chosen;
 pub use review::{Review, ReviewOptions, Section, review};
@@ -455,6 +457,11 @@ impl Plan {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
         }
         self.cluster.check()?;
+        let forward = import::import(&self.model.config, &self.model.name, &workload)?;
+        let flops = rounded(model_flops(&forward, workload.mode));
+        if flops != self.model_flops {
+            return refuse(format!("`model_flops` is {}, but {flops} is computed", self.model_flops));
+        }
         let module =
             import::program(&self.model.config, &self.model.name, &workload).map_err(ithaca_pass::first)?;
         shard::check(registry, &module, &options).map(|_| ())

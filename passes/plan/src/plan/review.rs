@@ -6,7 +6,7 @@ use ithaca_ir::units::{bytes, seconds};
 use ithaca_ir::wrap::wrapped;
 use serde_json::Value;
 
-use super::{Change, Outcome, Plan, diff, layout_text};
+use super::{AttentionPlan, Change, Outcome, Plan, diff, layout_text};
 
 /// A part of a plan that a review covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -208,9 +208,28 @@ fn layout(left: &Plan, right: &Plan, own: &[&Change]) -> Vec<String> {
     let of = |fields: &[&str]| -> Vec<&Change> {
         own.iter().copied().filter(|c| fields.iter().any(|field| c.path.starts_with(field))).collect()
     };
-    lines.extend(fields(&of(&["gpus", "options", "attention"])));
+    lines.extend(fields(&of(&["gpus", "options"])));
+    if !of(&["attention"]).is_empty() {
+        let [a, b] = [left, right].map(attention);
+        let names = a.keys().chain(b.keys().filter(|name| !a.contains_key(*name)));
+        let movement =
+            |of: &BTreeMap<&str, String>, name: &str| of.get(name).cloned().unwrap_or("none".to_owned());
+        let changes = names.map(|name| (name, movement(&a, name), movement(&b, name)));
+        let changes = changes.filter(|(_, a, b)| a != b);
+        lines.extend(changes.map(|(name, a, b)| format!("attention of {name}: {a} -> {b}")));
+    }
     // Dimensions and passes follow from these.
     if lines.is_empty() { fields(&of(&["dimensions", "pipeline"])) } else { lines }
+}
+
+/// The movements of each function, with the strategy where it is not that of the plan.
+fn attention(plan: &Plan) -> BTreeMap<&str, String> {
+    let mut movements: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for AttentionPlan { function, strategy, movement } in &plan.attention {
+        let own = if *strategy == plan.strategy { String::new() } else { format!("{strategy} ") };
+        movements.entry(function).or_default().push(format!("{own}{movement}"));
+    }
+    movements.into_iter().map(|(function, movements)| (function, movements.join(", "))).collect()
 }
 
 /// Counts and bytes of a kind of collectives along an axis, all phases together.

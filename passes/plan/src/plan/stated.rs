@@ -1,13 +1,11 @@
 //! Compares the stated figures of a plan with those of its program, so that an edited figure is refused.
 
-use ithaca_import as import;
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
 use serde_json::Value;
 
 use super::{
-    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, model_flops, rounded,
-    why_chosen,
+    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded, why_chosen,
 };
 use crate::memory;
 use crate::simulate::simulate;
@@ -57,8 +55,6 @@ impl Plan {
         let simulation = simulate(&self.cluster, &compiled.schedule);
         let memory = memory::of_schedule(&self.cluster, &compiled.schedule);
         let time = Time::of(&simulation);
-        let workload = self.workload.to_import()?;
-        let forward = import::import(&self.model.config, &self.model.name, &workload)?;
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {
             match &mut one.outcome {
@@ -81,7 +77,6 @@ impl Plan {
             collectives: collectives(&compiled.per_rank),
             memory,
             time,
-            model_flops: rounded(model_flops(&forward, workload.mode)),
             alternatives,
             notes: compiled.notes.clone(),
             ..self.clone()
