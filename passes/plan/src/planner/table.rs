@@ -172,7 +172,7 @@ fn summed(others: &[&Alternative], width: usize, out: &mut String) {
         lines.push(format!("{} {verb} not fit: {layout} lacks {}", counted(n, "layout"), bytes(*over)));
     }
     let mut refused: Vec<_> = refused.into_iter().collect();
-    refused.sort_by(|a, b| b.1.0.cmp(&a.1.0));
+    refused.sort_by_key(|(_, (n, _))| std::cmp::Reverse(*n));
     for (code, (n, message)) in refused {
         let verb = if n == 1 { "is" } else { "are" };
         let as_in = if n == 1 { "" } else { "as in " };
