@@ -36,7 +36,7 @@ pub enum Record {
 /// A kernel's launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The C++ name within `ithaca::kernel`, template arguments included: `rms_norm<float>`.
+    /// The C++ name within `ithaca::kernel`, template arguments included: `softmax<float>`.
     pub kernel: String,
     /// Its threads.
     pub grid: Grid,

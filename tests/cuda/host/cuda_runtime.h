@@ -29,6 +29,17 @@ inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x
     return before;
 }
 
+inline int atomicAdd(int* at, int x) {
+    const int before = *at;
+    *at += x;
+    return before;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
