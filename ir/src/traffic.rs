@@ -35,7 +35,6 @@ pub struct Traffic {
     /// Bytes that the busiest rank sends to others in all of them; where some have slots of experts, with all slots filled.
     pub bytes_sent_per_rank: u64,
     /// Where some have slots of experts, the same with the filled slots only: expected in a program, counted in a run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filled_bytes_per_rank: Option<u64>,
 }
 
