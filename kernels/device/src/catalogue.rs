@@ -42,7 +42,7 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 34] = [
+const OF_FLOAT: [&str; 36] = [
     "unary",
     "binary",
     "scale",
@@ -76,6 +76,8 @@ const OF_FLOAT: [&str; 34] = [
     "dispatch",
     "combine",
     "slot_products",
+    "filled_rows",
+    "clear_rows",
     "attention_backward_bias",
 ];
 
@@ -97,6 +99,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "deal",
         "no_tokens",
         "list_tokens",
+        "clear_counts",
     ]
     .map(str::to_owned)
     .into();

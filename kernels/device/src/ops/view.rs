@@ -262,7 +262,12 @@ impl Cx<'_> {
         match region {
             Region::Argument(i) => of(self.arguments_aligned, i),
             Region::Result(i) => of(self.results_aligned, i),
-            Region::Frame | Region::Source(_) | Region::Table(_) | Region::Finding | Region::Overflow => true,
+            Region::Frame
+            | Region::Source(_)
+            | Region::Table(_)
+            | Region::Finding
+            | Region::Overflow
+            | Region::Counts => true,
             Region::Null => false,
         }
     }
