@@ -322,5 +322,7 @@ fn queue(stream: Stream) -> &'static str {
         Stream::ForwardOdd => "kForwardOdd",
         Stream::BackwardEven => "kBackwardEven",
         Stream::BackwardOdd => "kBackwardOdd",
+        Stream::ForwardWrap => "kForwardWrap",
+        Stream::BackwardWrap => "kBackwardWrap",
     }
 }
