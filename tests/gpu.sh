@@ -102,6 +102,15 @@ in_type() {
     echo "$out"
 }
 
+# of_sizes PROGRAM TYPE DIM=SIZE…: a program with tensors of another type and dimensions of these sizes.
+of_sizes() {
+    local out=$scratch/$1-$2-${*:3}.ith size
+    out=${out// /-}
+    cp "$(in_type "$1" "$2")" "$out"
+    for size in "${@:3}"; do sed -i -E "s/^dim ${size%=*} = .*/dim ${size%=*} = ${size#*=}/" "$out"; done
+    echo "$out"
+}
+
 widths="64,64 96,96 128,128 192,128 192,192 256,256 40,56"
 # of_widths PROGRAM WIDTH VALUE_WIDTH TYPE HEADS: a program of attention with rows of these widths.
 of_widths() {
@@ -114,10 +123,20 @@ of_widths() {
 part_kernels() {
     echo
     echo "== kernels against the oracle"
-    for program in training attention attention_wide; do
+    for program in training rows attention attention_wide; do
         later "$program in f32" "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed" --tolerance 1e-4
         for dtype in bf16 f16; do
             later "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed" --tolerance 0.1
+        done
+    done
+    settle
+
+    echo
+    echo "== rows that several threads share against the oracle, by shape"
+    for sizes in "t=7 m=832 v=404" "t=3 m=8212 v=8224" "t=37 m=45 v=51" "t=512 m=4096 v=1000"; do
+        for dtype in f32 bf16; do
+            later "rows of $sizes in $dtype" "$ithaca" run "$(of_sizes rows "$dtype" $sizes)" --device cuda --seed "$seed" \
+                --tolerance 0.1
         done
     done
     settle
@@ -192,7 +211,7 @@ part_sanitizer() {
     fi
     echo "== compute-sanitizer"
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in training attention tensor_cores; do
+        for program in training rows attention tensor_cores; do
             later "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         done

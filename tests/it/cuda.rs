@@ -13,6 +13,7 @@ mod flash;
 mod folded;
 mod pipeline;
 mod profile;
+mod rows;
 mod self_check;
 mod steps;
 mod suite;

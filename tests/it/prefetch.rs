@@ -90,7 +90,7 @@ fn differences_with(
     if keeps != kept {
         wrong.push(format!("the schedule keeps {keeps:?}, the step {kept:?}"));
     }
-    if run.traffic != traffic::of_module(&plain.per_rank) {
+    if !traffic::agree(&traffic::of_module(&plain.per_rank), &run.traffic) {
         wrong.push("something else was sent".to_owned());
     }
     let layers = ahead.per_rank.layers_of_functions();
@@ -211,12 +211,11 @@ fn nothing_is_kept_of_layers_that_nobody_runs() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// In a pipeline of two stages over a node, gradients and weights of layers lie under kernels as well. Interleaved stages are
-/// left out: with chunks this short, stages wait longer for each other than prefetching saves, and a plan takes the faster.
+/// In a pipeline of two stages over a node, gradients and weights of layers lie under kernels as well.
 #[test]
 fn stages_are_faster_than_without() {
     let cluster = Cluster::named("dgx-h100").unwrap();
-    for pipeline in [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward] {
+    for pipeline in PipelineOrder::ALL {
         let module = llama_3_8b(Training { stages: 2, micro_batches: 4, pipeline, ..Training::default() });
         let of =
             |fusion| compiled(&module, &options("pipeline+data-parallel", "pp=2,dp=4", fusion), &cluster);

@@ -15,7 +15,7 @@ const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool br
     reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this throw true \
     try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq assert errno stdin \
     stdout stderr linux unix main ranks whole ithaca kernel program tables run c s in i k kCompute kComm kForwardEven kForwardOdd kBackwardEven kBackwardOdd \
-    kWorld";
+    kForwardWrap kBackwardWrap kWorld";
 
 impl Names {
     /// Names for variables of a frame's function.

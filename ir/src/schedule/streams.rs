@@ -1,8 +1,9 @@
 //! The streams of a rank.
 //!
 //! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
-//! kernels nor collectives wait behind it. Each direction has two, by the parity of the stage that sends, so the transfers
-//! that a stage sends and those that it receives are on different streams.
+//! kernels nor collectives wait behind it. Each direction has three: two by the parity of the stage that sends, and one for
+//! transfers between stages of equal parity, from the end of an odd ring of stages to its start. So the transfers that a
+//! stage sends to its neighbours and those that it receives from them are on different streams.
 
 use std::fmt;
 
@@ -26,29 +27,39 @@ pub enum Stream {
     BackwardEven,
     /// What odd stages send in the backward pass and after it.
     BackwardOdd,
+    /// What stages send to stages of equal parity in the forward pass.
+    ForwardWrap,
+    /// What stages send to stages of equal parity in the backward pass and after it.
+    BackwardWrap,
 }
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 6] = [
+    pub const ALL: [Stream; 8] = [
         Stream::Compute,
         Stream::Comm,
         Stream::ForwardEven,
         Stream::ForwardOdd,
         Stream::BackwardEven,
         Stream::BackwardOdd,
+        Stream::ForwardWrap,
+        Stream::BackwardWrap,
     ];
 
     /// The number of streams.
     pub const COUNT: usize = Stream::ALL.len();
 
     /// The stream of what a stage sends to another in a phase of the step.
-    pub fn between_stages(phase: Phase, sender: At) -> Self {
-        match (phase, sender.coordinate.is_multiple_of(2)) {
-            (Phase::Forward, true) => Stream::ForwardEven,
-            (Phase::Forward, false) => Stream::ForwardOdd,
-            (Phase::Backward | Phase::Update, true) => Stream::BackwardEven,
-            (Phase::Backward | Phase::Update, false) => Stream::BackwardOdd,
+    pub fn between_stages(phase: Phase, sender: At, receiver: Option<At>) -> Self {
+        let is_even = |at: At| at.coordinate.is_multiple_of(2);
+        let is_wrap = receiver.is_some_and(|receiver| is_even(receiver) == is_even(sender));
+        match (phase, is_wrap, is_even(sender)) {
+            (Phase::Forward, true, _) => Stream::ForwardWrap,
+            (Phase::Forward, false, true) => Stream::ForwardEven,
+            (Phase::Forward, false, false) => Stream::ForwardOdd,
+            (Phase::Backward | Phase::Update, true, _) => Stream::BackwardWrap,
+            (Phase::Backward | Phase::Update, false, true) => Stream::BackwardEven,
+            (Phase::Backward | Phase::Update, false, false) => Stream::BackwardOdd,
         }
     }
 
@@ -61,6 +72,8 @@ impl Stream {
             Stream::ForwardOdd => "forward_odd",
             Stream::BackwardEven => "backward_even",
             Stream::BackwardOdd => "backward_odd",
+            Stream::ForwardWrap => "forward_wrap",
+            Stream::BackwardWrap => "backward_wrap",
         }
     }
 }

@@ -1,7 +1,7 @@
-// Element by element: functions of one and two elements, scaling, conversion; what is no number. Memory bound; reads are coalesced.
+// Element by element: functions of one and two elements, scaling, conversion. Memory bound.
 #pragma once
 
-#include "numeric.cuh"
+#include "pack.cuh"
 
 namespace ithaca::kernel {
 
@@ -37,37 +37,6 @@ __device__ inline A apply(Unary f, A x) {
     return x;
 }
 
-// The derivative of a function of one element.
-template <typename A>
-__device__ inline A slope(Unary f, A x) {
-    switch (f) {
-        case Unary::Silu: {
-            const A s = A(1) / (A(1) + exponential(-x));
-            return s * (A(1) + x * (A(1) - s));
-        }
-        case Unary::Gelu:
-            return A(0.5) * complementary_error_function(x * A(-0.70710678118654752440)) +
-                   x * A(0.39894228040143267794) * exponential(A(-0.5) * x * x);
-        case Unary::GeluTanh: {
-            const A s = gelu_sigmoid(x);
-            return s * (A(1) + x * (A(1) - s) * A(1.59576912160573071176) * (A(1) + A(0.134145) * x * x));
-        }
-        case Unary::QuickGelu: {
-            const A s = A(1) / (A(1) + exponential(A(-1.702) * x));
-            return s * (A(1) + A(1.702) * x * (A(1) - s));
-        }
-        case Unary::Relu:
-            return x > A(0) ? A(1) : A(0);
-        case Unary::Tanh: {
-            const A tanh = hyperbolic_tangent(x);
-            return A(1) - tanh * tanh;
-        }
-        case Unary::Relu2:
-            return x > A(0) ? x + x : A(0);
-    }
-    return A(0);
-}
-
 template <typename A>
 __device__ inline A apply(Binary f, A x, A y) {
     switch (f) {
@@ -87,38 +56,42 @@ __device__ inline A apply(Binary f, A x, A y) {
 
 template <typename T>
 __global__ void unary(Unary f, const T* x, T* z, int64_t n) {
-    ITHACA_FOR(i, n) { z[i] = narrow<T>(apply(f, widen(x[i]))); }
+    map(n, [&](Acc<T> x) { return apply(f, x); }, z, x);
 }
 
-// x and z are dense; y is read by strides, zero where it lacks a dimension of x.
+// x and z are dense; y is read by strides, zero where it lacks a dimension of x. In packs of x only the last dimension moves.
 template <typename T>
 __global__ void binary(Binary f, const T* x, const T* y, T* z, Walk<1> y_of, int64_t n) {
-    ITHACA_FOR(i, n) {
+    const int last = static_cast<int>(y_of.n) - 1;
+    const int64_t step = last < 0 ? 0 : y_of.stride[0][last];
+    if (last == 0 && step == 1) return map(n, [&](Acc<T> x, Acc<T> y) { return apply(f, x, y); }, z, x, y);
+    const bool is_wide = are_aligned(x, z) && last >= 0 && y_of.extent[last] % kWide<T> == 0;
+    for_packs<kWide<T>>(n, is_wide, [&](auto size, int64_t i) {
+        constexpr int kN = decltype(size)::value;
         int64_t offset[1];
         y_of.at(i, offset);
-        z[i] = narrow<T>(apply(f, widen(x[i]), widen(y[offset[0]])));
-    }
+        auto out = load<kN>(x + i);
+        ITHACA_UNROLL
+        for (int k = 0; k < kN; ++k) out.at[k] = apply(f, out.at[k], widen(y[offset[0] + k * step]));
+        store(z + i, out);
+    });
 }
 
 template <typename T>
 __global__ void scale(double factor, const T* x, T* z, int64_t n) {
-    ITHACA_FOR(i, n) { z[i] = narrow<T>(widen(x[i]) * static_cast<Acc<T>>(factor)); }
+    map(n, [&](Acc<T> x) { return x * static_cast<Acc<T>>(factor); }, z, x);
 }
 
 template <typename From, typename To>
 __global__ void cast(const From* x, To* z, int64_t n) {
-    ITHACA_FOR(i, n) { z[i] = narrow<To>(widen(x[i])); }
+    constexpr int kN = kWide<From> > kWide<To> ? kWide<From> : kWide<To>;
+    for_packs<kN>(n, are_aligned(x, z), [&](auto size, int64_t i) { store(z + i, load<decltype(size)::value>(x + i)); });
 }
 
-// Of the elements of a walk that are no numbers the first: `n - i` for the one that comes i-th. `found` is zero before, and
-// where all are numbers.
-__global__ void find_nan(Reals x, unsigned long long* found, Walk<1> walk, int64_t n) {
-    ITHACA_FOR(i, n) {
-        int64_t offset[1];
-        walk.at(i, offset);
-        const double value = x[offset[0]];
-        if (value != value) atomicMax(found, static_cast<unsigned long long>(n - i));
-    }
+// f(x) * y. The tensors are dense.
+template <typename T>
+__global__ void gated(Unary f, const T* x, const T* y, T* z, int64_t n) {
+    map(n, [&](Acc<T> x, Acc<T> y) { return apply(f, x) * y; }, z, x, y);
 }
 
 }  // namespace ithaca::kernel

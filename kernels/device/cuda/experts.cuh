@@ -3,7 +3,7 @@
 // Tokens of a group share slots at each expert, dealt in order. Slots of an expert lie group by group.
 #pragma once
 
-#include "numeric.cuh"
+#include "rows.cuh"
 
 namespace ithaca::kernel {
 
@@ -135,34 +135,44 @@ __global__ void route_backward(Route route, const T* logits, const int32_t* choi
 struct Groups {
     int64_t sequences, tokens, each_sequences, each_tokens;
 
-    __device__ int64_t across() const { return tokens / each_tokens; }
+    __device__ int64_t across() const { return divide(tokens, each_tokens).quotient; }
     __device__ int64_t size() const { return each_sequences * each_tokens; }
-    __device__ int64_t count() const { return sequences * tokens / size(); }
+    __device__ int64_t count() const { return divide(sequences * tokens, size()).quotient; }
     __device__ int64_t of(int64_t token) const {
-        return token / tokens / each_sequences * across() + token % tokens / each_tokens;
+        const Division at = divide(token, tokens);
+        return divide(at.quotient, each_sequences).quotient * across() + divide(at.remainder, each_tokens).quotient;
     }
     // Token i of a group.
     __device__ int64_t token(int64_t group, int64_t i) const {
-        return (group / across() * each_sequences + i / each_tokens) * tokens + group % across() * each_tokens + i % each_tokens;
+        const Division of = divide(group, across()), at = divide(i, each_tokens);
+        return (of.quotient * each_sequences + at.quotient) * tokens + of.remainder * each_tokens + at.remainder;
     }
 };
 
 // The place of each choice, `expert * slots + slot`; -1 where the slots of the expert are taken. Where `overflow` is not null,
-// it becomes the most tokens that want slots of an expert with too few, times 2^32, and the expert. A thread takes a group and
-// an expert.
+// it becomes the most tokens that want slots of an expert with too few, times 2^32, and the expert. A warp takes a group and
+// an expert, and 32 choices at a time: a choice comes behind those of the lanes before it.
 __global__ void deal(const int32_t* choices, int32_t* places, Groups groups, int64_t top, int64_t experts, int64_t slots,
                      unsigned long long* overflow, int64_t n) {
-    ITHACA_FOR(i, n) {
-        const int64_t expert = i % experts, group = i / experts;
+    const int64_t lane = threadIdx.x % 32, warps = blockDim.x / 32, wanted = groups.size() * top;
+    for (int64_t first = blockIdx.x * warps; first < n; first += gridDim.x * warps) {
+        const int64_t i = first + threadIdx.x / 32;
+        const Division at = divide(i < n ? i : 0, experts);
+        const int64_t expert = at.remainder, group = at.quotient;
         int64_t taken = 0;
-        for (int64_t k = 0; k < groups.size(); ++k) {
-            const int64_t first = groups.token(group, k) * top;
-            for (int64_t at = first; at < first + top; ++at) {
-                if (choices[at] == expert) places[at] = static_cast<int32_t>(taken++ < slots ? expert * slots + taken - 1 : -1);
-                else if (expert == 0 && (choices[at] < 0 || choices[at] >= experts)) places[at] = -1;
-            }
+        for (int64_t start = 0; start < wanted; start += 32) {
+            const bool is_there = i < n && start + lane < wanted;
+            const Division choice = divide(is_there ? start + lane : 0, top);
+            const int64_t place = groups.token(group, choice.quotient) * top + choice.remainder;
+            const int64_t chosen = is_there ? choices[place] : expert;
+            const uint32_t same = warp::ballot(is_there && chosen == expert);
+            const int64_t slot = taken + __popc(same & ((1u << lane) - 1));
+            if (is_there && chosen == expert) places[place] = static_cast<int32_t>(slot < slots ? expert * slots + slot : -1);
+            else if (is_there && expert == 0 && (chosen < 0 || chosen >= experts)) places[place] = -1;
+            taken += __popc(same);
         }
-        if (overflow != nullptr && taken > slots) atomicMax(overflow, static_cast<unsigned long long>(taken << 32 | expert));
+        if (overflow != nullptr && taken > slots && lane == 0)
+            atomicMax(overflow, static_cast<unsigned long long>(taken << 32 | expert));
     }
 }
 
@@ -175,63 +185,117 @@ struct Slots {
 
     // The row of slots of a token's choice; negative when it has none, or another rank has the expert.
     __device__ int64_t row(int64_t token, int64_t choice) const {
-        const int64_t place = places[token * top + choice], expert = place / slots - first;
-        if (place < 0 || expert < 0 || expert >= held) return -1;
-        return (expert * groups.count() + groups.of(token)) * slots + place % slots;
+        const int64_t place = places[token * top + choice];
+        if (place < 0) return -1;
+        const Division at = divide(place, slots);
+        const int64_t expert = at.quotient - first;
+        if (expert < 0 || expert >= held) return -1;
+        return (expert * groups.count() + groups.of(token)) * slots + at.remainder;
     }
 };
 
-// Threads that share a row of slots; places are read once for all elements that a thread has.
-constexpr int64_t kLanes = 32;
-
-// Copies every token to its slots, which are zero before. kLanes threads take a token.
+// Copies every token to its slots, which are zero before.
 template <typename T>
-__global__ void dispatch(Slots s, const T* x, const Reals gates, bool gated, T* z, int64_t n) {
+__launch_bounds__(kMostLanes)
+__global__ void dispatch(Slots s, const T* __restrict__ x, const Reals gates, bool gated, T* __restrict__ z, int64_t n,
+                         int lanes) {
     using A = Acc<T>;
-    ITHACA_FOR(i, n) {
-        const int64_t lane = i % kLanes, token = i / kLanes;
-        const T* from = x + token * s.width;
-        for (int64_t choice = 0; choice < s.top; ++choice) {
-            const int64_t row = s.row(token, choice);
-            if (row < 0) continue;
-            const A gate = gated ? static_cast<A>(gates[token * s.top + choice]) : A(1);
-            T* to = z + row * s.width;
-            for (int64_t m = lane; m < s.width; m += kLanes) to[m] = gated ? narrow<T>(widen(from[m]) * gate) : from[m];
-        }
-    }
-}
-
-// Every token sums its slots. kLanes threads take a token.
-template <typename T>
-__global__ void combine(Slots s, const T* y, const Reals gates, bool gated, T* z, int64_t n) {
-    using A = Acc<T>;
-    ITHACA_FOR(i, n) {
-        const int64_t lane = i % kLanes, token = i / kLanes;
-        for (int64_t start = lane; start < s.width; start += kLanes * 16) {
-            A sums[16] = {};
+    in_packs<kWide<T>>(s.width % kWide<T> == 0 && are_aligned(x, z), [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        for_rows(n, lanes, s.width, [&](const Team& team, int64_t token, int64_t own, bool) {
             for (int64_t choice = 0; choice < s.top; ++choice) {
-                const int64_t row = s.row(token, choice);
+                const int64_t row = own > 0 ? s.row(token, choice) : -1;
                 if (row < 0) continue;
                 const A gate = gated ? static_cast<A>(gates[token * s.top + choice]) : A(1);
-                for (int64_t k = 0; k < 16 && start + k * kLanes < s.width; ++k)
-                    sums[k] += widen(y[row * s.width + start + k * kLanes]) * gate;
+                for_row<kN>(team, own, [&](int64_t i) {
+                    auto value = load<kN>(x + token * s.width + i);
+                    ITHACA_UNROLL
+                    for (int k = 0; k < kN; ++k) value.at[k] *= gate;
+                    store(z + row * s.width + i, value);
+                });
             }
-            for (int64_t k = 0; k < 16 && start + k * kLanes < s.width; ++k)
-                z[token * s.width + start + k * kLanes] = narrow<T>(sums[k]);
+        });
+    });
+}
+
+// Threads that share a row of a run.
+constexpr int64_t kLanes = 32;
+
+// No row of any run is filled. A thread takes a run.
+__global__ void clear_counts(int32_t* counts, int64_t n) {
+    ITHACA_FOR(i, n) counts[i] = 0;
+}
+
+// The rows of each run up to the last one with an element that is not zero. kLanes threads take a row, the last rows of runs
+// first: the count is mostly known when filled rows ask for it.
+template <typename T>
+__global__ void filled_rows(const T* x, int32_t* counts, int64_t rows, int64_t width, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const int64_t lane = i % kLanes, run = i / kLanes / rows, row = rows - 1 - i / kLanes % rows;
+        const T* of = x + (run * rows + row) * width;
+        for (int64_t m = lane; m < width; m += kLanes) {
+            if (widen(of[m]) == 0) continue;
+            if (counts[run] <= row) atomicMax(counts + run, static_cast<int32_t>(row + 1));
+            break;
         }
     }
 }
 
-// The product of a token with each of its slots, as wide as the arithmetic. A thread takes a choice.
+// Zero in the rows of each run that are not filled. kLanes threads take a row.
 template <typename T>
-__global__ void slot_products(Slots s, const T* y, const T* x, Acc<T>* z, int64_t n) {
+__global__ void clear_rows(T* x, const int32_t* counts, int64_t rows, int64_t width, int64_t n) {
     ITHACA_FOR(i, n) {
-        const int64_t token = i / s.top, row = s.row(token, i % s.top);
-        Acc<T> sum = 0;
-        for (int64_t m = 0; row >= 0 && m < s.width; ++m)
-            sum += widen(x[token * s.width + m]) * widen(y[row * s.width + m]);
-        z[i] = sum;
+        const int64_t lane = i % kLanes, row = i / kLanes;
+        if (row % rows < counts[row / rows]) continue;
+        for (int64_t m = lane; m < width; m += kLanes) x[row * width + m] = narrow<T>(0);
     }
+}
+
+// Every token sums its slots.
+template <typename T>
+__launch_bounds__(kMostLanes)
+__global__ void combine(Slots s, const T* __restrict__ y, const Reals gates, bool gated, T* __restrict__ z, int64_t n,
+                        int lanes) {
+    using A = Acc<T>;
+    in_packs<kWide<T>>(s.width % kWide<T> == 0 && are_aligned(y, z), [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        for_rows(n, lanes, s.width, [&](const Team& team, int64_t token, int64_t own, bool) {
+            for_row<kN>(team, own, [&](int64_t i) {
+                Pack<A, kN> sum = {};
+                for (int64_t choice = 0; choice < s.top; ++choice) {
+                    const int64_t row = s.row(token, choice);
+                    if (row < 0) continue;
+                    const A gate = gated ? static_cast<A>(gates[token * s.top + choice]) : A(1);
+                    const auto one = load<kN>(y + row * s.width + i);
+                    ITHACA_UNROLL
+                    for (int k = 0; k < kN; ++k) sum.at[k] += one.at[k] * gate;
+                }
+                store(z + token * s.width + i, sum);
+            });
+        });
+    });
+}
+
+// The product of a token with each of its slots, as wide as the arithmetic. A row is a choice.
+template <typename T>
+__launch_bounds__(kMostLanes)
+__global__ void slot_products(Slots s, const T* __restrict__ y, const T* __restrict__ x, Acc<T>* __restrict__ z, int64_t n,
+                              int lanes) {
+    in_packs<kWide<T>>(s.width % kWide<T> == 0 && are_aligned(x, y), [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        for_rows(n, lanes, s.width, [&](const Team& team, int64_t i, int64_t own, bool is_there) {
+            const Division at = divide(i, s.top);
+            const int64_t row = s.row(at.quotient, at.remainder);
+            Acc<T> sum = 0;
+            for_row<kN>(team, row < 0 ? 0 : own, [&](int64_t m) {
+                const auto token = load<kN>(x + at.quotient * s.width + m), slot = load<kN>(y + row * s.width + m);
+                ITHACA_UNROLL
+                for (int k = 0; k < kN; ++k) sum += token.at[k] * slot.at[k];
+            });
+            sum = team.sum(sum);
+            if (is_there && team.lane == 0) z[i] = sum;
+        });
+    });
 }
 
 // x, and behind it y, along the last dimension. The walk goes over rows: where y has each.
@@ -239,17 +303,20 @@ template <typename T>
 __global__ void concat(const T* x, const T* y, T* z, Walk<1> rows, int64_t n, int64_t x_width, int64_t y_width) {
     const int64_t width = x_width + y_width;
     ITHACA_FOR(i, n) {
-        const int64_t row = i / width, at = i % width;
+        const Division at = divide(i, width);
         int64_t other[1];
-        rows.at(row, other);
-        z[i] = at < x_width ? x[row * x_width + at] : y[other[0] + at - x_width];
+        rows.at(at.quotient, other);
+        z[i] = at.remainder < x_width ? x[at.quotient * x_width + at.remainder] : y[other[0] + at.remainder - x_width];
     }
 }
 
 // A window of the last dimension.
 template <typename T>
 __global__ void cut(const T* x, T* z, int64_t n, int64_t x_width, int64_t z_width, int64_t start) {
-    ITHACA_FOR(i, n) z[i] = x[i / z_width * x_width + start + i % z_width];
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, z_width);
+        z[i] = x[at.quotient * x_width + start + at.remainder];
+    }
 }
 
 }  // namespace ithaca::kernel

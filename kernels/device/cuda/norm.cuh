@@ -1,29 +1,82 @@
-// Normalisation. Over one dimension a thread takes a row: simple, and far from the memory bound when rows are few.
+// Normalisation of rows. Several threads share a row and keep it in registers.
 #pragma once
 
-#include "numeric.cuh"
+#include "rows.cuh"
 
 namespace ithaca::kernel {
 
-// x / sqrt(mean(x^2) + eps) * (offset + weight). The walk goes over rows; tensor 0 is x and the result, tensor 1 the weight.
-template <typename T>
-__global__ void rms_norm(const T* x, const T* weight, T* z, Walk<2> rows, int64_t n_rows, int64_t width,
-                         int64_t x_stride, int64_t w_stride, double eps, double offset) {
-    using A = Acc<T>;
-    ITHACA_FOR(row, n_rows) {
-        int64_t at[2];
-        rows.at(row, at);
-        A squares = 0;
-        for (int64_t i = 0; i < width; ++i) {
-            const A value = widen(x[at[0] + i * x_stride]);
-            squares += value * value;
-        }
-        const A root = A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps));
-        for (int64_t i = 0; i < width; ++i) {
-            const int64_t j = at[0] + i * x_stride;
-            z[j] = narrow<T>(widen(x[j]) * root * (static_cast<A>(offset) + widen(weight[at[1] + i * w_stride])));
-        }
+enum class Centre { None, Mean };
+
+// Of a row: its mean, zero for a norm that takes none, and one over its root.
+template <typename A>
+struct Moments {
+    A mean, inverse;
+};
+
+// `read` reads a pack of the row, `reread` one that was read before; value(x) is the pack of numbers.
+template <typename A, typename X, int kN, typename Read, typename Reread, typename Value>
+__device__ inline Moments<A> moments_of(const Team& team, Held<X, kN>& row, int64_t width, const Read& read, const Reread& reread,
+                                        const Value& value, double eps, Centre centre) {
+    A mean = 0, squares = 0;
+    row.first(team, width, read, [&](int64_t, const X& x) {
+        ITHACA_UNROLL
+        for (int k = 0; k < kN; ++k) centre == Centre::Mean ? mean += value(x).at[k] : squares += value(x).at[k] * value(x).at[k];
+    });
+    if (centre == Centre::Mean) {
+        mean = team.sum(mean) / static_cast<A>(width);
+        row.again(team, width, reread, [&](int64_t, const X& x) {
+            ITHACA_UNROLL
+            for (int k = 0; k < kN; ++k) squares += (value(x).at[k] - mean) * (value(x).at[k] - mean);
+        });
     }
+    squares = team.sum(squares);
+    return {mean, A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps))};
+}
+
+// (x - mean) / sqrt(mean((x - mean)^2) + eps) * (offset + weight) + bias, where there is a bias. Where there is a y, its sum
+// with x takes the place of x, rounded as it is written. Tensor 0 of the walk is x, y, the sum and the result, tensor 1 the
+// weight, tensor 2 the bias.
+template <typename T>
+__launch_bounds__(kMostLanes)
+__global__ void norm(Centre centre, const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weight,
+                     const T* __restrict__ bias, T* __restrict__ sum, T* __restrict__ z, Walk<3> rows, int64_t n_rows,
+                     int64_t width, int64_t x_stride, int64_t w_stride, int64_t b_stride, double eps, double offset,
+                     int lanes) {
+    using A = Acc<T>;
+    const int64_t packs = kWide<T>;
+    const bool is_wide = x_stride == 1 && w_stride == 1 && (bias == nullptr || b_stride == 1) && width % packs == 0 &&
+                         are_aligned(x, y, weight, bias, sum, z) && rows.is_multiple(0, packs) && rows.is_multiple(1, packs) &&
+                         rows.is_multiple(2, packs);
+    in_packs<kWide<T>>(is_wide, [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        using X = Pack<A, kN>;
+        for_rows(n_rows, lanes, width, [&](const Team& team, int64_t row, int64_t own, bool) {
+            int64_t at[3];
+            rows.at(row, at);
+            const auto read = [&](int64_t i) {
+                X a = load<kN>(x + at[0], i, x_stride);
+                if (y == nullptr) return a;
+                const X b = load<kN>(y + at[0], i, x_stride);
+                ITHACA_UNROLL
+                for (int k = 0; k < kN; ++k) a.at[k] = widen(narrow<T>(a.at[k] + b.at[k]));
+                store(sum + at[0], i, x_stride, a);
+                return a;
+            };
+            const auto reread = [&](int64_t i) { return load<kN>((y == nullptr ? x : sum) + at[0], i, x_stride); };
+            Held<X, kN> held;
+            const auto itself = [](const X& value) { return value; };
+            const Moments<A> m = moments_of<A>(team, held, own, read, reread, itself, eps, centre);
+            held.again(team, own, reread, [&](int64_t i, const X& value) {
+                const X scale = load<kN>(weight + at[1], i, w_stride);
+                X out = {};
+                if (bias != nullptr) out = load<kN>(bias + at[2], i, b_stride);
+                ITHACA_UNROLL
+                for (int k = 0; k < kN; ++k)
+                    out.at[k] += (value.at[k] - m.mean) * m.inverse * (static_cast<A>(offset) + scale.at[k]);
+                store(z + at[0], i, x_stride, out);
+            });
+        });
+    });
 }
 
 // x / sqrt(squares / count + eps) * weight, an element a thread. Tensor 0 of the walk is x and the result, tensor 1 the
@@ -37,51 +90,6 @@ __global__ void rms_scale(const T* x, const Acc<T>* squares, const T* weight, T*
         walk.at(i, at);
         const A root = A(1) / square_root(squares[at[1]] / static_cast<A>(count) + static_cast<A>(eps));
         z[at[0]] = narrow<T>(widen(x[at[0]]) * root * widen(weight[at[2]]));
-    }
-}
-
-// (x - mean) / sqrt(variance + eps) * weight + bias; tensor 2 of the walk is the bias.
-template <typename T>
-__global__ void layer_norm(const T* x, const T* weight, const T* bias, T* z, Walk<3> rows, int64_t n_rows,
-                           int64_t width, int64_t x_stride, int64_t w_stride, int64_t b_stride, double eps) {
-    using A = Acc<T>;
-    ITHACA_FOR(row, n_rows) {
-        int64_t at[3];
-        rows.at(row, at);
-        A sum = 0;
-        for (int64_t i = 0; i < width; ++i) sum += widen(x[at[0] + i * x_stride]);
-        const A mean = sum / static_cast<A>(width);
-        A squares = 0;
-        for (int64_t i = 0; i < width; ++i) {
-            const A value = widen(x[at[0] + i * x_stride]) - mean;
-            squares += value * value;
-        }
-        const A root = A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps));
-        for (int64_t i = 0; i < width; ++i) {
-            const int64_t j = at[0] + i * x_stride;
-            z[j] = narrow<T>((widen(x[j]) - mean) * root * widen(weight[at[1] + i * w_stride]) +
-                             widen(bias[at[2] + i * b_stride]));
-        }
-    }
-}
-
-// exp(x) / sum(exp(x)), a thread a line.
-template <typename T>
-__global__ void softmax(const T* x, T* z, Walk<1> lines, int64_t n_lines, int64_t width, int64_t stride) {
-    using A = Acc<T>;
-    ITHACA_FOR(line, n_lines) {
-        int64_t at[1];
-        lines.at(line, at);
-        A highest = nothing<A>(), sum = 0;
-        for (int64_t i = 0; i < width; ++i) {
-            const A value = widen(x[at[0] + i * stride]);
-            if (value > highest) highest = value;
-        }
-        for (int64_t i = 0; i < width; ++i) sum += exponential(widen(x[at[0] + i * stride]) - highest);
-        for (int64_t i = 0; i < width; ++i) {
-            const int64_t j = at[0] + i * stride;
-            z[j] = narrow<T>(exponential(widen(x[j]) - highest) / sum);
-        }
     }
 }
 

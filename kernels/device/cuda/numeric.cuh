@@ -4,47 +4,22 @@
 // stride of the whole grid, so any grid is correct. Indices have 64 bits: tensors exceed 2^31 elements.
 #pragma once
 
-#ifdef __CUDACC_RTC__
-// Compiled at run time there are no headers: what is used of them is declared here.
-using int32_t = int;
-using int64_t = long long;
-using uint8_t = unsigned char;
-using uint16_t = unsigned short;
-using uint32_t = unsigned;
-using uint64_t = unsigned long long;
-#define INFINITY __int_as_float(0x7f800000)
-
-struct __half {
-    unsigned short bits;
-};
-struct __nv_bfloat16 {
-    unsigned short bits;
-};
-__device__ inline float __half2float(__half x) {
-    float z;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(z) : "h"(x.bits));
-    return z;
-}
-__device__ inline __half __float2half(float x) {
-    __half z;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(z.bits) : "f"(x));
-    return z;
-}
-__device__ inline float __bfloat162float(__nv_bfloat16 x) {
-    return __int_as_float(static_cast<int>(static_cast<unsigned>(x.bits) << 16));
-}
-__device__ inline __nv_bfloat16 __float2bfloat16(float x) {
-    __nv_bfloat16 z;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(z.bits) : "f"(x));
-    return z;
-}
-#else
+#ifndef __CUDACC_RTC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <cstdint>
+#endif
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define ITHACA_PRAGMA(text) _Pragma(#text)
+#define ITHACA_UNROLL ITHACA_PRAGMA(unroll)
+#define ITHACA_UNROLL_BY(n) ITHACA_PRAGMA(unroll n)
+#else
+#define ITHACA_UNROLL
+#define ITHACA_UNROLL_BY(n)
 #endif
 
 #define ITHACA_FOR(i, n)                                                                                      \
@@ -145,12 +120,22 @@ __device__ inline A share(A part, A all) {
     return part == nothing<A>() ? A(0) : exponential(part - all);
 }
 
+// Of numbers that are not negative. Division of 32 bits takes a fraction of that of 64.
+struct Division {
+    int64_t quotient, remainder;
+};
+__host__ __device__ inline Division divide(int64_t i, int64_t n) {
+    if ((i | n) >> 32 != 0) return {i / n, i % n};
+    const uint32_t quotient = static_cast<uint32_t>(i) / static_cast<uint32_t>(n);
+    return {quotient, static_cast<uint32_t>(i) - quotient * static_cast<uint32_t>(n)};
+}
+
 constexpr int kMaxDims = 10;
 
 // Row-major indices of a shape, and where K tensors have each of them, in elements; a stride of zero broadcasts.
 template <int K>
 struct Walk {
-    int n = 0;
+    int64_t n = 0;
     int64_t extent[kMaxDims] = {};
     int64_t stride[K][kMaxDims] = {};
 
@@ -163,11 +148,18 @@ struct Walk {
     // Where the K tensors have the element that comes i-th in row-major order.
     __host__ __device__ void at(int64_t i, int64_t (&offset)[K]) const {
         for (int k = 0; k < K; ++k) offset[k] = 0;
-        for (int d = n - 1; d >= 0; --d) {
-            const int64_t j = i % extent[d];
-            i /= extent[d];
-            for (int k = 0; k < K; ++k) offset[k] += j * stride[k][d];
+        for (int d = static_cast<int>(n) - 1; d >= 0; --d) {
+            const Division split = d > 0 ? divide(i, extent[d]) : Division{0, i};
+            for (int k = 0; k < K; ++k) offset[k] += split.remainder * stride[k][d];
+            i = split.quotient;
         }
+    }
+
+    // Whether tensor k has every index at a multiple of `each` elements.
+    __host__ __device__ bool is_multiple(int k, int64_t each) const {
+        for (int d = 0; d < n; ++d)
+            if (stride[k][d] % each != 0) return false;
+        return true;
     }
 };
 

@@ -1,7 +1,7 @@
-// Steps of an optimizer, a thread for each element (AdamW: Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
+// Steps of an optimizer (AdamW: Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
 #pragma once
 
-#include "numeric.cuh"
+#include "pack.cuh"
 
 namespace ithaca::kernel {
 
@@ -10,21 +10,29 @@ struct AdamW {
 };
 
 // `step` and `clip` are scalars. Results may lie where weights and moments do.
-template <typename T>
-__global__ void adamw(AdamW c, const T* w, Reals g, const T* m, const T* v, Reals step, Reals clip, T* zw, T* zm, T* zv, int64_t n) {
+template <typename T, typename G>
+__global__ void adamw(AdamW c, const T* w, const G* g, const T* m, const T* v, Reals step, Reals clip, T* zw, T* zm, T* zv,
+                      int64_t n) {
     using A = Acc<T>;
     const double steps = step[0];
     const A bias1 = static_cast<A>(1 - pow(c.beta1, steps)), bias2 = static_cast<A>(sqrt(1 - pow(c.beta2, steps)));
-    ITHACA_FOR(i, n) {
-        const A gradient = static_cast<A>(g[i]) * static_cast<A>(clip[0]);
-        const A first = static_cast<A>(c.beta1) * widen(m[i]) + static_cast<A>(1 - c.beta1) * gradient;
-        const A second = static_cast<A>(c.beta2) * widen(v[i]) + static_cast<A>(1 - c.beta2) * gradient * gradient;
-        const A kept = widen(w[i]) * static_cast<A>(1 - c.lr * c.weight_decay);
-        const A root = square_root(second) / bias2 + static_cast<A>(c.eps);
-        zw[i] = narrow<T>(kept - static_cast<A>(c.lr) * (first / bias1) / root);
-        zm[i] = narrow<T>(first);
-        zv[i] = narrow<T>(second);
-    }
+    const A factor = static_cast<A>(clip[0]), decay = static_cast<A>(1 - c.lr * c.weight_decay), lr = static_cast<A>(c.lr);
+    for_packs<kWide<T>>(n, are_aligned(w, g, m, v, zw, zm, zv), [&](auto size, int64_t i) {
+        constexpr int kN = decltype(size)::value;
+        auto weight = load<kN>(w + i), first = load<kN>(m + i), second = load<kN>(v + i);
+        const auto gradients = load<kN>(g + i);
+        ITHACA_UNROLL
+        for (int k = 0; k < kN; ++k) {
+            const A gradient = static_cast<A>(gradients.at[k]) * factor;
+            first.at[k] = static_cast<A>(c.beta1) * first.at[k] + static_cast<A>(1 - c.beta1) * gradient;
+            second.at[k] = static_cast<A>(c.beta2) * second.at[k] + static_cast<A>(1 - c.beta2) * gradient * gradient;
+            const A root = square_root(second.at[k]) / bias2 + static_cast<A>(c.eps);
+            weight.at[k] = weight.at[k] * decay - lr * (first.at[k] / bias1) / root;
+        }
+        store(zw + i, weight);
+        store(zm + i, first);
+        store(zv + i, second);
+    });
 }
 
 // min(1, max_norm / (sqrt(squares) + 1e-6)).

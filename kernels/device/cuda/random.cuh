@@ -2,6 +2,7 @@
 // every rank and every layout draws the same. A thread takes an element.
 #pragma once
 
+#include "pack.cuh"
 #include "sequence.cuh"
 
 namespace ithaca::kernel {
@@ -56,7 +57,7 @@ __global__ void dropout_mask(const int32_t* key, uint64_t seed, double rate, Pla
     ITHACA_FOR(i, n) {
         uint64_t state = drawn_from(key[0], seed);
         for (int d = 0; d < places.n; ++d) {
-            const int64_t at = i / places.stride[d] % places.extent[d];
+            const int64_t at = divide(divide(i, places.stride[d]).quotient, places.extent[d]).remainder;
             state = mix(state, static_cast<uint64_t>(position_of(places.positions[d], at)));
         }
         z[i] = is_below(state, rate) ? 0 : 1;
@@ -65,7 +66,16 @@ __global__ void dropout_mask(const int32_t* key, uint64_t seed, double rate, Pla
 
 template <typename T>
 __global__ void dropout(const T* x, const uint8_t* mask, T* z, double factor, int64_t n) {
-    ITHACA_FOR(i, n) { z[i] = mask[i] ? narrow<T>(widen(x[i]) * static_cast<Acc<T>>(factor)) : narrow<T>(Acc<T>(0)); }
+    constexpr int kN = kWide<T>;
+    const bool is_wide = are_aligned(x, z) && reinterpret_cast<uint64_t>(mask) % kN == 0;
+    for_packs<kN>(n, is_wide, [&](auto size, int64_t i) {
+        constexpr int kEach = decltype(size)::value;
+        const auto kept = *reinterpret_cast<const Pack<uint8_t, kEach>*>(mask + i);
+        auto out = load<kEach>(x + i);
+        ITHACA_UNROLL
+        for (int k = 0; k < kEach; ++k) out.at[k] = kept.at[k] ? out.at[k] * static_cast<Acc<T>>(factor) : Acc<T>(0);
+        store(z + i, out);
+    });
 }
 
 }  // namespace ithaca::kernel

@@ -6,15 +6,9 @@
 // threads one after another, and products are made from the layouts that the manual gives.
 #pragma once
 
-#include "numeric.cuh"
+#include "warp.cuh"
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-
-#define ITHACA_PRAGMA(text) _Pragma(#text)
-#define ITHACA_UNROLL ITHACA_PRAGMA(unroll)
-#define ITHACA_UNROLL_BY(n) ITHACA_PRAGMA(unroll n)
-// The block's dynamic shared memory.
-#define ITHACA_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
 namespace ithaca::warp {
 
@@ -95,13 +89,6 @@ struct Element<__half> {
     }
 };
 
-// The number that the lane whose number differs by these bits gave.
-__device__ inline float other_lane(float x, int bits) { return __shfl_xor_sync(0xFFFFFFFFu, x, bits); }
-
 }  // namespace ithaca::warp
 
-#else
-#define ITHACA_UNROLL
-#define ITHACA_UNROLL_BY(n)
-#include <thread_block.h>
 #endif

@@ -1,6 +1,6 @@
 //! Every kernel that the runtime may launch, by name.
 //!
-//! A kernel's name is its C++ name within `ithaca::kernel`, template arguments included: `rms_norm<float>`. A schedule
+//! A kernel's name is its C++ name within `ithaca::kernel`, template arguments included: `softmax<float>`. A schedule
 //! needs some of them ([`DeviceProgram::kernels`](crate::DeviceProgram::kernels)), and only these are compiled for it.
 
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use ithaca_ir::DType;
 use crate::flash;
 use crate::sources::SOURCES;
 use crate::structs::layout_checks;
+use crate::threads;
 
 /// The C++ type of an element.
 pub fn c_type(dtype: DType) -> &'static str {
@@ -32,50 +33,42 @@ pub fn accumulator(dtype: DType) -> &'static str {
     }
 }
 
-/// The C++ integer as wide as an element, for kernels that move elements without computing.
-pub fn bits_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F64 => "uint64_t",
-        DType::F32 | DType::I32 => "uint32_t",
-        DType::F16 | DType::BF16 => "uint16_t",
-        DType::Bool => "uint8_t",
-    }
+/// The C++ type of this many bytes, a power of two up to 16, for kernels that move elements without computing.
+pub fn bits_type(bytes: u64) -> &'static str {
+    BITS[usize::try_from(bytes.ilog2()).unwrap_or(0)]
 }
 
+/// Types of 1, 2, 4, 8 and 16 bytes.
+const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
+
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 40] = [
+const OF_FLOAT: [&str; 36] = [
     "unary",
     "binary",
     "scale",
     "gated",
     "gated_backward",
-    "add_rms_norm",
-    "add_layer_norm",
-    "rms_norm",
+    "norm",
+    "embed_backward",
     "rms_scale",
-    "layer_norm",
     "softmax",
     "rotary",
-    "embed",
     "sum_copies",
     "scores",
     "weigh",
     "einsum",
     "accumulate_product",
     "fill",
-    "sum",
     "sum_members",
     "sum_pieces",
     "unary_backward",
     "norm_moments",
     "norm_backward",
-    "norm_backward_weight",
     "softmax_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "pick",
     "row_lse",
-    "adamw",
     "clip_factor",
     "dropout",
     "route",
@@ -83,11 +76,14 @@ const OF_FLOAT: [&str; 40] = [
     "dispatch",
     "combine",
     "slot_products",
+    "filled_rows",
+    "clear_rows",
     "attention_backward_bias",
 ];
 
 /// Kernels that move elements.
-const OF_BITS: [&str; 6] = ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut"];
+const OF_BITS: [&str; 7] =
+    ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut", "embed"];
 
 /// Every kernel for tensors of these element types, sorted.
 pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
@@ -101,11 +97,16 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "valid<float>",
         "find_nan",
         "deal",
+        "no_tokens",
+        "list_tokens",
+        "clear_counts",
     ]
     .map(str::to_owned)
     .into();
+    for bits in BITS {
+        all.extend(OF_BITS.iter().map(|name| format!("{name}<{bits}>")));
+    }
     for &dtype in dtypes {
-        all.extend(OF_BITS.iter().map(|name| format!("{name}<{}>", bits_type(dtype))));
         for &other in dtypes.iter().filter(|&&other| other != DType::Bool && dtype != DType::Bool) {
             all.insert(format!("cast<{}, {}>", c_type(dtype), c_type(other)));
         }
@@ -114,8 +115,12 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         }
         let t = c_type(dtype);
         all.extend(OF_FLOAT.iter().map(|name| format!("{name}<{t}>")));
-        all.insert(format!("embed_backward<{t}, 32>"));
-        all.extend([t, accumulator(dtype)].map(|z| format!("rms_scale_backward<{t}, {z}>")));
+        let a = accumulator(dtype);
+        all.extend([t, a].map(|z| format!("rms_scale_backward<{t}, {z}>")));
+        all.extend([t, a].map(|z| format!("norm_backward_weight<{t}, {z}>")));
+        all.extend([(t, t), (a, t)].map(|(x, z)| format!("sum<{x}, {z}>")));
+        let gradients = dtypes.iter().filter(|other| other.is_float());
+        all.extend(gradients.map(|&g| format!("adamw<{t}, {}>", c_type(g))));
         if dtype.bytes() == 2 {
             all.extend(flash::ALL.iter().flat_map(|flash| flash.kernels(t)));
         }
@@ -138,7 +143,7 @@ pub fn translation_unit() -> String {
         let _ = writeln!(text, "#include \"{name}\"");
     }
     text.push_str("using namespace ithaca;\n");
-    text + &layout_checks() + &flash::checks()
+    text + &layout_checks() + &flash::checks() + &threads::checks()
 }
 
 #[cfg(test)]

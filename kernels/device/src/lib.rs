@@ -4,7 +4,7 @@
 //! arguments, for all ranks at once: addresses are symbolic ([`Address`]), and a number that differs from rank to rank is a
 //! function of the rank's mesh coordinates ([`Int`]). The runtime executes a device program, and `emit` prints it.
 //!
-//! - [`SOURCES`]: the kernels, plain CUDA C++ over grid-stride loops, which a host compiler compiles as well.
+//! - [`SOURCES`]: the kernels, plain CUDA C++, which a host compiler compiles as well.
 //! - [`catalogue`]: their names. [`flash`]: the attention kernels on tensor cores. [`argument`]: the arguments' layouts.
 //! - [`program`], [`record`], [`value`]: the device program.
 
@@ -20,6 +20,7 @@ pub mod program;
 pub mod record;
 mod sources;
 pub mod structs;
+mod threads;
 pub mod value;
 
 pub use address::{Address, Region};

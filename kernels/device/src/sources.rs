@@ -1,12 +1,20 @@
 //! The kernels' source text.
 
-/// The device code, by file name; each includes `numeric.cuh` and otherwise only headers of the CUDA runtime.
+/// The device code, by file name; `nvrtc.cuh` first; each of the others includes
+/// `numeric.cuh` and otherwise only headers of the CUDA runtime.
 pub const SOURCES: &[(&str, &str)] = &[
+    ("nvrtc.cuh", include_str!("../cuda/nvrtc.cuh")),
     ("numeric.cuh", include_str!("../cuda/numeric.cuh")),
+    ("pack.cuh", include_str!("../cuda/pack.cuh")),
+    ("warp.cuh", include_str!("../cuda/warp.cuh")),
+    ("rows.cuh", include_str!("../cuda/rows.cuh")),
+    ("columns.cuh", include_str!("../cuda/columns.cuh")),
     ("elementwise.cuh", include_str!("../cuda/elementwise.cuh")),
     ("copy.cuh", include_str!("../cuda/copy.cuh")),
+    ("pieces.cuh", include_str!("../cuda/pieces.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
-    ("fused.cuh", include_str!("../cuda/fused.cuh")),
+    ("softmax.cuh", include_str!("../cuda/softmax.cuh")),
+    ("nan.cuh", include_str!("../cuda/nan.cuh")),
     ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
     ("sequence.cuh", include_str!("../cuda/sequence.cuh")),
     ("random.cuh", include_str!("../cuda/random.cuh")),

@@ -17,7 +17,7 @@ pub const MOST_MEMBERS: usize = 64;
 /// Row-major indices of a shape, and the offset that each of `K` tensors has for each of them, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Walk<const K: usize> {
-    pub(crate) n: i32,
+    pub(crate) n: i64,
     pub(crate) extent: [i64; MOST_DIMS],
     pub(crate) stride: [[i64; MOST_DIMS]; K],
 }
@@ -45,7 +45,7 @@ impl<const K: usize> Argument for Walk<K> {
     const TYPE: ArgType = ArgType::Struct(&StructType {
         name: Self::NAME,
         fields: &[
-            ("n", <i32 as Argument>::TYPE),
+            ("n", <i64 as Argument>::TYPE),
             ("extent", <[i64; MOST_DIMS] as Argument>::TYPE),
             ("stride", <[[i64; MOST_DIMS]; K] as Argument>::TYPE),
         ],
@@ -208,6 +208,15 @@ structs! {
         scale: f64,
         groups: i64,
         kept: i64,
+    }
+
+    /// The rows of a table that a rank has, and the tokens that ask for them.
+    Lookup "ithaca::kernel::Lookup" {
+        ids: Pointer,
+        n_tokens: i64,
+        first_row: i64,
+        n_rows: i64,
+        padding: i64,
     }
 
     /// The groups of a rank's tokens.

@@ -44,7 +44,9 @@ pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result
         })?;
     }
     let Architecture { major, minor } = architecture;
-    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()];
+    // Generic lambdas within kernels are functions that nothing says are the device's.
+    let architecture = format!("--gpu-architecture=sm_{major}{minor}");
+    let options = [&architecture, "--std=c++17", "--device-as-default-execution-space"];
     let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
     let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let n = c_int::try_from(pointers.len()).expect("there are a few options");

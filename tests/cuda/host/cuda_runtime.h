@@ -23,11 +23,23 @@ struct dim3 {
 
 inline thread_local dim3 blockIdx(0), threadIdx(0), blockDim(1), gridDim(1);
 
-inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
-    const unsigned long long before = *at;
+template <typename N>
+N atomicMax(N* at, N x) {
+    const N before = *at;
     if (x > before) *at = x;
     return before;
 }
+
+inline int atomicAdd(int* at, int x) {
+    const int before = *at;
+    *at += x;
+    return before;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };

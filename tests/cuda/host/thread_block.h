@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "cuda_bf16.h"
@@ -47,7 +48,7 @@ struct Copy {
 };
 
 struct Thread {
-    std::vector<unsigned char> stack;
+    std::unique_ptr<unsigned char[]> stack;
     bool is_done = true;
     std::vector<std::vector<Copy>> groups;  // the last is not committed yet
 #if defined(__x86_64__)
@@ -119,21 +120,23 @@ struct Block {
         warps.assign(n / 32, Warp{});
         at_barrier = idle = 0;
         live = n;
-        for (Thread& thread : threads) {
+        for (unsigned i = 0; i < n; ++i) {
+            Thread& thread = threads[i];
             thread.is_done = false;
-            thread.groups.assign(1, {});
-            if (thread.stack.empty()) thread.stack.resize(kStack);
+            thread.groups.clear();
+            thread.groups.emplace_back();
+            if (thread.stack == nullptr) thread.stack.reset(new unsigned char[kStack]);
 #if defined(__x86_64__)
             // As if `start` had been called: a return address that is none, and registers to be restored.
             auto** top = reinterpret_cast<void**>(
-                (reinterpret_cast<uintptr_t>(thread.stack.data()) + kStack) / 16 * 16);
+                (reinterpret_cast<uintptr_t>(thread.stack.get()) + kStack) / 16 * 16);
             *--top = nullptr;
             *--top = reinterpret_cast<void*>(&Block::start);
             for (int i = 0; i < 6; ++i) *--top = nullptr;
             thread.top = top;
 #else
             getcontext(&thread.context);
-            thread.context.uc_stack.ss_sp = thread.stack.data();
+            thread.context.uc_stack.ss_sp = thread.stack.get();
             thread.context.uc_stack.ss_size = kStack;
             thread.context.uc_link = nullptr;
             makecontext(&thread.context, &Block::start, 0);
@@ -189,7 +192,6 @@ void launch(unsigned blocks, unsigned threads, size_t shared_bytes, Body body) {
     if (threads == 0 || threads % 32 != 0 || threads > 1024) wrong("a block is not a number of warps");
     block.n = threads;
     if (block.threads.size() < threads) block.threads.resize(threads);
-    block.threads.resize(threads);
     block.shared = static_cast<unsigned char*>(std::aligned_alloc(256, (shared_bytes + 255) / 256 * 256));
     block.shared_bytes = shared_bytes;
     block.body = [](void* of) { (*static_cast<Body*>(of))(); };
@@ -264,9 +266,14 @@ void multiply(int at, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32
     });
 }
 
+template <typename A>
 struct Exchange {
-    float x, z;
+    A x, z;
     int bits;
+};
+struct Vote {
+    bool own;
+    uint32_t all;
 };
 
 }  // namespace on_host
@@ -322,12 +329,23 @@ struct Element<__half> {
     }
 };
 
-inline float other_lane(float x, int bits) {
-    on_host::Exchange mine{x, 0, bits};
-    on_host::the_block->meet(5, mine, [](const auto& lane) {
+template <typename A>
+A other_lane(A x, int bits) {
+    on_host::Exchange<A> mine{x, 0, bits};
+    on_host::the_block->meet(sizeof(A) == 4 ? 5 : 6, mine, [](const auto& lane) {
         for (int l = 0; l < 32; ++l) lane(l).z = lane(l ^ lane(l).bits).x;
     });
     return mine.z;
+}
+
+inline uint32_t ballot(bool own) {
+    on_host::Vote mine{own, 0};
+    on_host::the_block->meet(7, mine, [](const auto& lane) {
+        uint32_t all = 0;
+        for (int l = 0; l < 32; ++l) all |= static_cast<uint32_t>(lane(l).own) << l;
+        for (int l = 0; l < 32; ++l) lane(l).all = all;
+    });
+    return mine.all;
 }
 
 }  // namespace ithaca::warp

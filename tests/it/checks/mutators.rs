@@ -187,7 +187,12 @@ fn change_stream(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
         f.tasks[i].stream = match f.tasks[i].stream {
             Stream::Compute => Stream::Comm,
             Stream::ForwardEven => Stream::BackwardOdd,
-            Stream::Comm | Stream::ForwardOdd | Stream::BackwardEven | Stream::BackwardOdd => Stream::Compute,
+            Stream::Comm
+            | Stream::ForwardOdd
+            | Stream::BackwardEven
+            | Stream::BackwardOdd
+            | Stream::ForwardWrap
+            | Stream::BackwardWrap => Stream::Compute,
         };
     })
 }

@@ -2,6 +2,7 @@
 
 mod accounting;
 mod activations;
+mod bubbles;
 mod dropout;
 mod memory_formulas;
 mod pipeline;

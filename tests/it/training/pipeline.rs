@@ -2,7 +2,7 @@
 //! every other form of parallelism.
 
 use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{Place, Schedule, Task};
 use ithaca_ir::{Module, diagnostic, schedule, text};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Outputs, Storage, compare, cpu, oracle};
@@ -10,7 +10,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
-use ithaca_passes::simulate::{discrete, simulate_ranks};
+use ithaca_passes::simulate::simulate_ranks;
 use ithaca_passes::{lower, memory};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const EXACT: f64 = 1e-9;
 /// What single precision does.
 const SINGLE: f64 = 2e-4;
 
-fn llama(layers: u64, tied: bool) -> Value {
+pub(super) fn llama(layers: u64, tied: bool) -> Value {
     json!({
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 32,
@@ -35,11 +35,11 @@ fn step(config: &Value, training: Training) -> Module {
     program(config, "m", &workload).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)))
 }
 
-fn staged(stages: u64, pipeline: PipelineOrder, micro_batches: u64) -> Training {
+pub(super) fn staged(stages: u64, pipeline: PipelineOrder, micro_batches: u64) -> Training {
     Training { stages, pipeline, micro_batches, clip: Some(0.1), ..Training::default() }
 }
 
-fn options(strategy: &str, mesh: &str) -> ShardOptions {
+pub(super) fn options(strategy: &str, mesh: &str) -> ShardOptions {
     ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
 }
 
@@ -98,7 +98,7 @@ pub(super) fn against_whole(config: &Value, training: Training, options: &ShardO
     wrong.extend(named(differences(&wide(&found.outputs), &expected.outputs, SINGLE), "executed"));
     wrong.extend(named(differences(&wide(&found.kept), &expected.kept, SINGLE), "executed"));
     let promised = ithaca_ir::traffic::of_module(&ranks);
-    if found.traffic != promised {
+    if !ithaca_ir::traffic::agree(&promised, &found.traffic) {
         wrong.push(format!("{title}: sent {:?}, promised {promised:?}", found.traffic));
     }
     wrong
@@ -279,91 +279,6 @@ fn the_bubble_of_equal_stages_shows() {
     let bubble = (MICRO_BATCHES + STAGES - 1) as f64 / MICRO_BATCHES as f64;
     let found = last / ideal;
     assert!((found / bubble - 1.0).abs() < 0.05, "{found:.3} of the ideal time, not {bubble:.3}");
-}
-
-/// The time in which a stage waits, from the times of a forward call, a backward call (of arguments, if gradients of weights
-/// are apart) and a call for gradients of weights.
-fn bubble(order: PipelineOrder, (p, v): (u64, u64), [forward, backward, weights]: [f64; 3]) -> f64 {
-    (p - 1) as f64
-        * match order {
-            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => forward + backward,
-            PipelineOrder::Interleaved => (forward + backward) / v as f64,
-            PipelineOrder::ZbH1 => forward + backward - weights,
-        }
-}
-
-/// Where links and memory cost nothing and stages are equal, a step takes exactly as much longer than its work as the order's
-/// bubble says, by both simulations.
-#[test]
-fn bubbles_are_exactly_those_of_the_orders() {
-    let mut cluster = Cluster::named("dgx-h100").unwrap();
-    for level in &mut cluster.levels {
-        level.measured = None;
-        (level.latency.value, level.message_latency.value) = (0.0, 0.0);
-        (level.bandwidth.value, level.contention.value) = (1e30, 1.0);
-    }
-    cluster.accelerator.launch_seconds.value = 0.0;
-    cluster.accelerator.memory_bandwidth.value = 1e30;
-    for (order, p, m, v) in [
-        (PipelineOrder::Gpipe, 2, 4, 1),
-        (PipelineOrder::Gpipe, 4, 8, 1),
-        (PipelineOrder::OneForwardOneBackward, 2, 4, 1),
-        (PipelineOrder::OneForwardOneBackward, 3, 2, 1),
-        (PipelineOrder::OneForwardOneBackward, 4, 8, 1),
-        (PipelineOrder::Interleaved, 4, 8, 3),
-        (PipelineOrder::ZbH1, 2, 4, 1),
-        (PipelineOrder::ZbH1, 3, 5, 1),
-        (PipelineOrder::ZbH1, 4, 4, 1),
-        (PipelineOrder::ZbH1, 4, 8, 1),
-    ] {
-        for (strategy, mesh) in [("pipeline", ""), ("pipeline+megatron-tp", ",tp=2")] {
-            let training = Training { chunks: v, ..staged(p, order, m) };
-            let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(m * 2, 16) };
-            let whole = program(&llama(p * v, false), "m", &workload).unwrap();
-            let ranks_of = per_rank(&whole, &options(strategy, &format!("pp={p}{mesh}"))).unwrap();
-            let mut lowered = lower::lower(ithaca_ir::verify::verify(&ranks_of).unwrap()).unwrap();
-            schedule::verify(&lowered).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
-            // Stages are equal but for the embedding and the head, and for the optimizer.
-            let passes = [
-                vec!["block"],
-                vec!["block.backward", "block.backward.complete", "block.backward.inputs"],
-                vec!["block.backward.weights", "block.backward.weights.complete"],
-            ];
-            let is_layer = |name: &str| passes.concat().contains(&name);
-            let others: Vec<FrameId> = lowered
-                .frames
-                .iter()
-                .filter(|(_, f)| f.name != "main" && !is_layer(&f.name))
-                .map(|(id, _)| id)
-                .collect();
-            others.into_iter().for_each(|id| lowered.frames[id].tasks.clear());
-            let main = lowered.main().unwrap();
-            lowered.frames[main].tasks.retain(|task| !matches!(task.work, Work::Compute(_)));
-            let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Spans).unwrap();
-            // The time of a stage's passes over one micro-batch.
-            let seconds = passes.map(|names| {
-                let first = outcome.classes[0].rank;
-                let spans = outcome.spans.iter().filter(|s| s.rank == first && s.kind == "compute");
-                let spans = spans.filter(|s| names.contains(&s.frame.as_str()));
-                spans.map(|s| s.end - s.start).sum::<f64>() / m as f64
-            });
-            let work = m as f64 * seconds.iter().sum::<f64>();
-            let expected = 1.0 + bubble(order, (p, v), seconds) / work;
-            let exactly = outcome.classes.iter().map(|c| (c.time.seconds, c.time.compute));
-            let coarsely = simulate_ranks(&cluster, &lowered);
-            let coarsely = coarsely.iter().map(|(_, t)| (t.seconds, t.compute));
-            for (kind, times) in [("events", exactly.collect::<Vec<_>>()), ("steps", coarsely.collect())] {
-                let last = times.iter().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
-                for (_, compute) in times {
-                    let found = last / compute;
-                    assert!(
-                        (found - expected).abs() < 1e-9,
-                        "{order:?} p={p} m={m} v={v} {strategy} by {kind}: {found}, not {expected}"
-                    );
-                }
-            }
-        }
-    }
 }
 
 #[test]

@@ -31,8 +31,11 @@ struct NotCopied {
     NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// Each stage of a pipeline sends on streams of its own, by direction and by the parity of the stage.
-enum Queue { kCompute, kComm, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kQueues };
+// Each stage of a pipeline sends on streams of its own, by direction and by the parity of the stage; those to a stage of
+// equal parity are on a third.
+enum Queue {
+    kCompute, kComm, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap, kBackwardWrap, kQueues
+};
 
 // A task of a frame.
 struct Task {

@@ -56,6 +56,16 @@ class Watch : NotCopied {
     void settle(ncclComm_t comm) {
         if (is_busy(comm)) wait([&] { return !is_busy(comm); });
     }
+    // Waits until a stream has done all that was issued.
+    void reach(cudaStream_t stream) {
+        const cudaEvent_t reached = event(stream);
+        wait([&] {
+            const cudaError_t status = cudaEventQuery(reached);
+            if (status != cudaSuccess && status != cudaErrorNotReady) fail(__FILE__, __LINE__, "cudaEventQuery", cudaGetErrorString(status));
+            return status == cudaSuccess;
+        });
+        spare_.push_back(reached);
+    }
     // Waits until all streams are idle.
     void wait(const cudaStream_t (&streams)[kQueues]) {
         for (int queue = 0; queue < kQueues; ++queue) {
@@ -160,7 +170,8 @@ inline void write_trace(const std::vector<Run>& runs, const std::string& path, i
     out << "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":\"measured\"},\"traceEvents\":[\n" << meta << "process_name\"," << pid
         << ",\"args\":{\"name\":\"rank " << rank << " (measured)\"}},\n" << meta << "process_sort_index\"," << pid
         << ",\"args\":{\"sort_index\":" << rank << "}}";
-    static const char* const names[kQueues] = {"compute", "comm", "forward_even", "forward_odd", "backward_even", "backward_odd"};
+    static const char* const names[kQueues] = {"compute",       "comm",         "forward_even", "forward_odd",
+                                               "backward_even", "backward_odd", "forward_wrap", "backward_wrap"};
     for (int stream = 0; stream < kQueues; ++stream)
         if (stream <= kComm || std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.task.queue == stream; }))
             out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\"" << names[stream] << "\"}}";

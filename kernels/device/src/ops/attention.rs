@@ -10,6 +10,7 @@ use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::flash::{self, Block, Flash, Operands, Starts};
 use crate::structs::{AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk};
+use crate::threads::packs;
 
 /// The optional operands of an attention, after the others.
 #[derive(Clone, Copy, Default)]
@@ -274,7 +275,8 @@ impl Cx<'_> {
         }
         let kernel = format!("merge<{}, {}>", float(o.ty)?, lse_type(o.ty, lse.ty)?);
         let width = n / rows.max(1);
-        self.launch(&kernel, n, arguments![o.at, lse.at, more_o.at, more_lse.at, z[0].at, z[1].at, width, n])
+        let arguments = arguments![o.at, lse.at, more_o.at, more_lse.at, z[0].at, z[1].at, width, n];
+        self.launch(&kernel, packs(n, o.ty.dtype), arguments)
     }
 
     pub(crate) fn merge_parts(&self, x: &[View<'_>; 2], z: &[View<'_>; 2]) -> Result<(), LowerError> {
@@ -285,7 +287,8 @@ impl Cx<'_> {
         let parts = self.local(x[0].ty).extents.first().copied().unwrap_or(1);
         let kernel = format!("merge_parts<{}, {}>", float(x[0].ty)?, lse_type(x[0].ty, x[1].ty)?);
         let width = n / rows.max(1);
-        self.launch(&kernel, n, arguments![x[0].at, x[1].at, z[0].at, z[1].at, parts, width, n])
+        let arguments = arguments![x[0].at, x[1].at, z[0].at, z[1].at, parts, width, n];
+        self.launch(&kernel, packs(n, x[0].ty.dtype), arguments)
     }
 
     pub(crate) fn sink(&self, x: &[View<'_>; 3], z: &[View<'_>; 2]) -> Result<(), LowerError> {
@@ -297,7 +300,8 @@ impl Cx<'_> {
         let walk = self.walk(lse.ty, |_| true, [logits.ty])?;
         let kernel = format!("sink<{}, {}>", float(o.ty)?, lse_type(o.ty, lse.ty)?);
         let width = n / rows.max(1);
-        self.launch(&kernel, n, arguments![o.at, lse.at, reals(logits), z[0].at, z[1].at, walk, width, n])
+        let arguments = arguments![o.at, lse.at, reals(logits), z[0].at, z[1].at, walk, width, n];
+        self.launch(&kernel, packs(n, o.ty.dtype), arguments)
     }
 
     pub(crate) fn sink_backward(&self, x: &[View<'_>; 4], z: &[View<'_>; 3]) -> Result<(), LowerError> {
@@ -305,9 +309,9 @@ impl Cx<'_> {
         let (rows, n) = (self.local(before.ty).size, self.local(o.ty).size);
         let kernel = format!("sink_backward<{}, {}>", float(o.ty)?, lse_type(o.ty, before.ty)?);
         let width = n / rows.max(1);
-        self.launch(
+        self.launch_rows(
             &kernel,
-            rows,
+            (rows, width, o.ty.dtype),
             arguments![o.at, d_o.at, before.at, after.at, z[0].at, z[1].at, width, rows],
         )?;
         // The gradient of the logits is minus that of lse, summed.

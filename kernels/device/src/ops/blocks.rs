@@ -5,11 +5,12 @@ use ithaca_ir::message::{self, Parcel, Piece};
 use ithaca_ir::strided::{self, row_major};
 use ithaca_ir::{DType, DimId, Op};
 
-use super::view::{Cx, Local, View, place, signed, step};
+use super::view::{Cx, Local, View, bits_of, place, signed, step};
 use crate::argument::{Pointer, arguments};
-use crate::catalogue::{bits_type, c_type};
+use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::structs::{Pieces, PiecesShape, Walk};
+use crate::threads::packs;
 
 /// Blocks of a tensor, each with its first element on the wire.
 type Placed = Vec<(Region, u64)>;
@@ -63,8 +64,7 @@ impl Cx<'_> {
                 Side::Sent => [here, there],
                 Side::Received => [there, here],
             };
-            let all = n * signed(run as u64);
-            self.launch(&format!("copy_box<{}>", bits_type(dtype)), all, arguments![from, to, walk, all])?;
+            self.copy_box(dtype, [from, to], walk)?;
             rest = &rest[run..];
         }
         Ok(())
@@ -122,12 +122,18 @@ impl Cx<'_> {
         let ty = strided::end(parcel, side);
         let whole = self.local(ty);
         let laid = message::wire(self.space, std::slice::from_ref(parcel), side, self.rank);
+        let inner: i64 = whole.extents[at + 1..].iter().product();
+        let each = if sums && side == Side::Received {
+            1
+        } else {
+            self.neighbours(ty.dtype, &[tensor, wire], &[inner])
+        };
         let (mut table, mut end) = (Vec::new(), 0);
         for Piece { region, .. } in laid.blocks.iter().flatten() {
             let held = &region[at];
             let first = whole.distances(region)[at];
             table.extend([end, first, signed(held.end - held.start)]);
-            end += signed(boxes::elements(region));
+            end += signed(boxes::elements(region)) / each;
         }
         let n_pieces = signed(table.len() as u64 / 3);
         let runs = if table.is_empty() { Pointer::NONE } else { self.integers(table) };
@@ -135,19 +141,19 @@ impl Cx<'_> {
         let shape = PiecesShape {
             outer: whole.extents[..at].iter().product(),
             tokens: whole.extents[at],
-            inner: whole.extents[at + 1..].iter().product(),
+            inner: inner / each,
         };
         match side {
             Side::Sent => {
-                let kernel = format!("gather_pieces<{}>", bits_type(ty.dtype));
+                let kernel = format!("gather_pieces<{}>", bits_of(ty.dtype, each));
                 self.launch(&kernel, end, arguments![tensor, wire, pieces, shape, end])
             }
             Side::Received if sums => {
-                let kernel = format!("sum_pieces<{}>", c_type(ty.dtype));
-                self.launch(&kernel, whole.size, arguments![wire, tensor, pieces, shape, whole.size])
+                let (kernel, n) = (format!("sum_pieces<{}>", c_type(ty.dtype)), whole.size);
+                self.launch(&kernel, packs(n, ty.dtype), arguments![wire, tensor, pieces, shape, n])
             }
             Side::Received => {
-                let kernel = format!("scatter_pieces<{}>", bits_type(ty.dtype));
+                let kernel = format!("scatter_pieces<{}>", bits_of(ty.dtype, each));
                 self.launch(&kernel, end, arguments![wire, tensor, pieces, shape, end])
             }
         }

@@ -154,7 +154,7 @@ impl Cx<'_> {
         };
         let has = |ty: &TensorType, dim: DimId| ty.position(dim).is_some();
         let (mut batch, mut m, mut n, mut k) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut kept, mut summed) = (Vec::new(), Vec::new());
+        let (mut kept, mut summed): (Vec<Loop>, Vec<Loop>) = (Vec::new(), Vec::new());
         let mut is_product = true;
         for (&dim, &extent) in z.ty.dims.iter().zip(&lz.extents) {
             let loops = make(dim, extent)?;
@@ -195,10 +195,10 @@ impl Cx<'_> {
             return self.products(&found, x, y, (z, into));
         }
         let (mut over, mut along) = (Walk::<3>::default(), Walk::<2>::default());
-        for l in merged(&kept) {
+        for l in &kept {
             step(&mut over, l.extent, [l.x, l.y, l.z])?;
         }
-        for l in merged(&summed) {
+        for l in &summed {
             step(&mut along, l.extent, [l.x, l.y])?;
         }
         let n_summed = along.size();

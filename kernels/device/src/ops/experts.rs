@@ -3,14 +3,15 @@
 use ithaca_ir::ops::experts::{self, Experts, Gates, Scoring};
 use ithaca_ir::{DType, Space};
 
-use super::view::{Cx, View, reals, signed};
+use super::view::{Cx, View, float, reals, signed};
 use crate::address::Region;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
+use crate::flash::Block;
 use crate::structs::{Groups, Reals, Route, Slots};
 
-/// Threads that share a row of slots: the kernels' `kLanes`.
-const LANES: i64 = 32;
+/// The block of warps that deal slots.
+const DEAL: Block = Block { rows: 4, threads: 128, shared_bytes: 16 };
 
 fn route_of(space: &Space, route: &experts::Route) -> Route {
     let (groups, kept) = route.groups.map_or((0, 0), |g| (signed(g.count), signed(g.kept)));
@@ -65,19 +66,21 @@ impl Cx<'_> {
                 };
                 let n = groups.count() * experts;
                 let arguments = arguments![x[0].at, z[0].at, groups, top, experts, slots, overflow, n];
-                self.launch("deal", n, arguments)
+                self.launch_blocks("deal", (n + DEAL.rows - 1) / DEAL.rows, DEAL, arguments)
             }
             Experts::Dispatch(slots) => {
                 let s = self.slots(slots, x[0], z[0])?;
-                let ((gates, gated), n) = (gates(x), s.groups.size() * LANES);
+                let ((gates, gated), n, ty) = (gates(x), s.groups.size(), z[0].ty);
                 // Slots without a token are zero.
                 self.fill(0.0, z[0])?;
-                self.launch_of("dispatch", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
+                let arguments = arguments![s, x[1].at, gates, gated, z[0].at, n];
+                self.launch_rows(&format!("dispatch<{}>", float(ty)?), (n, s.width, ty.dtype), arguments)
             }
             Experts::Combine(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
-                let ((gates, gated), n) = (gates(x), s.groups.size() * LANES);
-                self.launch_of("combine", z[0].ty, n, arguments![s, x[1].at, gates, gated, z[0].at, n])
+                let ((gates, gated), n, ty) = (gates(x), s.groups.size(), z[0].ty);
+                let arguments = arguments![s, x[1].at, gates, gated, z[0].at, n];
+                self.launch_rows(&format!("combine<{}>", float(ty)?), (n, s.width, ty.dtype), arguments)
             }
             Experts::Products(slots) => {
                 let s = self.slots(slots, x[0], x[1])?;
@@ -85,7 +88,8 @@ impl Cx<'_> {
                 if z[0].ty.dtype != DType::F32 && x[1].ty.dtype != DType::F64 {
                     return LowerError::unsupported("products of slots in a narrow type");
                 }
-                self.launch_of("slot_products", x[1].ty, n, arguments![s, x[1].at, x[2].at, z[0].at, n])
+                let (kernel, dtype) = (format!("slot_products<{}>", float(x[1].ty)?), x[1].ty.dtype);
+                self.launch_rows(&kernel, (n, s.width, dtype), arguments![s, x[1].at, x[2].at, z[0].at, n])
             }
         }
     }

@@ -20,8 +20,9 @@ use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 use crate::argument::arguments;
 use crate::error::LowerError;
 use crate::record::Accumulation;
+use simple::NormOperands;
 use training::{Centre, Norm};
-use view::{Cx, View, bits, float};
+use view::{Cx, View};
 
 /// As many tensors as an operation has.
 fn exactly<'x, 'v, const N: usize>(op: &Op, x: &'x [View<'v>]) -> Result<&'x [View<'v>; N], LowerError> {
@@ -67,9 +68,17 @@ impl Cx<'_> {
             Op::Scale { factor } => self.scale(*factor, x[0], z[0]),
             Op::Cast { .. } => self.cast(x[0], z[0]),
             Op::Fused(fused) => self.fused(fused, x, z),
-            Op::RmsNorm { over, eps, offset } => self.rms_norm(*over, (*eps, *offset), x[0], x[1], z[0]),
+            Op::RmsNorm { over, eps, offset } => {
+                let norm = Norm { centre: Centre::None, over: *over, eps: *eps, offset: *offset };
+                let operands = NormOperands { x: x[0], added: None, weight: x[1], bias: None };
+                self.norm(norm, operands, z[0])
+            }
             Op::RmsScale { over, eps } => self.rms_scale((count(over), *eps), x[0], x[1], x[2], z[0]),
-            Op::LayerNorm { over, eps } => self.layer_norm(*over, *eps, exactly(op, x)?, z[0]),
+            Op::LayerNorm { over, eps } => {
+                let norm = Norm { centre: Centre::Mean, over: *over, eps: *eps, offset: 0.0 };
+                let operands = NormOperands { x: x[0], added: None, weight: x[1], bias: Some(x[2]) };
+                self.norm(norm, operands, z[0])
+            }
             Op::Softmax { over } => self.along("softmax", *over, x, z[0]),
             Op::Gradient(Gradient::Softmax { over }) => self.along("softmax_backward", *over, x, z[0]),
             Op::Random(random) => self.random(random, x, z[0]),
@@ -118,12 +127,8 @@ impl Cx<'_> {
             Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
                 self.elementwise("clip_factor", x[0], arguments![*max_norm, x[0].at, z[0].at])
             }
-            Op::Repeat { from, to } => {
-                self.copies(&format!("repeat<{}>", bits(x[0].ty)), (x[0], *from), (z[0], *to))
-            }
-            Op::SumCopies { from, to } => {
-                self.copies(&format!("sum_copies<{}>", float(x[0].ty)?), (x[0], *from), (z[0], *to))
-            }
+            Op::Repeat { from, to } => self.repeat((x[0], *from), (z[0], *to)),
+            Op::SumCopies { from, to } => self.sum_copies((x[0], *from), (z[0], *to)),
             Op::Take { to } => self.take(*to, x[0], z[0]),
             Op::Join { to } => self.join(*to, x, z[0]),
             Op::Slice { .. } => self.slice(x[0], z[0]),

@@ -2,7 +2,7 @@
 
 use ithaca_ir::DimId;
 
-use super::view::{Cx, View, bits, place, signed, step};
+use super::view::{Cx, View, bits_of, place, signed, step};
 use crate::argument::arguments;
 use crate::error::LowerError;
 use crate::structs::Walk;
@@ -90,8 +90,7 @@ impl Cx<'_> {
             Direction::Out => [there, part.at],
             Direction::Into => [part.at, there],
         };
-        let kernel = format!("copy_box<{}>", bits(part.ty));
-        self.launch(&kernel, lp.size, arguments![from, to, walk, lp.size])
+        self.copy_box(part.ty.dtype, [from, to], walk)
     }
 
     /// One part of a dimension, within the indices that this rank holds.
@@ -111,17 +110,20 @@ impl Cx<'_> {
     /// x followed by y along the last dimension.
     pub(crate) fn concat(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
-        let rows = self.walk(z.ty, |dim| z.ty.dims.last() != Some(&dim), [y.ty])?;
+        let mut rows = self.walk(z.ty, |dim| z.ty.dims.last() != Some(&dim), [y.ty])?;
         let [wx, wy] = [&lx, &ly].map(|l| l.extents.last().copied().unwrap_or(1));
-        let kernel = format!("concat<{}>", bits(z.ty));
-        self.launch(&kernel, lz.size, arguments![x.at, y.at, z.at, rows, lz.size, wx, wy])
+        let each = self.neighbours(z.ty.dtype, &[x.at, y.at, z.at], &[wx, wy]);
+        rows.stride[0].iter_mut().for_each(|stride| *stride /= each);
+        let (kernel, n) = (format!("concat<{}>", bits_of(z.ty.dtype, each)), lz.size / each);
+        self.launch(&kernel, n, arguments![x.at, y.at, z.at, rows, n, wx / each, wy / each])
     }
 
     /// A window of the last dimension.
     pub(crate) fn cut(&self, start: u64, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (lx, lz) = (self.local(x.ty), self.local(z.ty));
         let [wx, wz] = [&lx, &lz].map(|l| l.extents.last().copied().unwrap_or(1));
-        let kernel = format!("cut<{}>", bits(z.ty));
-        self.launch(&kernel, lz.size, arguments![x.at, z.at, lz.size, wx, wz, signed(start)])
+        let each = self.neighbours(z.ty.dtype, &[x.at, z.at], &[wx, wz, signed(start)]);
+        let (kernel, n) = (format!("cut<{}>", bits_of(z.ty.dtype, each)), lz.size / each);
+        self.launch(&kernel, n, arguments![x.at, z.at, n, wx / each, wz / each, signed(start) / each])
     }
 }

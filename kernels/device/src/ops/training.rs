@@ -1,14 +1,15 @@
 //! Operations of training: gradients of norms, the loss and the optimizer.
 
-use ithaca_ir::ops::AdamW;
+use ithaca_ir::ops::{AdamW, sums_in};
 use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, DimId, TensorType};
 
-use super::view::{Cx, RowsAlong, View, float, place, reals, signed};
+use super::view::{Cx, RowsAlong, View, float, place, reals, signed, step};
 use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::{accumulator, c_type};
 use crate::error::LowerError;
-use crate::structs::{self, Labels, Padding, Vocabulary};
+use crate::structs::{self, Labels, Padding, Vocabulary, Walk};
+use crate::threads::{Chunks, Columns, packs};
 
 /// The most dimensions of labels that have padding.
 const MOST_PADDED: usize = 2;
@@ -34,7 +35,7 @@ pub(crate) struct Norm {
 
 impl Cx<'_> {
     /// Gradients of a norm over one dimension: dx, d_weight and maybe d_bias. The memory of dx holds the moments of the
-    /// rows until dx is written, if they fit.
+    /// rows, and sums of parts of the rows, until dx is written.
     pub(crate) fn norm_backward(
         &self,
         norm: Norm,
@@ -42,7 +43,7 @@ impl Cx<'_> {
         z: &[View<'_>],
     ) -> Result<(), LowerError> {
         let Norm { centre, over, eps, offset } = norm;
-        let (lx, t) = (self.local(x.ty), float(x.ty)?);
+        let (lx, t, dtype) = (self.local(x.ty), float(x.ty)?, x.ty.dtype);
         let RowsAlong { walk, n, width, strides: [stride, w_stride] } = self.rows(over, [x.ty, weight.ty])?;
         let starts = self.lines(x.ty, over)?;
         let before = place(x.ty, over)?;
@@ -51,33 +52,59 @@ impl Cx<'_> {
         let strides = |dim: DimId| {
             let at = x.ty.position(dim).unwrap_or(before);
             match dim == over {
-                true => [lx.strides[at], 0, 0],
-                false => [lx.strides[at], numbers[at - usize::from(at > before)], lx.strides[at]],
+                true => [lx.strides[at], 0],
+                false => [lx.strides[at], numbers[at - usize::from(at > before)]],
             }
         };
         let kept = self.walk_by(z[1].ty, |_| true, strides)?;
         let summed = self.walk_by(x.ty, |dim| !z[1].ty.has(dim), strides)?;
-        let moment = 2 * if x.ty.dtype == DType::F64 { 8 } else { 4 };
-        let room = lx.size * signed(x.ty.dtype.bytes()) >= n * moment;
-        let moments = if room { z[0].at } else { Pointer::NONE };
-        let centre = centre as i32;
-        if room {
-            let kernel = format!("norm_moments<{t}>");
-            self.launch(&kernel, n, arguments![x.at, moments, starts, n, width, stride, eps, centre])?;
+        let wide = signed(sums_in(dtype).bytes());
+        let (room, moment) = (lx.size * signed(dtype.bytes()), 2 * wide);
+        // Where dx is not aligned the moments start at the first multiple of 16 bytes in it.
+        let is_aligned = self.is_aligned(z[0].at);
+        if n * moment + if is_aligned { 0 } else { 16 } > room && n > 0 {
+            let what = format!("the gradient of a norm over {width} elements of {dtype}");
+            return LowerError::unsupported(what);
         }
-        let d_bias = z.get(2).map_or(Pointer::NONE, |z| z.at);
-        let (n_kept, n_summed) = (kept.size(), summed.size());
-        self.launch(
-            &format!("norm_backward_weight<{t}>"),
-            n_kept,
-            arguments![
-                x.at, d.at, moments, z[1].at, d_bias, kept, summed, n_kept, n_summed, width, stride, eps,
-                centre
-            ],
+        let centre = centre as i32;
+        self.launch_rows(
+            &format!("norm_moments<{t}>"),
+            (n, width, dtype),
+            arguments![x.at, z[0].at, starts, n, width, stride, eps, centre],
         )?;
-        self.launch(
+        let (n_kept, n_summed) = (kept.size(), summed.size());
+        let weights = signed(z.len() as u64 - 1);
+        let sums = (n * moment + 15) / 16 * 16;
+        let most = if is_aligned { (room - sums) / (n_kept * wide * weights).max(1) } else { 1 };
+        let columns = Columns::of(&kept, &summed, dtype, Chunks::UpTo(most));
+        let Columns { chunks, .. } = columns;
+        let partial = |i: usize| match chunks {
+            1 => z.get(i).map_or(Pointer::NONE, |z| z.at),
+            _ if i < z.len() => {
+                z[0].at.offset((sums + (signed(i as u64) - 1) * chunks * n_kept * wide).cast_unsigned())
+            }
+            _ => Pointer::NONE,
+        };
+        let into = if chunks == 1 { t } else { accumulator(dtype) };
+        self.launch_columns(
+            &format!("norm_backward_weight<{t}, {into}>"),
+            columns,
+            arguments![x.at, d.at, z[0].at, partial(1), partial(2), kept, summed, n_kept, n_summed, chunks],
+        )?;
+        for (i, z) in z.iter().enumerate().skip(1).filter(|_| chunks > 1) {
+            let (mut over, mut along) = (Walk::<1>::default(), Walk::<1>::default());
+            step(&mut over, n_kept, [1])?;
+            step(&mut along, chunks, [n_kept])?;
+            let columns = Columns::of(&over, &along, sums_in(dtype), Chunks::One);
+            self.launch_columns(
+                &format!("sum<{}, {t}>", accumulator(dtype)),
+                columns,
+                arguments![partial(i), z.at, over, along, n_kept, chunks],
+            )?;
+        }
+        self.launch_rows(
             &format!("norm_backward<{t}>"),
-            n,
+            (n, width, dtype),
             arguments![x.at, weight.at, d.at, z[0].at, walk, n, width, stride, w_stride, eps, offset, centre],
         )
     }
@@ -94,9 +121,9 @@ impl Cx<'_> {
         for ((which, to), z) in results.into_iter().zip(z) {
             let (kept, summed) = self.kept_and_summed(x.ty, z.ty, [x.ty, squares.ty, weight.ty])?;
             let (n, n_summed) = (kept.size(), summed.size());
-            self.launch(
+            self.launch_columns(
                 &format!("rms_scale_backward<{t}, {to}>"),
-                n,
+                Columns::of(&kept, &summed, x.ty.dtype, Chunks::One).single(),
                 arguments![
                     which, x.at, squares.at, weight.at, d.at, z.at, kept, summed, n, n_summed, count, eps
                 ],
@@ -138,7 +165,7 @@ impl Cx<'_> {
         })
     }
 
-    /// A kernel on logits, their labels and other tensors, for each element of the first result.
+    /// A kernel on logits, their labels and other tensors.
     pub(crate) fn on_labels(
         &self,
         name: &str,
@@ -146,12 +173,16 @@ impl Cx<'_> {
         x: &[View<'_>],
         z: &[View<'_>],
     ) -> Result<(), LowerError> {
-        let (logits, n) = (x[0], self.local(z[0].ty).size);
+        let (logits, n) = (x[0], self.local(x[1].ty).size);
         let mut arguments = arguments![logits.at, self.labels(x[1], ignore)?];
         arguments.extend(x[2..].iter().chain(z).map(|view| Arg::of(view.at)));
-        let rows = self.lines(logits.ty, over)?;
-        arguments.extend(arguments![rows, self.vocabulary(logits.ty, over)?, n]);
-        self.launch_of(name, logits.ty, n, arguments)
+        let (rows, vocabulary) = (self.lines(logits.ty, over)?, self.vocabulary(logits.ty, over)?);
+        arguments.extend(arguments![rows, vocabulary, n]);
+        let kernel = format!("{name}<{}>", float(logits.ty)?);
+        match name {
+            "pick" => self.launch(&kernel, n, arguments),
+            _ => self.launch_rows(&kernel, (n, vocabulary.extent, logits.ty.dtype), arguments),
+        }
     }
 
     pub(crate) fn valid(&self, ignore: i64, labels: View<'_>, z: View<'_>) -> Result<(), LowerError> {
@@ -167,17 +198,20 @@ impl Cx<'_> {
         let (local, at) = (self.local(x.ty), place(x.ty, over)?);
         let columns = self.vocabulary_extent(&local, at, over)?;
         let n = lines.size();
-        self.launch_of("row_lse", x.ty, n, arguments![x.at, z.at, lines, columns, local.strides[at], n])
+        let arguments = arguments![x.at, z.at, lines, columns, local.strides[at], n];
+        self.launch_rows(&format!("row_lse<{}>", float(x.ty)?), (n, columns, x.ty.dtype), arguments)
     }
 
     /// From w, g, m, v, step and clip to the new w, m and v.
     pub(crate) fn adamw(&self, c: &AdamW, x: &[View<'_>; 6], z: &[View<'_>; 3]) -> Result<(), LowerError> {
         let AdamW { lr, beta1, beta2, eps, weight_decay } = *c;
         let constants = structs::AdamW { lr, beta1, beta2, eps, weight_decay };
-        let [w, m, v] = [x[0], x[2], x[3]];
-        let [g, steps, clip] = [x[1], x[4], x[5]].map(reals);
+        let [w, g, m, v] = [x[0], x[1], x[2], x[3]];
+        let [steps, clip] = [x[4], x[5]].map(reals);
         let [to_w, to_m, to_v] = z.map(|z| z.at);
-        let arguments = arguments![constants, w.at, g, m.at, v.at, steps, clip, to_w, to_m, to_v];
-        self.elementwise("adamw", w, arguments)
+        let n = self.local(w.ty).size;
+        let arguments = arguments![constants, w.at, g.at, m.at, v.at, steps, clip, to_w, to_m, to_v, n];
+        let kernel = format!("adamw<{}, {}>", float(w.ty)?, float(g.ty)?);
+        self.launch(&kernel, packs(n, w.ty.dtype), arguments)
     }
 }

@@ -8,12 +8,13 @@ use ithaca_ir::strided::{Strided, row_major};
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType, boxes};
 
 use crate::address::{Region, TableId};
-use crate::argument::{Arg, Pointer};
+use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;
 use crate::flash::{ALIGNMENT, Block};
 use crate::record::{Grid, Launch, Record};
 use crate::structs::{MOST_DIMS, Reals, Sequence, Walk, Written};
+use crate::threads::{BLOCK_OF_COLUMNS, Columns, block_of_rows, lanes, packs};
 use crate::value::Int;
 
 /// A buffer with the type of its tensor.
@@ -154,9 +155,9 @@ pub(crate) fn float(ty: &TensorType) -> Result<&'static str, LowerError> {
     }
 }
 
-/// The C++ integer as wide as an element.
-pub(crate) fn bits(ty: &TensorType) -> &'static str {
-    bits_type(ty.dtype)
+/// The C++ type as wide as neighbours of a tensor.
+pub(crate) fn bits_of(dtype: DType, neighbours: i64) -> &'static str {
+    bits_type(dtype.bytes() * neighbours.unsigned_abs())
 }
 
 /// Operands with a storage type.
@@ -179,13 +180,22 @@ pub(crate) fn storage(dtype: DType) -> i32 {
     }
 }
 
-/// Adds a dimension to a walk.
+/// Adds a dimension to a walk, or joins it to the one before where both are one run over memory.
 pub(crate) fn step<const K: usize>(
     walk: &mut Walk<K>,
     extent: i64,
     strides: [i64; K],
 ) -> Result<(), LowerError> {
-    let d = usize::try_from(walk.n).unwrap_or(MOST_DIMS);
+    if extent == 1 {
+        return Ok(());
+    }
+    let mut d = usize::try_from(walk.n).unwrap_or(MOST_DIMS);
+    let joins = |d: usize| (0..K).all(|k| walk.stride[k][d] == extent * strides[k]);
+    if d > 0 && joins(d - 1) {
+        d -= 1;
+        walk.n -= 1;
+        return step(walk, walk.extent[d] * extent, strides);
+    }
     if d >= MOST_DIMS {
         return LowerError::unsupported(format!("a tensor of more than {MOST_DIMS} dimensions"));
     }
@@ -244,14 +254,61 @@ impl Cx<'_> {
 
     /// Whether a tensor starts at a multiple of [`ALIGNMENT`].
     pub(crate) fn is_aligned(&self, at: Pointer) -> bool {
+        self.starts_aligned(at.region) && at.bytes.cast_unsigned().is_multiple_of(ALIGNMENT)
+    }
+
+    fn starts_aligned(&self, region: Region) -> bool {
         let of = |known: &[bool], i: usize| known.get(i).copied().unwrap_or(false);
-        let starts = match at.region {
+        match region {
             Region::Argument(i) => of(self.arguments_aligned, i),
             Region::Result(i) => of(self.results_aligned, i),
-            Region::Frame | Region::Source(_) | Region::Table(_) | Region::Finding | Region::Overflow => true,
+            Region::Frame
+            | Region::Source(_)
+            | Region::Table(_)
+            | Region::Finding
+            | Region::Overflow
+            | Region::Counts => true,
             Region::Null => false,
+        }
+    }
+
+    /// The most neighbours, as many as [`ALIGNMENT`] bytes have at most, that move at once where tensors start at `at` and
+    /// have all `numbers` of elements as multiples.
+    pub(crate) fn neighbours(&self, dtype: DType, at: &[Pointer], numbers: &[i64]) -> i64 {
+        let (mut n, bytes) = (signed(ALIGNMENT / dtype.bytes()), signed(dtype.bytes()));
+        let fits = |n: i64| {
+            let starts = |at: &Pointer| self.starts_aligned(at.region) && at.bytes % (n * bytes) == 0;
+            n == 1 || (at.iter().all(starts) && numbers.iter().all(|number| number % n == 0))
         };
-        starts && at.bytes.cast_unsigned().is_multiple_of(ALIGNMENT)
+        while !fits(n) {
+            n /= 2;
+        }
+        n
+    }
+
+    /// Copies a box: tensor 0 of the walk is the destination. Elements are of `dtype`.
+    pub(crate) fn copy_box(
+        &self,
+        dtype: DType,
+        [from, to]: [Pointer; 2],
+        mut walk: Walk<2>,
+    ) -> Result<(), LowerError> {
+        let n = usize::try_from(walk.n).unwrap_or(0);
+        let mut each = 1;
+        if let Some(last) = n.checked_sub(1)
+            && walk.stride.iter().all(|strides| strides[last] == 1)
+        {
+            let outer = walk.stride.iter().flat_map(|strides| &strides[..last]);
+            let numbers: Vec<i64> = outer.chain([&walk.extent[last]]).copied().collect();
+            each = self.neighbours(dtype, &[from, to], &numbers);
+            walk.extent[last] /= each;
+            walk.stride
+                .iter_mut()
+                .flat_map(|strides| &mut strides[..last])
+                .for_each(|stride| *stride /= each);
+        }
+        let (kernel, size) = (format!("copy_box<{}>", bits_of(dtype, each)), walk.size());
+        self.launch(&kernel, size, arguments![from, to, walk, size])
     }
 
     /// A list of reals.
@@ -290,11 +347,24 @@ impl Cx<'_> {
         self.launch(&format!("{name}<{}>", float(x)?), n, args)
     }
 
-    /// Launches a kernel for each element of `x`, whose number is the last argument.
+    /// Launches a kernel for each element of `x`, whose number is the last argument. A thread takes neighbours.
     pub(crate) fn elementwise(&self, name: &str, x: View<'_>, mut args: Vec<Arg>) -> Result<(), LowerError> {
         let n = self.local(x.ty).size;
         args.push(Arg::of(n));
-        self.launch_of(name, x.ty, n, args)
+        self.launch_of(name, x.ty, packs(n, x.ty.dtype), args)
+    }
+
+    /// Launches a kernel whose threads share rows of `width` elements; their number is the last argument.
+    pub(crate) fn launch_rows(
+        &self,
+        kernel: &str,
+        (n, width, dtype): (i64, i64, DType),
+        mut args: Vec<Arg>,
+    ) -> Result<(), LowerError> {
+        let lanes = lanes(width, dtype);
+        args.push(Arg::of(lanes));
+        let block = block_of_rows(lanes);
+        self.launch_blocks(kernel, (n + block.rows - 1) / block.rows, block, args)
     }
 
     /// Launches a kernel of cooperating threads, unless there are no blocks.
@@ -311,6 +381,17 @@ impl Cx<'_> {
             self.trace.add(Record::Launch(Launch { kernel: kernel.to_owned(), grid, args }));
         }
         Ok(())
+    }
+
+    /// Launches a kernel whose blocks sum columns; the number of threads that take neighbours is the last argument.
+    pub(crate) fn launch_columns(
+        &self,
+        kernel: &str,
+        columns: Columns,
+        mut args: Vec<Arg>,
+    ) -> Result<(), LowerError> {
+        args.push(Arg::of(columns.lanes));
+        self.launch_blocks(kernel, columns.packs * columns.chunks, BLOCK_OF_COLUMNS, args)
     }
 
     /// Copies bytes, unless source and destination are the same.

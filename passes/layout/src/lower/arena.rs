@@ -5,8 +5,8 @@
 //!
 //! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory. A buffer that a stage sends is alive until the other stage reads
-//! what it has received. A buffer in which a stage receives is alive from the start of the stage's last call before, so it is
-//! received while that call runs.
+//! what it has received. A buffer in which a stage receives is alive from the start of the stage's second last call before: a
+//! stage that sends may be a call ahead, and does not wait for memory of the stage that receives.
 
 use std::collections::BTreeMap;
 
@@ -107,13 +107,16 @@ fn blocks(
             *last = i;
         }
     }
-    // The last call of each stage.
-    let mut running: BTreeMap<Option<At>, usize> = BTreeMap::new();
+    // The last two calls of each stage.
+    let mut running: BTreeMap<Option<At>, [usize; 2]> = BTreeMap::new();
     for (i, task) in frame.tasks.iter().enumerate() {
         let [_, to] = frame.places(task);
         match (&task.work, running.get(&to)) {
-            (Work::Call { .. }, _) => drop(running.insert(to, i)),
-            (_, Some(&call)) if !matches!(task.stream, Stream::Compute | Stream::Comm) => {
+            (Work::Call { .. }, before) => {
+                let last = before.map_or(i, |&[_, last]| last);
+                running.insert(to, [last, i]);
+            }
+            (_, Some(&[call, _])) if !matches!(task.stream, Stream::Compute | Stream::Comm) => {
                 for id in &task.writes {
                     if let Some((first, _)) = lives[id.index()].as_mut().filter(|(first, _)| *first == i) {
                         *first = call;

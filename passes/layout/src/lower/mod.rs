@@ -310,7 +310,8 @@ impl<'a> Lowering<'a> {
             let Parcel { from, to, .. } = transfer.first();
             let stream = match from.layout.at {
                 Some(sender) if from.layout.at != to.layout.at => {
-                    Stream::between_stages(self.phases[node.operands[0].index()], sender)
+                    let phase = self.phases[node.operands[0].index()];
+                    Stream::between_stages(phase, sender, to.layout.at)
                 }
                 Some(_) | None => Stream::Comm,
             };

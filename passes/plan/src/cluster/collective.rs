@@ -14,8 +14,7 @@
 //!
 //! A group within one block takes the time of the level's measured curves, where it has some (`curve`).
 
-use ithaca_ir::boxes;
-use ithaca_ir::{AxisId, Op, Rank, Space, TensorType};
+use ithaca_ir::{AxisId, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{Collective, CollectiveTime, Pattern, link_rate};
@@ -92,6 +91,14 @@ impl Cluster {
         Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
     }
 
+    /// Seconds to count the filled rows of an all-to-all, to clear the rows that will not arrive, and for the host to read the
+    /// counts: empty rows are read and written once, and each of four steps takes a launch.
+    fn counting_seconds(&self, space: &Space, from: &TensorType, to: &TensorType) -> f64 {
+        let local = (space.max_local_bytes(from) + space.max_local_bytes(to)) as f64;
+        let empty = local * (1.0 - space.expected_share(from));
+        4.0 * self.accelerator.launch_seconds.value + self.stream_seconds(empty)
+    }
+
     /// The time at each level of operations that travel as one message and in which whole groups take part alike, without
     /// sharing of links; empty for other operations. Several pay the latency once.
     pub(super) fn by_level<'a>(
@@ -109,6 +116,15 @@ impl Cluster {
         for (op, from, to) in together {
             let bytes = || busiest_bytes(space, op, from, to) as f64;
             match (Collective::of(op), op) {
+                (Some(key), _) if message::counts_rows(space, op, from, to) => {
+                    let mut levels = self.along(space, key, bytes() * space.expected_share(from));
+                    // Counts travel first, with the same latency.
+                    levels.iter_mut().for_each(|(_, time)| time.latency *= 2.0);
+                    if let Some((_, time)) = levels.first_mut() {
+                        time.latency += self.counting_seconds(space, from, to);
+                    }
+                    levels.into_iter().for_each(&mut add);
+                }
                 (Some(key), _) => match moved.iter_mut().find(|m| m.0 == key) {
                     Some((_, sum)) => *sum += bytes(),
                     None => moved.push((key, bytes())),

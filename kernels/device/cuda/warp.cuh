@@ -1,0 +1,29 @@
+// Threads that work together: the shared memory of a block, and what lanes of a warp tell each other.
+//
+// Where there is no device, `thread_block.h` of the host's headers has the same: a launch is then a block of threads one
+// after another.
+#pragma once
+
+#include "numeric.cuh"
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+// The block's dynamic shared memory.
+#define ITHACA_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+
+namespace ithaca::warp {
+
+// The number that the lane whose number differs by these bits gave.
+template <typename A>
+__device__ inline A other_lane(A x, int bits) {
+    return __shfl_xor_sync(0xFFFFFFFFu, x, bits);
+}
+
+// A bit of every lane: whether its own is set.
+__device__ inline uint32_t ballot(bool own) { return __ballot_sync(0xFFFFFFFFu, own); }
+
+}  // namespace ithaca::warp
+
+#else
+#include <thread_block.h>
+#endif
