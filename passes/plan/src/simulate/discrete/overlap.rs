@@ -62,7 +62,13 @@ pub enum Obstacle {
 /// By frame and task of a collective, the seconds beside each kernel and of each reason.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    collectives: BTreeMap<(usize, usize), (Seconds<(usize, usize)>, Seconds<Waiting>)>,
+    collectives: BTreeMap<(usize, usize), Recorded>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    beside: Seconds<(usize, usize)>,
+    exposed: Seconds<Waiting>,
 }
 
 type Seconds<K> = BTreeMap<K, f64>;
@@ -73,12 +79,12 @@ pub(super) type Waiting = ((usize, Option<usize>), Option<usize>);
 impl Recorder {
     /// `collective` has run for `seconds` more beside a kernel.
     pub(super) fn beside(&mut self, collective: (usize, usize), kernel: (usize, usize), seconds: f64) {
-        *self.collectives.entry(collective).or_default().0.entry(kernel).or_default() += seconds;
+        *self.collectives.entry(collective).or_default().beside.entry(kernel).or_default() += seconds;
     }
 
     /// The compute stream has waited for `seconds` more while `collective` ran.
     pub(super) fn exposed(&mut self, collective: (usize, usize), waiting: Waiting, seconds: f64) {
-        *self.collectives.entry(collective).or_default().1.entry(waiting).or_default() += seconds;
+        *self.collectives.entry(collective).or_default().exposed.entry(waiting).or_default() += seconds;
     }
 
     /// The overlaps of a schedule, by frame and task; `times` are the runs and seconds of each, `ranks` the first of each
@@ -90,10 +96,7 @@ impl Recorder {
         times: impl Fn(usize, usize) -> (u64, f64),
     ) -> Vec<Overlap> {
         let at = |(frame, task): (usize, usize)| TaskAt { frame: FrameId::new(frame), task };
-        let one = |(collective, (beside, exposed)): (
-            (usize, usize),
-            (Seconds<(usize, usize)>, Seconds<Waiting>),
-        )| {
+        let one = |(collective, Recorded { beside, exposed }): ((usize, usize), Recorded)| {
             let (count, seconds) = times(collective.0, collective.1);
             let collective = at(collective);
             let reason = |((held, late), seconds): (Waiting, f64)| {

@@ -140,8 +140,7 @@ fn an_exposed_transfer_has_a_reason() {
     let overlaps = |cluster: &Cluster, schedule: &Schedule| {
         simulate(cluster, schedule, Record::Overlaps).unwrap().last().unwrap().overlaps.clone()
     };
-    let beside =
-        fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[], None), add(&[0], None)]);
+    let beside = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[], None), add(&[0], None)]);
     let [one] = overlaps(&beside.cluster, &beside.schedule).try_into().unwrap();
     let at = |task| TaskAt { frame: one.collective.frame, task };
     assert_eq!(one.collective, at(0));
@@ -153,8 +152,7 @@ fn an_exposed_transfer_has_a_reason() {
     assert_eq!(exposure, Exposure { held: Held::Task(at(3)), obstacle: Obstacle::Transfer });
     near(seconds, beside.reduce - 2.0 * beside.add);
     // The last kernel waits for the second of two transfers.
-    let queue =
-        fixture(|t| vec![reduce(t, &[], None), reduce(t, &[], Some(0)), add(&[0], None)]);
+    let queue = fixture(|t| vec![reduce(t, &[], None), reduce(t, &[], Some(0)), add(&[0], None)]);
     let [first, second] = overlaps(&queue.cluster, &queue.schedule).try_into().unwrap();
     let obstacle = |overlap: &Overlap| overlap.exposed[0].0.obstacle;
     assert_eq!((obstacle(&first), obstacle(&second)), (Obstacle::Queued(at(1)), Obstacle::Transfer));
