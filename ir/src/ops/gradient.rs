@@ -7,6 +7,7 @@ use smallvec::smallvec;
 
 use crate::dim::DimId;
 use crate::dtype::DType;
+use crate::layout::AxisList;
 use crate::ops::check::{need_float, only, sums_in, unplaced};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
@@ -66,6 +67,12 @@ impl Gradient {
             }
             Gradient::Sink => sink(operands),
         }
+    }
+
+    /// The axes by which the declared gradient of a look-up splits its rows: every rank may add to the rows of its own.
+    pub(super) fn declared_rows(&self, declared: &[TensorType]) -> Option<(DimId, AxisList)> {
+        let Gradient::Embed { over, padding: _ } = self else { return None };
+        declared.first().map(|table| (*over, table.axes_of(*over).into()))
     }
 
     /// The factor rule.

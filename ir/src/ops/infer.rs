@@ -150,9 +150,13 @@ impl Op {
                 result.layout.partial.clone_from(pending);
             }
         }
-        if let Op::Experts(experts) = self
-            && let Some((dim, axes)) = experts.declared_experts(declared)
-        {
+        // The first dimension of some results is in no operand: every rank may compute the part of its own.
+        let declared = match self {
+            Op::Experts(experts) => experts.declared_experts(declared),
+            Op::Gradient(gradient) => gradient.declared_rows(declared),
+            _ => None,
+        };
+        if let Some((dim, axes)) = declared {
             if results[0].layout.axes().any(|a| axes.contains(&a)) {
                 return Err(refuse(self.name(), space, Misfit::AxisTwice(dim)));
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::phase::Phase;
-use ithaca_ir::traffic;
+use ithaca_ir::{Module, Rank, boxes, traffic};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
@@ -250,5 +250,38 @@ fn gradients_are_reduced_once_per_step_where_ranks_keep_their_sums() {
         let (two, four) = (of(Zero::Gradients, 2), of(Zero::Gradients, 4));
         assert_eq!((2 * two.0, 2 * two.1), four, "{strategy}");
         assert_eq!(2 * of(Zero::Optimizer, 2).1, two.1, "{strategy}");
+    }
+}
+
+/// Bytes that a rank sends in the function `name`, by kind of collective.
+fn sent_in(ranks: &Module, name: &str) -> BTreeMap<&'static str, u64> {
+    let function = ranks.functions.values().find(|f| f.name == name).unwrap();
+    let mut sent = BTreeMap::new();
+    for node in function.nodes.iter().filter(|node| node.op.is_communication()) {
+        let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
+        let bytes = boxes::bytes_sent(&ranks.space, &node.op, from, to, Rank(0));
+        *sent.entry(node.op.name()).or_default() += bytes;
+    }
+    sent
+}
+
+#[test]
+fn the_gradient_of_an_embedding_sends_rows_of_tokens_or_of_the_table_whichever_are_fewer() {
+    const TOKENS: u64 = 64;
+    const WIDTH: u64 = 16;
+    for (vocabulary, tp) in [(48, 2), (48, 4), (256, 2), (256, 4)] {
+        let mut config = super::sharded::llama(4, 4, false);
+        config["vocab_size"] = json!(vocabulary);
+        let module = super::sharded::step(&config, gradients());
+        let sent = |strategy: &str| {
+            let options = ShardOptions::new(strategy, parse_mesh(&format!("tp={tp}")).unwrap());
+            sent_in(&per_rank(&module, &options).unwrap(), "embed.backward")
+        };
+        let rows = vocabulary.min(TOKENS);
+        let kind = if vocabulary < TOKENS { "reduce_scatter" } else { "all_gather" };
+        let expected = BTreeMap::from([(kind, (tp - 1) * rows * WIDTH * 4 / tp)]);
+        assert_eq!(sent("megatron-tp-sp"), expected, "{vocabulary} rows, tp={tp}");
+        // Every rank has all tokens.
+        assert_eq!(sent("megatron-tp"), BTreeMap::new(), "{vocabulary} rows, tp={tp}");
     }
 }

@@ -14,7 +14,8 @@ ops! {
                 /// The function f of one element.
                 of: Unary
             ) = "unary_backward", "x, dy -> dx", Compute, Vector, Own;
-            /// Each row sums the gradients of the tokens that looked it up.
+            /// Each row sums the gradients of the tokens that looked it up. The declared result says how rows are split:
+            /// tokens are whole along these axes, and each rank adds to its own rows.
             Embed {
                 /// The dimension of the table that the integers index.
                 over: DimId,

@@ -23,6 +23,7 @@ mod inner;
 mod inside;
 mod layouts;
 mod legality;
+mod lookups;
 mod masks;
 mod options;
 mod orders;
@@ -127,9 +128,9 @@ impl Pass for Shard {
         if zero.keeps_sums() && training::has_sums(&program) {
             // A sum stays pending over the axes over which all of its contributions are.
             let mut tried = sharded.clone();
-            plan.pending = rewrite::functions(&mut tried, &program, &plan)?.contributions;
+            plan.pending = rewrite::functions(&mut tried, &program, &plan, cx.prices)?.contributions;
         }
-        let rewritten = rewrite::functions(&mut sharded, &program, &plan)?.attentions;
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan, cx.prices)?.attentions;
         let reached = attentions(module);
         if reached != rewritten {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");

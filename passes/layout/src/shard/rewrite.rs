@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer, Random};
+use ithaca_ir::ops::{Attention, Gradient, Loss, Op, OpError, Optimizer, Random};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_pass::Prices;
 
 use super::flow::Passing;
 use super::inner::is_attention;
@@ -28,6 +29,7 @@ pub(super) fn functions(
     module: &mut Module,
     program: &Arena<FuncId, Function>,
     plan: &Plan,
+    prices: &dyn Prices,
 ) -> Result<Rewritten, OpError> {
     let mut attentions = 0;
     let mut contributions = BTreeMap::new();
@@ -38,6 +40,7 @@ pub(super) fn functions(
         let placement = plan.placements.function(function);
         let mut rewriter = Rewriter {
             plan,
+            prices,
             placement,
             made: &module.functions,
             given: &outside,
@@ -181,6 +184,9 @@ impl Rewriter<'_> {
             Op::Loss(Loss::CrossEntropy { over, ignore }) => {
                 self.cross_entropy(node, (*over, *ignore), &operands)?
             }
+            Op::Gradient(Gradient::Embed { over, padding: _ }) => {
+                self.embed_backward(node, *over, &operands)?
+            }
             _ if self.plan.flows.inner(self.id).serves(i) => self.served(node, &operands)?,
             _ => self.by_rule(node, &operands)?,
         };
@@ -200,24 +206,33 @@ impl Rewriter<'_> {
         }
         let used: Vec<ValueId> = operands.to_vec();
         let operands = &self.gather(used)?;
-        let declared: Vec<TensorType> = node
-            .results
-            .iter()
-            .map(|&v| TensorType::new(self.source.ty(v).dtype, self.source.ty(v).dims.iter().copied()))
-            .collect();
-        let preferred = self.preferred(node);
-        let layouts = {
-            let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
-            let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
-            let results: Vec<&TensorType> = declared.iter().collect();
-            let rule = node.op.rule(&types, &results).ok_or_else(|| {
-                let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
-                OpError::new("P14", message)
-            })?;
-            demand(&rule, &found, preferred.as_ref())
-        };
+        let declared = self.unplaced_results(node);
+        let layouts = self.demanded(node, operands, &declared)?;
         let moved = self.reshard_all(operands, layouts)?;
         Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
+    }
+
+    /// The types of the results of `node`, without layouts.
+    pub(super) fn unplaced_results(&self, node: &Node) -> Vec<TensorType> {
+        let types = node.results.iter().map(|&v| self.source.ty(v));
+        types.map(|ty| TensorType::new(ty.dtype, ty.dims.iter().copied())).collect()
+    }
+
+    /// The layouts that the rule of `node` demands of its operands.
+    pub(super) fn demanded(
+        &self,
+        node: &Node,
+        operands: &[ValueId],
+        declared: &[TensorType],
+    ) -> Result<Vec<Layout>, OpError> {
+        let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
+        let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
+        let results: Vec<&TensorType> = declared.iter().collect();
+        let rule = node.op.rule(&types, &results).ok_or_else(|| {
+            let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
+            OpError::new("P14", message)
+        })?;
+        Ok(demand(&rule, &found, self.preferred(node).as_ref()))
     }
 
     /// Attention in its inside layout; the results that are read outside, where the queries were.
@@ -428,25 +443,23 @@ impl Rewriter<'_> {
         let ty = self.b.ty(value);
         // A change of layout leaves a value on its ranks.
         let layout = layout.located(ty.layout.at);
-        if ty.layout == layout {
-            return Ok(value);
-        }
-        if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
-            return Ok(made);
-        }
-        // A value that was in this layout before is used again.
-        let mut before = self.came_from.get(&value).copied();
-        while let Some(earlier) = before {
-            if self.b.ty(earlier).layout == layout {
-                return Ok(earlier);
-            }
-            before = self.came_from.get(&earlier).copied();
+        if let Some(known) = self.known(value, &layout) {
+            return Ok(known);
         }
         let to = ty.with_layout(layout.clone());
         let made = self.b.push_as(Op::Reshard, &[value], to)?;
         self.resharded.insert((value, layout), made);
         self.came_from.insert(made, value);
         Ok(made)
+    }
+
+    /// `value` in `layout`, if it was in this layout before or has been brought there.
+    pub(super) fn known(&self, value: ValueId, layout: &Layout) -> Option<ValueId> {
+        if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
+            return Some(made);
+        }
+        let mut earlier = std::iter::successors(Some(value), |v| self.came_from.get(v).copied());
+        earlier.find(|&v| self.b.ty(v).layout == *layout)
     }
 
     /// `value` with each of the heads `from` repeated to those of `to`.

@@ -7,6 +7,7 @@ use ithaca_ir::schedule::{Stream, Streams};
 
 use super::alike::on;
 use super::links::Links;
+use super::overlap::Recorder;
 use super::program::{Does, Loop, Meeting, Program};
 
 /// Classes whose runs are written down at most; of more, every second one, or third.
@@ -22,6 +23,8 @@ pub enum Record {
     Times,
     /// Every run of every task on the first rank of each class; of more than 64 classes, on some of them.
     Spans,
+    /// Times, and for each collective the kernels beside it and the reasons for which it is exposed.
+    Overlaps,
 }
 
 /// The run of a class.
@@ -32,6 +35,8 @@ pub(super) struct Ran {
     /// For each frame and task that communicates, its time.
     pub(super) tasks: Vec<Vec<Time>>,
     pub(super) runs: Vec<Run>,
+    /// The compute stream while collectives run, if it is recorded.
+    pub(super) overlaps: Option<Recorder>,
 }
 
 /// The time of all runs of a task that communicates.
@@ -150,12 +155,13 @@ impl<'a> Engine<'a> {
                 busy: [0.0; Stream::COUNT],
                 tasks: program.frames.iter().map(|f| vec![Time::default(); f.work.len()]).collect(),
                 runs: Vec::new(),
+                overlaps: (record == Record::Overlaps).then(Recorder::default),
             },
         };
         Self {
             program,
             every: match record {
-                Record::Times => None,
+                Record::Times | Record::Overlaps => None,
                 Record::Spans => Some(n.div_ceil(WRITTEN)),
             },
             now: 0.0,
@@ -313,17 +319,34 @@ impl<'a> Engine<'a> {
         if passed <= 0.0 {
             return;
         }
+        let compute = walk.next(self.program, class, Stream::Compute as usize);
+        let computes = walk.busy[Stream::Compute as usize].is_some();
         // The first of several busy streams hides the others.
         let mut is_hidden = false;
         for stream in (0..Stream::COUNT).filter(|&s| walk.busy[s].is_some()) {
             walk.ran.busy[stream] += passed;
-            let at = walk.inside(self.program, stream);
-            if let Some(inside) = at.filter(|_| stream != Stream::Compute as usize) {
-                let frame = inside.call.callee;
-                let task = self.program.frames[frame].lanes[class][stream][inside.next[stream]];
+            let at = walk.next(self.program, class, stream).filter(|_| stream != Stream::Compute as usize);
+            if let Some((frame, Some(task))) = at {
                 let time = &mut walk.ran.tasks[frame][task];
                 time.total += passed;
                 time.exposed += if is_hidden { 0.0 } else { passed };
+                match (&mut walk.ran.overlaps, compute) {
+                    (Some(overlaps), Some((kernel_frame, Some(kernel)))) if computes => {
+                        overlaps.beside((frame, task), (kernel_frame, kernel), passed);
+                    }
+                    (Some(overlaps), Some(held)) if !is_hidden => {
+                        let message = walk.message[stream].as_ref().filter(|m| m.stage == Phase::Waits);
+                        let late = message.and_then(|message| {
+                            let ready = &self.gatherings.get(&message.number)?.ready;
+                            let Does::Exchanges(meetings) = &self.program.frames[frame].work[task] else {
+                                return None;
+                            };
+                            meetings[class].with.iter().copied().find(|other| !ready.contains_key(other))
+                        });
+                        overlaps.exposed((frame, task), (held, late), passed);
+                    }
+                    _ => {}
+                }
             }
             is_hidden = true;
         }
@@ -463,6 +486,13 @@ impl Walk {
     /// The frame in which a stream is: the innermost that uses it.
     fn inside(&self, program: &Program, stream: usize) -> Option<&Inside> {
         self.frames.iter().rev().find(|inside| inside.has(program, stream))
+    }
+
+    /// The frame in which a stream is, and the task there that it runs or waits to run; none at the end of the frame.
+    fn next(&self, program: &Program, class: usize, stream: usize) -> Option<(usize, Option<usize>)> {
+        let inside = self.inside(program, stream)?;
+        let frame = inside.call.callee;
+        Some((frame, program.frames[frame].lanes[class][stream].get(inside.next[stream]).copied()))
     }
 }
 

@@ -14,12 +14,14 @@
 mod alike;
 mod engine;
 mod links;
+mod overlap;
 mod program;
 
 #[cfg(test)]
 mod tests;
 
 pub use engine::Record;
+pub use overlap::{Exposure, Held, Obstacle, Overlap, TaskAt};
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
@@ -53,6 +55,8 @@ pub struct Class {
     pub time: Simulation,
     /// Its collectives, in the order of the schedule; each takes from when the rank is ready until it ends.
     pub collectives: Vec<Collective>,
+    /// The compute stream while its collectives run, by frame and task, if it is recorded.
+    pub overlaps: Vec<Overlap>,
 }
 
 /// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's
@@ -98,7 +102,8 @@ fn run(
     let ran = engine.finish();
     let mut outcome = Outcome::default();
     for ((&rank, &ranks), ran) in alike.ranks.iter().zip(&alike.sizes).zip(ran) {
-        let mut class = Class { rank, ranks, time: Simulation::default(), collectives: Vec::new() };
+        let mut class =
+            Class { rank, ranks, time: Simulation::default(), collectives: Vec::new(), overlaps: Vec::new() };
         (class.time.seconds, class.time.compute) = (ran.end, ran.busy[Stream::Compute as usize]);
         let busy = Stream::ALL.into_iter().zip(ran.busy).skip(1);
         class.time.streams = busy.filter(|(_, seconds)| *seconds > 0.0).collect();
@@ -113,6 +118,11 @@ fn run(
                 class.collectives.push(Collective { frame, name, count, seconds, exposed });
             }
         }
+        let time = |frame: usize, task: usize| {
+            let Time { count, total, exposed: _ } = ran.tasks[frame][task];
+            (count, total)
+        };
+        class.overlaps = ran.overlaps.map(|all| all.finish(schedule, &alike.ranks, time)).unwrap_or_default();
         outcome.spans.extend(ran.runs.into_iter().map(|Run { frame, task, layer, start, end }| {
             span(&schedule.frames[FrameId::new(frame)], task, rank, layer, (start, end))
         }));

@@ -135,6 +135,46 @@ fn a_kernel_hides_a_transfer() {
     near(timed(&chain.cluster, &chain.schedule).exposed(), chain.reduce);
 }
 
+/// Of a transfer the kernels beside it are known, and the task that waits for the rest.
+#[test]
+fn an_exposed_transfer_has_a_reason() {
+    let overlaps = |cluster: &Cluster, schedule: &Schedule| {
+        simulate(cluster, schedule, Record::Overlaps).unwrap().last().unwrap().overlaps.clone()
+    };
+    let beside = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[], None), add(&[0], None)]);
+    let [one] = overlaps(&beside.cluster, &beside.schedule).try_into().unwrap();
+    let at = |task| TaskAt { frame: one.collective.frame, task };
+    assert_eq!(one.collective, at(0));
+    let mut kernels = one.beside.clone();
+    kernels.sort_by_key(|(kernel, _)| *kernel);
+    assert_eq!(kernels.iter().map(|(kernel, _)| *kernel).collect::<Vec<_>>(), [at(1), at(2)]);
+    kernels.iter().for_each(|(_, seconds)| near(*seconds, beside.add));
+    let [(exposure, seconds)] = one.exposed[..] else { panic!("{:?}", one.exposed) };
+    assert_eq!(exposure, Exposure { held: Held::Task(at(3)), obstacle: Obstacle::Transfer });
+    near(seconds, beside.reduce - 2.0 * beside.add);
+    // The last kernel waits for the second of two transfers.
+    let queue = fixture(|t| vec![reduce(t, &[], None), reduce(t, &[], Some(0)), add(&[0], None)]);
+    let [first, second] = overlaps(&queue.cluster, &queue.schedule).try_into().unwrap();
+    let obstacle = |overlap: &Overlap| overlap.exposed[0].0.obstacle;
+    assert_eq!((obstacle(&first), obstacle(&second)), (Obstacle::Queued(at(1)), Obstacle::Transfer));
+}
+
+/// Kernels beside a collective and exposed time add up to all of its time.
+#[test]
+fn hidden_and_exposed_time_add_up() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for (title, schedule) in schedules() {
+        for class in &simulate(&cluster, &schedule, Record::Overlaps).unwrap().classes {
+            let sum = |of: fn(&Overlap) -> f64| class.overlaps.iter().map(of).sum::<f64>();
+            let exposed = sum(|o| o.exposed.iter().map(|(_, seconds)| seconds).sum());
+            let beside = sum(|o| o.beside.iter().map(|(_, seconds)| seconds).sum());
+            let expected: f64 = class.collectives.iter().map(|c| c.exposed).sum();
+            assert!((exposed - expected).abs() <= 1e-9, "{title}: {exposed} of {expected}");
+            assert!(beside + exposed <= sum(|o| o.seconds) + 1e-9, "{title}: {beside} and {exposed}");
+        }
+    }
+}
+
 /// Rank 0 of a ring of four has twice as much to compute as the others before each of two steps.
 #[test]
 fn a_slow_rank_delays_a_ring_step_by_step() {

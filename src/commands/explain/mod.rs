@@ -1,5 +1,7 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
+mod overlap;
+
 use std::fmt::Write;
 
 use ithaca_ir::schedule::Stream;
@@ -117,33 +119,21 @@ fn in_width(line: &str, width: usize) -> String {
     if line.chars().count() <= width { format!("{line}\n") } else { wrapped(line, width, indent + 2) + "\n" }
 }
 
-/// The most collectives that are listed.
-const ROWS: usize = 8;
-
 /// The event-by-event simulation of the step, on the rank that ends last.
 fn simulated(plan: &Plan, compiled: &Compiled) -> String {
     let mut out = String::new();
-    let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Times) else {
+    let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Overlaps)
+    else {
         return "not simulated event by event: too many ranks differ\n".to_owned();
     };
     let Some(class) = outcome.last() else { return out };
     let [compute, comm] = [Stream::Compute, Stream::Comm].map(|stream| 100.0 * class.time.occupancy(stream));
     let _ = writeln!(
         out,
-        "event by event: {} on rank {}, which ends last; compute stream busy {compute:.1} %, communication stream {comm:.1} %",
+        "event by event: {} on rank {}, which ends last\n  compute stream busy {compute:.1} %, communication stream {comm:.1} %",
         seconds(class.time.seconds),
         class.rank
     );
-    let mut rows: Vec<_> = class.collectives.iter().filter(|c| c.exposed > 0.0).collect();
-    rows.sort_by(|a, b| b.exposed.total_cmp(&a.exposed));
-    for row in rows.iter().take(ROWS) {
-        let times = if row.count > 1 { format!("{} times ", row.count) } else { String::new() };
-        let (exposed, total) = (seconds(row.exposed), seconds(row.seconds));
-        let _ = writeln!(out, "  exposed {exposed} of {total}: {times}{} in @{}", row.name, row.frame);
-    }
-    if let Some(rest) = rows.get(ROWS..).filter(|rest| !rest.is_empty()) {
-        let exposed: f64 = rest.iter().map(|row| row.exposed).sum();
-        let _ = writeln!(out, "  exposed {} in {} others", seconds(exposed), rest.len());
-    }
+    out.push_str(&overlap::text(&compiled.schedule, &class.overlaps));
     out
 }
