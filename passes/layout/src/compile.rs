@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ithaca_ir::module::Level;
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::verify::verify;
+use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostics, Module, Op};
-use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
+use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_on};
 
 use crate::fuse::Accumulate;
 use crate::lower::{Packing, lower_with};
@@ -125,9 +125,11 @@ fn draft_by(
 ) -> Result<Compiled, Diagnostics> {
     let mut cx = Context::new(prices);
     let mut seen = Seen { attention: None, watched: instrument };
-    let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
+    let program = verify(module)?;
+    let last = run_on(program, passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
-    let schedule = lower_with(verify(&per_rank)?, packing)?;
+    let schedule = lower_with(last.as_ref().map_or(program, VerifiedModule::verified), packing)?;
+    let per_rank = last.map_or_else(|| module.clone(), VerifiedModule::into_module);
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 
