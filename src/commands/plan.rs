@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::rc::Rc;
 
+use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{Diagnostic, Module};
+use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Logits, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
@@ -76,17 +78,18 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let programs = RefCell::new(BTreeMap::new());
     let in_stages = |stages: u64| {
         if let Some(module) = programs.borrow().get(&stages) {
-            return Ok(Module::clone(module));
+            return Ok(Rc::clone(module));
         }
         let training = Training { stages, ..workload.training.clone() };
         let module = import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })?;
-        programs.borrow_mut().insert(stages, module.clone());
+        let module = Rc::new(VerifiedModule::new(module)?);
+        programs.borrow_mut().insert(stages, Rc::clone(&module));
         Ok(module)
     };
     let program = Program {
         registry: session.registry.clone(),
         of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
-        ..Program::new(&module, &cluster)
+        ..Program::new(verify(&module)?, &cluster)
     };
     let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
         context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),

@@ -45,6 +45,15 @@ pub struct VerifiedModule {
 }
 
 impl VerifiedModule {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    /// As [`verify`].
+    pub fn new(module: Module) -> Result<Self, Diagnostics> {
+        verify(&module)?;
+        Ok(Self { module })
+    }
+
     /// Checks every invariant of a module that was made from `previous`: operations of the same function on values of the
     /// same types are not checked again where both modules have one space.
     ///
