@@ -173,9 +173,10 @@ pub struct WorkloadArgs {
     /// Accumulate gradients over M parts of the batch.
     #[arg(long, value_name = "M", allow_hyphen_values = true, help_heading = "Training")]
     pub micro_batches: Option<String>,
-    /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved [default: 1f1b].
+    /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved, zb-h1 [default: 1f1b].
     ///
-    /// `interleaved` gives each stage several ranges of layers: `--train chunks=N`.
+    /// `interleaved` gives each stage several ranges of layers: `--train chunks=N`. `zb-h1` computes gradients of weights
+    /// apart from those of activations, and later, while a stage would wait.
     #[arg(long, value_name = "ORDER", help_heading = "Training")]
     pub pipeline: Option<String>,
     /// Another option of the training step, such as `lr=1e-4`; repeatable.

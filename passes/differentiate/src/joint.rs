@@ -42,7 +42,8 @@ pub(super) fn joint(
     for i in (0..source.nodes.len()).rev() {
         cx.backward(&mut b, &mut run, i, None)?;
     }
-    let Run { map, tape, weights, .. } = run;
+    let Run { map, tape, weights, deferred, .. } = run;
+    Cx::store_deferred(&mut b, deferred)?;
     store_gradients(&mut b, weights, |binding| (cx.accumulation)(cx.main, binding))?;
     let gradients = source.params.iter().map(|&p| tape.of(p)).collect();
     Ok(Joint { function: b.finish([]), outputs: map.outputs(), n_forward, seeds, gradients })

@@ -21,6 +21,7 @@
 
 mod active;
 mod chunked;
+mod deferred;
 mod dropout;
 mod group;
 mod joint;
@@ -40,7 +41,6 @@ mod update;
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
 use std::collections::BTreeMap;
-use std::iter;
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -58,7 +58,7 @@ use last::LastPass;
 use micro::Split;
 use pipelined::Stages;
 use split::{Repetition, split};
-use step::{Cx, DifferentiatedFunction, Optimize, StepParts, Sweep};
+use step::{Backward, Cx, DifferentiatedFunction, Optimize, StepParts, Sweep};
 use tape::Accumulation;
 use tied::TiedWeight;
 use update::OwnedWeights;
@@ -181,7 +181,12 @@ fn stepped(
             let own = |binding: &Binding| accumulation(id, binding);
             let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
             let forward = stepped.functions.push(halves.forward.clone());
-            functions.push(Some(DifferentiatedFunction { halves, plain: None, forward, backward: None }));
+            functions.push(Some(DifferentiatedFunction {
+                halves,
+                plain: None,
+                forward,
+                backward: Backward::InForward,
+            }));
             continue;
         }
         let is_group = grouped.as_ref().is_some_and(|g| g.is_group(id));
@@ -213,7 +218,24 @@ fn stepped(
             halves.forward.phase = Phase::Backward;
         }
         let forward = stepped.functions.push(halves.forward.clone());
-        let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));
+        let whole = std::mem::take(&mut halves.backward);
+        let parts = if training.pipeline.defers_weights() && pipeline.is_some() {
+            let n_carried = match runs {
+                Repetition::Once => 0,
+                Repetition::Looped => halves.seeds.len() + halves.sums.len(),
+            };
+            deferred::parts((&stepped.space, &stepped.functions), &whole, n_carried)?
+        } else {
+            None
+        };
+        let backward = match parts {
+            None => Backward::Whole(stepped.functions.push(whole)),
+            Some(deferred::Parts { inputs, weights, operands }) => Backward::Apart {
+                inputs: inputs.map(|inputs| stepped.functions.push(inputs)),
+                weights: stepped.functions.push(weights),
+                operands,
+            },
+        };
         functions.push(Some(DifferentiatedFunction { halves, plain, forward, backward }));
     }
 
@@ -225,7 +247,7 @@ fn stepped(
         });
     } else if pipeline.is_some() {
         for function in functions.iter().flatten() {
-            for id in iter::once(function.forward).chain(function.backward) {
+            for id in function.functions() {
                 last_pass.function(&mut stepped.functions, id);
             }
         }

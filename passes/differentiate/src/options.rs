@@ -91,12 +91,27 @@ pub enum PipelineOrder {
     OneForwardOneBackward,
     /// As `OneForwardOneBackward`, with several chunks of layers per stage (section 2.2 there).
     Interleaved,
+    /// As `OneForwardOneBackward`, with gradients of weights computed apart and later, while a stage would wait: schedule
+    /// ZB-H1 (Qi et al., arXiv 2401.10241, section 2.3). A stage holds the activations of at most `P` micro-batches.
+    ZbH1,
 }
 
 impl PipelineOrder {
     /// Every order.
-    pub const ALL: [PipelineOrder; 3] =
-        [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward, PipelineOrder::Interleaved];
+    pub const ALL: [PipelineOrder; 4] = [
+        PipelineOrder::Gpipe,
+        PipelineOrder::OneForwardOneBackward,
+        PipelineOrder::Interleaved,
+        PipelineOrder::ZbH1,
+    ];
+
+    /// Whether a stage computes gradients of weights apart from those of arguments.
+    pub(super) fn defers_weights(self) -> bool {
+        match self {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward | PipelineOrder::Interleaved => false,
+            PipelineOrder::ZbH1 => true,
+        }
+    }
 }
 
 /// The dropout of a training step.
@@ -165,7 +180,7 @@ impl Training {
     /// Chunks of layers that the pipeline cuts the model into; 1 without a pipeline.
     pub fn n_chunks(&self) -> u64 {
         match self.pipeline {
-            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => self.stages,
             PipelineOrder::Interleaved => self.stages.saturating_mul(self.chunks),
         }
     }
@@ -283,7 +298,7 @@ fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> R
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, dropout=config|off, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
 /// The maximum number of parts of a loss: the maximum number of operands of `join`.

@@ -2,7 +2,9 @@
 //!
 //! Layers are cut into consecutive *chunks*; chunk `c` belongs to stage `c mod P`. A stage runs its own list of forward
 //! and backward passes, each for one chunk and one micro-batch: a warm-up of forward passes, then forward and backward
-//! passes in alternation, then the remaining backward passes. The lists of all stages merge into one order as if every
+//! passes in alternation, then the remaining backward passes. In the order ZB-H1 a backward pass computes gradients of
+//! arguments only; stage `k` computes those of weights `k` micro-batches later, so that every stage holds as many
+//! micro-batches as the first, and the last ones while it waits for other stages. The lists of all stages merge into one order as if every
 //! pass took one tick: a pass starts in the first tick after the passes that it depends on.
 
 use super::options::PipelineOrder;
@@ -12,8 +14,10 @@ use super::options::PipelineOrder;
 pub(super) enum Half {
     /// The forward pass.
     Forward,
-    /// The backward pass.
+    /// The backward pass; if gradients of weights are deferred, that of arguments.
     Backward,
+    /// The deferred gradients of weights.
+    Weights,
 }
 
 /// One pass of one chunk of layers over one micro-batch.
@@ -45,7 +49,9 @@ pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<
         (group * stages + within % stages, within / stages)
     };
     let step = |half: Half, i: usize| match order {
-        PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => Step { half, micro: i, chunk: stage },
+        PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => {
+            Step { half, micro: i, chunk: stage }
+        }
         PipelineOrder::Interleaved => {
             let (micro, local) = place(i);
             let local = if half == Half::Forward { local } else { chunks - 1 - local };
@@ -55,7 +61,7 @@ pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<
     let (forward, backward) = (|i| step(Half::Forward, i), |i| step(Half::Backward, i));
     let warm_up = match order {
         PipelineOrder::Gpipe => n,
-        PipelineOrder::OneForwardOneBackward => (stages - 1 - stage).min(n),
+        PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => (stages - 1 - stage).min(n),
         PipelineOrder::Interleaved => ((stages - 1 - stage) * 2 + (chunks - 1) * stages).min(n),
     };
     let mut steps: Vec<Step> = (0..warm_up).map(forward).collect();
@@ -63,7 +69,26 @@ pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<
         steps.extend([forward(i), backward(i - warm_up)]);
     }
     steps.extend((n - warm_up..n).map(backward));
-    steps
+    if order.defers_weights() { with_weights(&steps, stage) } else { steps }
+}
+
+/// The passes of a stage with deferred gradients of weights, `delay` micro-batches after those of arguments.
+fn with_weights(steps: &[Step], delay: usize) -> Vec<Step> {
+    let backward = steps.iter().filter(|s| s.half == Half::Backward);
+    let mut weights = backward.map(|&step| Step { half: Half::Weights, ..step });
+    let mut all = Vec::with_capacity(steps.len() * 3 / 2);
+    let mut n_backward = 0;
+    for &step in steps {
+        all.push(step);
+        if step.half == Half::Backward {
+            n_backward += 1;
+            if n_backward > delay {
+                all.extend(weights.next());
+            }
+        }
+    }
+    all.extend(weights);
+    all
 }
 
 /// The passes of all stages, in one order that respects each stage's own.
@@ -79,6 +104,7 @@ pub(super) fn all(order: PipelineOrder, shape: Shape) -> Vec<Step> {
             (Half::Forward, chunk) => done.contains(&Step { chunk: chunk - 1, ..*step }),
             (Half::Backward, chunk) if chunk == last => done.contains(&Step { half: Half::Forward, ..*step }),
             (Half::Backward, chunk) => done.contains(&Step { chunk: chunk + 1, ..*step }),
+            (Half::Weights, _) => done.contains(&Step { half: Half::Backward, ..*step }),
         };
         let tick: Vec<(usize, Step)> = lists
             .iter()
@@ -105,6 +131,7 @@ mod tests {
         let one = |s: &Step| match s.half {
             Half::Forward => format!("F{}", s.micro),
             Half::Backward => format!("B{}", s.micro),
+            Half::Weights => format!("W{}", s.micro),
         };
         steps.iter().map(one).collect::<Vec<_>>().join(" ")
     }
@@ -117,6 +144,9 @@ mod tests {
         assert_eq!(of(PipelineOrder::OneForwardOneBackward, 0), "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5");
         assert_eq!(of(PipelineOrder::OneForwardOneBackward, 2), "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5");
         assert_eq!(of(PipelineOrder::OneForwardOneBackward, 3), "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5");
+        let last = "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5";
+        assert_eq!(of(PipelineOrder::ZbH1, 3), last);
+        assert_eq!(of(PipelineOrder::ZbH1, 0), "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 B3 W3 B4 W4 B5 W5");
     }
 
     #[test]
@@ -141,7 +171,8 @@ mod tests {
                 let chunks = if order == PipelineOrder::Interleaved { chunks } else { 1 };
                 let shape = Shape { stages, chunks, micros };
                 let steps = all(order, shape);
-                assert_eq!(steps.len(), 2 * stages * chunks * micros, "{order:?} {shape:?}");
+                let n_halves = if order.defers_weights() { 3 } else { 2 };
+                assert_eq!(steps.len(), n_halves * stages * chunks * micros, "{order:?} {shape:?}");
                 for stage in 0..stages {
                     let own: Vec<Step> =
                         steps.iter().copied().filter(|s| s.chunk % stages == stage).collect();

@@ -10,6 +10,8 @@
 //! `main` is unrolled: all stages follow one list of calls, and each skips the calls of other stages. A value that a
 //! call takes from another stage crosses stages; `shard` inserts the transfer. Inputs are known on every stage.
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{OpError, Random, Stage};
@@ -112,6 +114,7 @@ pub(super) fn main(
             (0..source.nodes.len()).filter(inside).filter(|&i| chunks[i].unwrap_or(0) == chunk).collect()
         })
         .collect();
+    let mut deferred = BTreeMap::new();
     let mut sum: Option<ValueId> = None;
     for &Step { half, micro, chunk } in order {
         let stage = Some(stage_of(chunk, shape.stages));
@@ -136,6 +139,10 @@ pub(super) fn main(
                 for &i in of_chunk[chunk].iter().rev() {
                     cx.backward(&mut b, run, i, stage)?;
                 }
+                deferred.insert((micro, chunk), std::mem::take(&mut run.deferred));
+            }
+            Half::Weights => {
+                Cx::store_deferred(&mut b, deferred.remove(&(micro, chunk)).unwrap_or_default())?;
             }
         }
     }

@@ -20,8 +20,36 @@ pub(super) struct DifferentiatedFunction {
     /// The version that saves nothing, for members of a group.
     pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
-    /// `None` if the forward function returns the gradients.
-    pub(super) backward: Option<FuncId>,
+    pub(super) backward: Backward,
+}
+
+/// The backward function of a function.
+pub(super) enum Backward {
+    /// None: the forward function returns the gradients.
+    InForward,
+    /// One function.
+    Whole(FuncId),
+    /// Gradients of arguments and gradients of weights apart.
+    Apart {
+        /// `None` if no argument has a gradient.
+        inputs: Option<FuncId>,
+        weights: FuncId,
+        /// The operands of the backward call that `weights` takes, after the further results of `inputs`.
+        operands: Vec<usize>,
+    },
+}
+
+impl DifferentiatedFunction {
+    /// The functions that a step calls.
+    pub(super) fn functions(&self) -> Vec<FuncId> {
+        let mut functions = vec![self.forward];
+        match &self.backward {
+            Backward::InForward => {}
+            Backward::Whole(id) => functions.push(*id),
+            Backward::Apart { inputs, weights, .. } => functions.extend(inputs.iter().chain([weights])),
+        }
+        functions
+    }
 }
 
 /// The context in which `main` is rewritten.
@@ -50,6 +78,8 @@ pub(super) struct Run<'a> {
     pub(super) tape: Tape,
     /// The weights that the function reads, with their gradients.
     pub(super) weights: Vec<(&'a Binding, ValueId)>,
+    /// Calls that store gradients of weights, and that no value of the backward pass depends on.
+    pub(super) deferred: Vec<(Op, Vec<ValueId>)>,
     /// Whether it is the last micro-batch of several that `main` runs one by one.
     pub(super) is_last: bool,
 }
@@ -65,7 +95,8 @@ impl<'a> Run<'a> {
     pub(super) fn new(cx: &Cx<'_>, map: ValueMap<'a>) -> Self {
         let source = cx.function();
         let records = source.nodes.iter().map(|_| None).collect();
-        Self { map, records, tape: Tape::new(source.values.len()), weights: Vec::new(), is_last: false }
+        let tape = Tape::new(source.values.len());
+        Self { map, records, tape, weights: Vec::new(), deferred: Vec::new(), is_last: false }
     }
 }
 
@@ -106,6 +137,7 @@ impl<'a> Cx<'a> {
             self.backward(b, &mut run, i, None)?;
         }
         store_gradients(b, run.weights, |binding| (self.accumulation)(self.main, binding))?;
+        debug_assert!(run.deferred.is_empty(), "only stages of a pipeline defer gradients of weights");
         Ok(run.map)
     }
 
@@ -177,7 +209,7 @@ impl<'a> Cx<'a> {
         stage: Option<Stage>,
     ) -> Result<(), OpError> {
         let node = &self.function().nodes[i];
-        let Run { records, tape, weights, is_last, .. } = run;
+        let Run { records, tape, weights, deferred, is_last, .. } = run;
         let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
         if gradients.iter().all(Option::is_none) {
             return Ok(());
@@ -188,7 +220,7 @@ impl<'a> Cx<'a> {
                 Ok(())
             }
             (_, Some(Record::Call(called))) => {
-                self.call_backward(b, (tape, *is_last), node, (called, stage), &gradients)
+                self.call_backward(b, (tape, deferred, *is_last), node, (called, stage), &gradients)
             }
             (_, Some(Record::Node(record))) => {
                 let is_active = |v: ValueId| self.activity.is_active(self.main, v);
@@ -197,6 +229,20 @@ impl<'a> Cx<'a> {
             // A key has no gradient.
             (_, None) => Ok(()),
         }
+    }
+
+    /// Makes the deferred calls.
+    ///
+    /// # Errors
+    /// None on a program that verifies.
+    pub(super) fn store_deferred(
+        b: &mut FunctionBuilder<'_>,
+        deferred: Vec<(Op, Vec<ValueId>)>,
+    ) -> Result<(), OpError> {
+        for (op, operands) in deferred {
+            b.node(op, &operands, &[])?;
+        }
+        Ok(())
     }
 
     /// The function that runs in place of `id`, in the last micro-batch or another.
@@ -233,7 +279,7 @@ impl<'a> Cx<'a> {
     fn call_backward(
         &self,
         b: &mut FunctionBuilder<'_>,
-        (tape, is_last): (&mut Tape, bool),
+        (tape, deferred, is_last): (&mut Tape, &mut Vec<(Op, Vec<ValueId>)>, bool),
         node: &Node,
         (called, stage): (&ForwardCall<'_>, Option<Stage>),
         gradients: &[Option<ValueId>],
@@ -241,12 +287,12 @@ impl<'a> Cx<'a> {
         let source = self.function();
         let ForwardCall { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
-        let Some(backward) = function.backward else {
+        if let Backward::InForward = function.backward {
             for (&i, &gradient) in halves.returned.iter().zip(saved) {
                 tape.add(b, node.operands[i], gradient)?;
             }
             return Ok(());
-        };
+        }
         let mut operands = Vec::new();
         for &i in &halves.seeds {
             operands.push(or_zeros(b, gradients[i], source.ty(node.results[i]))?);
@@ -258,14 +304,31 @@ impl<'a> Cx<'a> {
         operands.extend(halves.reused.iter().map(|&i| arguments[i]));
         operands.extend(saved);
         let n_layers = layers.end - layers.start;
-        let scan = (n_layers > 1).then(|| Scan {
-            over: (self.stack)(n_layers),
-            carried: n_carried,
-            order: ScanOrder::Descending,
-        });
-        let callee = self.in_pass(backward, is_last);
-        let op = Op::Call { callee, layers: layers.clone(), stride: *stride, scan, stage };
-        let results = b.node(op, &operands, &[])?;
+        let call = |function: FuncId, carried: usize| Op::Call {
+            callee: self.in_pass(function, is_last),
+            layers: layers.clone(),
+            stride: *stride,
+            scan: (n_layers > 1).then(|| Scan {
+                over: (self.stack)(n_layers),
+                carried,
+                order: ScanOrder::Descending,
+            }),
+            stage,
+        };
+        let results = match &function.backward {
+            Backward::InForward => return Ok(()),
+            Backward::Whole(backward) => b.node(call(*backward, n_carried), &operands, &[])?.to_vec(),
+            Backward::Apart { inputs, weights, operands: read } => {
+                let results = match inputs {
+                    Some(inputs) => b.node(call(*inputs, n_carried), &operands, &[])?.to_vec(),
+                    None => Vec::new(),
+                };
+                let kept = &results[halves.returned.len() + halves.sums.len()..];
+                let arguments = kept.iter().copied().chain(read.iter().map(|&i| operands[i]));
+                deferred.push((call(*weights, 0), arguments.collect()));
+                results
+            }
+        };
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.returned.iter().zip(&results) {
             if active(node.operands[i]) {

@@ -119,6 +119,7 @@ pub(super) fn corpus() -> Vec<Case> {
         (PipelineOrder::OneForwardOneBackward, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, "pipeline+megatron-tp", "pp=2,tp=2"),
         (PipelineOrder::OneForwardOneBackward, "pipeline+ring", "pp=4,ring=2"),
+        (PipelineOrder::ZbH1, "pipeline+megatron-tp-sp", "pp=2,tp=2"),
     ] {
         let stages = if mesh.contains("pp=4") { 4 } else { 2 };
         let mut config = llama();

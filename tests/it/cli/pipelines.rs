@@ -26,7 +26,7 @@ fn tiny() -> tempfile::TempDir {
 
 #[test]
 fn a_pipeline_that_is_resumed_is_the_uninterrupted_one_bit_for_bit() {
-    for order in ["gpipe", "1f1b", "interleaved"] {
+    for order in ["gpipe", "1f1b", "interleaved", "zb-h1"] {
         let folder = tiny();
         let at = folder.path();
         let step = format!("{STEP} {STAGES} --pipeline {order}");

@@ -106,6 +106,7 @@ fn stages_of_every_order_on_the_host() {
         (PipelineOrder::OneForwardOneBackward, true, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, false, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, true, "pipeline", "pp=2"),
+        (PipelineOrder::ZbH1, true, "pipeline+megatron-tp", "pp=2,tp=2"),
     ];
     let ones = layouts.map(|(_, tied, ..)| {
         let one = step(&llama(4, tied), Training { clip: Some(1.0), ..Training::default() }, 8);

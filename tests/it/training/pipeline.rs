@@ -107,7 +107,7 @@ pub(super) fn against_whole(config: &Value, training: Training, options: &ShardO
 #[test]
 fn every_order_makes_the_same_step() {
     let mut wrong = Vec::new();
-    for (order, tied) in PipelineOrder::ALL.into_iter().zip([true, false, true]) {
+    for (order, tied) in PipelineOrder::ALL.into_iter().zip([true, false, true, true]) {
         for (strategy, mesh) in [("pipeline", "pp=2"), ("pipeline+ulysses", "pp=2,ulysses=2")] {
             wrong.extend(against_whole(&llama(4, tied), staged(2, order, 4), &options(strategy, mesh)));
         }
@@ -130,6 +130,14 @@ fn stages_compose_with_every_form_of_parallelism() {
         let training = staged(2, PipelineOrder::OneForwardOneBackward, 2);
         wrong.extend(against_whole(&llama(2, true), training, &options(strategy, mesh)));
     }
+    for (strategy, mesh) in [
+        ("pipeline+data-parallel", "dp=2,pp=2"),
+        ("pipeline+megatron-tp-sp", "pp=2,tp=2"),
+        ("pipeline+ring", "pp=2,ring=2"),
+    ] {
+        let training = staged(2, PipelineOrder::ZbH1, 2);
+        wrong.extend(against_whole(&llama(4, false), training, &options(strategy, mesh)));
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -139,16 +147,18 @@ fn stages_shard_states_and_recompute() {
     for zero in Zero::ALL {
         let options =
             ShardOptions { zero, ..options("pipeline+data-parallel+ulysses", "pp=2,dp=2,ulysses=2") };
-        let training = staged(2, PipelineOrder::OneForwardOneBackward, 2);
-        wrong.extend(against_whole(&llama(2, true), training, &options));
+        for order in [PipelineOrder::OneForwardOneBackward, PipelineOrder::ZbH1] {
+            wrong.extend(against_whole(&llama(2, true), staged(2, order, 2), &options));
+        }
     }
+    let ulysses = options("pipeline+ulysses", "pp=2,ulysses=2");
     for recompute in Recompute::ALL {
         let training = Training { recompute, ..staged(2, PipelineOrder::OneForwardOneBackward, 2) };
-        wrong.extend(against_whole(
-            &llama(4, false),
-            training,
-            &options("pipeline+ulysses", "pp=2,ulysses=2"),
-        ));
+        wrong.extend(against_whole(&llama(4, false), training, &ulysses));
+    }
+    for recompute in [Recompute::Selective, Recompute::FULL, Recompute::Full { every: 2 }] {
+        let training = Training { recompute, loss_chunks: 2, ..staged(2, PipelineOrder::ZbH1, 2) };
+        wrong.extend(against_whole(&llama(6, false), training, &ulysses));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -161,6 +171,8 @@ fn more_stages_chunks_that_do_not_divide_and_one_micro_batch() {
         (5, 4, PipelineOrder::OneForwardOneBackward, 8),
         (7, 3, PipelineOrder::OneForwardOneBackward, 2),
         (9, 4, PipelineOrder::Interleaved, 8),
+        (5, 4, PipelineOrder::ZbH1, 8),
+        (7, 3, PipelineOrder::ZbH1, 2),
         (2, 2, PipelineOrder::OneForwardOneBackward, 1),
     ] {
         let training = staged(stages, order, micro_batches);
@@ -269,6 +281,17 @@ fn the_bubble_of_equal_stages_shows() {
     assert!((found / bubble - 1.0).abs() < 0.05, "{found:.3} of the ideal time, not {bubble:.3}");
 }
 
+/// The time in which a stage waits, from the times of a forward call, a backward call (of arguments, if gradients of weights
+/// are apart) and a call for gradients of weights.
+fn bubble(order: PipelineOrder, (p, v): (u64, u64), [forward, backward, weights]: [f64; 3]) -> f64 {
+    (p - 1) as f64
+        * match order {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => forward + backward,
+            PipelineOrder::Interleaved => (forward + backward) / v as f64,
+            PipelineOrder::ZbH1 => forward + backward - weights,
+        }
+}
+
 /// Where links and memory cost nothing and stages are equal, a step takes exactly as much longer than its work as the order's
 /// bubble says, by both simulations.
 #[test]
@@ -287,6 +310,10 @@ fn bubbles_are_exactly_those_of_the_orders() {
         (PipelineOrder::OneForwardOneBackward, 3, 2, 1),
         (PipelineOrder::OneForwardOneBackward, 4, 8, 1),
         (PipelineOrder::Interleaved, 4, 8, 3),
+        (PipelineOrder::ZbH1, 2, 4, 1),
+        (PipelineOrder::ZbH1, 3, 5, 1),
+        (PipelineOrder::ZbH1, 4, 4, 1),
+        (PipelineOrder::ZbH1, 4, 8, 1),
     ] {
         for (strategy, mesh) in [("pipeline", ""), ("pipeline+megatron-tp", ",tp=2")] {
             let training = Training { chunks: v, ..staged(p, order, m) };
@@ -296,8 +323,12 @@ fn bubbles_are_exactly_those_of_the_orders() {
             let mut lowered = lower::lower(ithaca_ir::verify::verify(&ranks_of).unwrap()).unwrap();
             schedule::verify(&lowered).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
             // Stages are equal but for the embedding and the head, and for the optimizer.
-            let is_layer =
-                |name: &str| ["block", "block.backward", "block.backward.complete"].contains(&name);
+            let passes = [
+                vec!["block"],
+                vec!["block.backward", "block.backward.complete", "block.backward.inputs"],
+                vec!["block.backward.weights", "block.backward.weights.complete"],
+            ];
+            let is_layer = |name: &str| passes.concat().contains(&name);
             let others: Vec<FrameId> = lowered
                 .frames
                 .iter()
@@ -307,8 +338,16 @@ fn bubbles_are_exactly_those_of_the_orders() {
             others.into_iter().for_each(|id| lowered.frames[id].tasks.clear());
             let main = lowered.main().unwrap();
             lowered.frames[main].tasks.retain(|task| !matches!(task.work, Work::Compute(_)));
-            let expected = 1.0 + (p - 1) as f64 / (m * v) as f64;
-            let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Times).unwrap();
+            let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Spans).unwrap();
+            // The time of a stage's passes over one micro-batch.
+            let seconds = passes.map(|names| {
+                let first = outcome.classes[0].rank;
+                let spans = outcome.spans.iter().filter(|s| s.rank == first && s.kind == "compute");
+                let spans = spans.filter(|s| names.contains(&s.frame.as_str()));
+                spans.map(|s| s.end - s.start).sum::<f64>() / m as f64
+            });
+            let work = m as f64 * seconds.iter().sum::<f64>();
+            let expected = 1.0 + bubble(order, (p, v), seconds) / work;
             let exactly = outcome.classes.iter().map(|c| (c.time.seconds, c.time.compute));
             let coarsely = simulate_ranks(&cluster, &lowered);
             let coarsely = coarsely.iter().map(|(_, t)| (t.seconds, t.compute));
