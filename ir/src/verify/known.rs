@@ -56,7 +56,100 @@ impl<'a> Known<'a> {
 
 /// Whether two nodes are the same operation on values of the same types.
 fn is_alike((f, a): (&Function, &Node), (g, b): (&Function, &Node)) -> bool {
-    let types_are_equal =
-        |a: &[_], b: &[_]| a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| f.ty(a) == g.ty(b));
+    // The order of values is not checked yet, so a handle may be of no value.
+    let types_are_equal = |a: &[_], b: &[_]| {
+        a.len() == b.len()
+            && a.iter()
+                .zip(b)
+                .all(|(&a, &b)| f.values.get(a).map(|v| &v.ty) == g.values.get(b).map(|v| &v.ty))
+    };
     a.op == b.op && types_are_equal(&a.results, &b.results) && types_are_equal(&a.operands, &b.operands)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::entity::Entity;
+    use crate::handles::ValueId;
+    use crate::module::Module;
+    use crate::ops::table::op::Op;
+    use crate::text::parse;
+    use crate::verify::{VerifiedModule, verify};
+
+    use super::Known;
+
+    const SOURCE: &str = r#"ithaca 1 program
+model "m"
+dim s = 4
+dim m = 6
+
+func @block(%x: f32[s m]) {
+  %w = param {name="{layer}.w"} : f32[m]
+  %y = mul %x, %w : f32[s m]
+  %z = scale %y {factor=0.5} : f32[s m]
+  return %z
+}
+
+func @main() {
+  %x = input {name="x"} : f32[s m]
+  %y = call %x {callee=@block, layers=0..2} : f32[s m]
+  return y = %y
+}
+"#;
+
+    fn module() -> Module {
+        parse(SOURCE).unwrap()
+    }
+
+    #[test]
+    fn operations_but_calls_are_known() {
+        let (before, after) = (module(), module());
+        let known = Known::of(&before, &after);
+        let of = |name: &str| known.nodes(&after.functions[after.function(name).unwrap()]);
+        assert_eq!((of("block"), of("main")), (vec![true; 3], vec![true, false]));
+        let mut resized = module();
+        resized.space.dims.values_mut().for_each(|dim| dim.size += 1);
+        assert!(!Known::of(&before, &resized).has_space());
+    }
+
+    /// Every value with the type of every other one, and every operation with every other operand, is refused as a module
+    /// without a past is.
+    #[test]
+    fn a_change_is_found_as_in_a_module_of_its_own() {
+        let before = module();
+        let verified = verify(&before).unwrap();
+        let mut refused = 0;
+        let mut compare = |changed: Module| {
+            let alone = verify(&changed).map(|_| ()).map_err(|found| format!("{found:?}"));
+            refused += usize::from(alone.is_err());
+            let after = VerifiedModule::after(verified, changed);
+            assert_eq!(after.map(|_| ()).map_err(|found| format!("{found:?}")), alone);
+        };
+        for id in before.functions.ids() {
+            let function = &before.functions[id];
+            let values: Vec<ValueId> = function.values.ids().collect();
+            for &v in &values {
+                for &other in &values {
+                    let mut changed = before.clone();
+                    changed.functions[id].values[v].ty = function.ty(other).clone();
+                    compare(changed);
+                    for n in 0..function.nodes.len() {
+                        let mut changed = before.clone();
+                        let operands = &mut changed.functions[id].nodes[n].operands;
+                        operands.iter_mut().filter(|o| **o == v).for_each(|o| *o = other);
+                        compare(changed);
+                    }
+                }
+            }
+        }
+        let mut changed = before.clone();
+        changed.functions.values_mut().for_each(|f| f.nodes[1].operands[0] = ValueId::new(99));
+        compare(changed);
+        let mut changed = before.clone();
+        changed
+            .functions
+            .values_mut()
+            .for_each(|f| f.nodes.retain(|node| !matches!(node.op, Op::Call { .. })));
+        compare(changed);
+        assert!(refused > 8, "{refused} were refused");
+    }
 }
