@@ -38,8 +38,9 @@ pub enum ErrorFormat {
 pub enum Command {
     /// Choose how to distribute a model, with the reasons.
     #[command(after_help = "\
-Example:
-  ithaca plan examples/llama-3-8b --gpus 8 --seq 128k -o plan.json")]
+Examples:
+  ithaca plan examples/llama-3-8b --gpus 8 --seq 128k -o plan.json
+  ithaca plan --check plan.json")]
     Plan(PlanArgs),
     /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "\
@@ -83,16 +84,14 @@ Example:
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
     },
-    /// List the differences between two plans; exit 1 when there are any.
+    /// Review the differences between two plans; exit 1 when there are any.
     #[command(after_help = "\
-Example:
-  ithaca diff before.json after.json")]
-    Diff {
-        /// The plan before.
-        before: PathBuf,
-        /// The plan after.
-        after: PathBuf,
-    },
+Examples:
+  ithaca diff before.json after.json
+  ithaca diff before.json after.json --only layout,time --tolerance 1%
+
+Exit code: 0 without a difference, 1 with one, 2 after an error.")]
+    Diff(DiffArgs),
     /// Run passes over a program in text form.
     #[command(after_help = "\
 Example:
@@ -102,10 +101,7 @@ Example:
     #[command(after_help = "\
 Example:
   ithaca explain plan.json")]
-    Explain {
-        /// A plan.
-        plan: PathBuf,
-    },
+    Explain(ExplainArgs),
     /// List operations, passes, strategies, models or clusters.
     #[command(after_help = "\
 Example:
@@ -290,8 +286,9 @@ pub struct LayoutArgs {
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// A folder with config.json, or the file itself.
-    pub model: PathBuf,
+    /// A folder with config.json, or the file itself; with `--check`, the model in place of that in the plan.
+    #[arg(required_unless_present = "check")]
+    pub model: Option<PathBuf>,
     /// The workload.
     #[command(flatten)]
     pub workload: WorkloadArgs,
@@ -304,6 +301,59 @@ pub struct PlanArgs {
     /// Print the plan as JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     pub json: bool,
+    /// The table.
+    #[command(flatten)]
+    pub table: TableArgs,
+    /// Plan again what this plan was made for, and review the differences; exit 1 when there are any.
+    #[arg(long, value_name = "PLAN", help_heading = "Output", conflicts_with_all = ["output", "json"])]
+    pub check: Option<PathBuf>,
+}
+
+/// The table of the alternatives.
+#[derive(Clone, Copy, Debug, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Output")]
+pub struct TableArgs {
+    /// Plans in the table, the best first [default: 10].
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole, conflicts_with = "all")]
+    pub top: Option<u64>,
+    /// All plans, and each layout that does not fit or is refused.
+    #[arg(long)]
+    pub all: bool,
+    /// Each layout that does not fit or is refused, with the reason.
+    #[arg(long)]
+    pub why_not: bool,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The plan before.
+    pub before: PathBuf,
+    /// The plan after.
+    pub after: PathBuf,
+    /// Compare these parts only: model, cluster, workload, search, layout, collectives, time, memory, notes, alternatives.
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Numbers that differ by at most this part are equal, as in 1% or 0.01 [default: 0].
+    #[arg(long, value_name = "PART", allow_hyphen_values = true)]
+    pub tolerance: Option<String>,
+    /// Compare the rankings of the alternatives too.
+    #[arg(long)]
+    pub alternatives: bool,
+    /// List every field that differs, by its path.
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A plan.
+    pub plan: PathBuf,
+    /// The table.
+    #[command(flatten)]
+    pub table: TableArgs,
 }
 
 /// Arguments of `emit`.

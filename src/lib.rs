@@ -13,6 +13,7 @@ pub mod files;
 pub mod ineffective;
 pub mod job;
 pub mod kind;
+pub mod request;
 pub mod shell;
 pub mod subject;
 

@@ -44,7 +44,13 @@ pub fn main(registry: &Registry) -> ExitCode {
         }
     };
     let environment = |name: &str| std::env::var(name).ok();
-    let mut session = Session { registry, progress: &mut report, environment: &environment };
+    let mut session = Session {
+        registry,
+        progress: &mut report,
+        arguments: std::env::args().collect(),
+        width: width(),
+        environment: &environment,
+    };
     let outcome = commands::run(cli, &mut session);
     if let Some(spinner) = shown {
         spinner.finish_and_clear();
@@ -61,6 +67,18 @@ pub fn main(registry: &Registry) -> ExitCode {
         }
         Err(failure) => fail(&failure, format),
     }
+}
+
+/// Columns where the output is not a terminal.
+const COLUMNS: usize = 120;
+
+/// The fewest columns that tables are made for.
+const FEWEST_COLUMNS: usize = 60;
+
+/// Columns of standard output.
+fn width() -> usize {
+    let size = terminal_size::terminal_size_of(std::io::stdout());
+    size.map_or(COLUMNS, |(columns, _)| usize::from(columns.0).max(FEWEST_COLUMNS))
 }
 
 fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {

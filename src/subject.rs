@@ -30,8 +30,6 @@ use crate::kind::{self, Kind, Wanted};
 pub struct Model {
     /// The name of its folder.
     pub name: String,
-    /// The path as it was given.
-    pub path: String,
     /// The configuration.
     pub config: Value,
     /// The folder, which may hold weights.
@@ -50,7 +48,7 @@ pub fn model(path: &Path) -> Result<Model> {
     let named =
         folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
     let name = named.unwrap_or_else(|| "model".to_owned());
-    Ok(Model { name, path: path.display().to_string(), config, folder })
+    Ok(Model { name, config, folder })
 }
 
 /// Reads a plan.
@@ -285,12 +283,13 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
-/// The weights beside the configuration of a plan, if they still exist and the configuration is still the same.
+/// The weights of a plan without a path: beside a configuration with the plan's digest, in the folder of the plan or in one
+/// of the model's name, there or in the current folder.
 fn weights_of(plan: &Plan, plan_path: &Path) -> Option<PathBuf> {
-    let given = Path::new(&plan.model.source);
-    let beside = plan_path.parent().map(|p| p.join(given));
-    let candidates = [Some(given.to_owned()), beside];
-    candidates.into_iter().flatten().find_map(|path| {
+    let folder = plan_path.parent().map(Path::to_owned).unwrap_or_default();
+    let named = Path::new(&plan.model.name);
+    let candidates = [folder.join(named), named.to_owned(), folder];
+    candidates.into_iter().find_map(|path| {
         let model = model(&path).ok()?;
         (model.config == plan.model.config && has_weights(&model.folder)).then_some(model.folder)
     })

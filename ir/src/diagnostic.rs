@@ -114,7 +114,11 @@ impl Diagnostic {
     pub fn render(&self, source: Option<Source<'_>>) -> String {
         let mut helps = self.helps.clone();
         if !self.repairs.is_empty() {
-            helps.push(format!("any of these is legal: {}", self.repairs.join(" | ")));
+            let lines: String = self.repairs.iter().map(|repair| format!("\n      {repair}")).collect();
+            helps.push(format!(
+                "{} works:{lines}",
+                if self.repairs.len() == 1 { "this" } else { "any of these" }
+            ));
         }
         let span = self.span.map(|s| s.start as usize..s.end as usize);
         let (source, span) = match (source, span) {

@@ -35,6 +35,7 @@ pub mod traffic;
 pub mod types;
 pub mod units;
 pub mod verify;
+pub mod wrap;
 
 pub use builder::FunctionBuilder;
 pub use diagnostic::{Diagnostic, Diagnostics, Source, Span};

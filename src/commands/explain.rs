@@ -1,40 +1,43 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
+use ithaca_ir::wrap::wrapped;
 use ithaca_passes::compile::Compiled;
-use ithaca_passes::plan::{Collective, Plan, mesh_text};
-use ithaca_passes::planner::table;
+use ithaca_passes::plan::{Collective, Plan, Rates, layout_text};
+use ithaca_passes::planner::{View, table};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
-use super::plan::heading;
+use super::plan::{heading, view};
 use super::session::{Done, Session};
+use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(plan: &Path, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
     let registry = session.registry;
-    let plan = subject::plan(registry, plan)?;
+    let view = view(args.table, session)?;
+    let plan = subject::plan(registry, &args.plan)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
-    Ok(Done::success(text(registry, &plan, &compiled)))
+    let text = format!("{}\n{}", text(registry, &plan, &compiled), alternatives(&plan, &view));
+    let lines = text.lines().map(|line| in_width(line, view.width));
+    Ok(Done::success(heading(&plan, view.width) + &lines.collect::<String>()))
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
-    let mut out = heading(plan);
+    let mut out = String::new();
     // Writing to a string cannot fail.
-    let mesh = if plan.mesh.is_empty() { "one device".to_owned() } else { mesh_text(&plan.mesh) };
-    let _ = writeln!(out, "\nlayout: {} on {mesh}", plan.strategy);
+    let _ = writeln!(out, "\nlayout: {}", layout_text(&plan.strategy, &plan.mesh));
     for name in plan.strategy.split('+') {
         if let Some(strategy) = registry.strategy(name) {
             let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());
         }
     }
-    for note in &plan.notes {
+    for note in plan.notes.iter().chain(&plan.assumptions()) {
         let _ = writeln!(out, "  note: {note}");
     }
     let _ = writeln!(out, "passes: {}", plan.pipeline);
@@ -54,13 +57,19 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         let _ = writeln!(out, "  {} over {}: {all}, {exposed} of it exposed", t.kind, t.axis);
     }
 
-    let time = &plan.time;
+    let (time, rates) = (&plan.time, Rates::of(plan));
     let _ = writeln!(
         out,
         "\ntime of a step: {}, kernels {}, exposed communication {}",
         seconds(time.step_seconds),
         seconds(time.compute_seconds),
         seconds(time.exposed_seconds)
+    );
+    let _ = writeln!(
+        out,
+        "throughput: {:.0} tokens/s per GPU; model FLOPs utilization (MFU) {:.1} %",
+        rates.tokens_per_gpu(time.step_seconds),
+        100.0 * rates.utilization(time.step_seconds)
     );
     out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;
@@ -85,10 +94,20 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
         let _ = writeln!(out, "  {} {}{times}", bytes(held.bytes), held.name);
     }
-    out.push_str("\nalternatives when the plan was made:\n");
-    out.push_str(&table(&plan.alternatives));
-    out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
     out
+}
+
+fn alternatives(plan: &Plan, view: &View) -> String {
+    let table = table(&plan.alternatives, &Rates::of(plan), view);
+    format!(
+        "alternatives when the plan was made:\n{table}\nfigures of the cluster and their sources: `cluster` in the plan"
+    )
+}
+
+/// A line in lines of a width, further lines below the text of the first.
+fn in_width(line: &str, width: usize) -> String {
+    let indent = line.len() - line.trim_start().len();
+    if line.chars().count() <= width { format!("{line}\n") } else { wrapped(line, width, indent + 2) + "\n" }
 }
 
 /// The most collectives that are listed.

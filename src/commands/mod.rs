@@ -1,5 +1,6 @@
 //! The commands, a file each.
 
+mod check;
 mod completions;
 mod device;
 mod diff;
@@ -11,6 +12,7 @@ mod list;
 mod merge_weights;
 mod opt;
 mod plan;
+mod repairs;
 mod run;
 mod schedule_text;
 mod session;
@@ -27,6 +29,10 @@ pub use session::{Done, Session};
 /// # Errors
 /// The diagnostics of the refusal; the exit code is 2.
 pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
+    dispatch(cli, session).map_err(|failure| repairs::as_commands(failure, session))
+}
+
+fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
     match cli.command {
         Command::Plan(args) => plan::plan(&args, session),
         Command::Emit(args) => emit::emit(&args, session),
@@ -35,9 +41,9 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Verify(args) => verify::verify(&args, session),
         Command::ShardWeights(args) => shard_weights::shard_weights(&args, session),
         Command::MergeWeights { shards, output } => merge_weights::merge_weights(&shards, &output, session),
-        Command::Diff { before, after } => diff::diff([&before, &after], session),
+        Command::Diff(args) => diff::diff(&args, session),
         Command::Opt(args) => opt::opt(&args, session),
-        Command::Explain { plan } => explain::explain(&plan, session),
+        Command::Explain(args) => explain::explain(&args, session),
         Command::List { listing } => list::list(listing, session),
         Command::Completions { shell } => Ok(completions::completions(shell)),
     }

@@ -1,144 +1,119 @@
 //! `plan`: chooses a layout, and says why.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::rc::Rc;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::verify::{VerifiedModule, verify};
-use ithaca_passes::differentiate::Training;
-use ithaca_passes::import::{self, Logits, Mode, Workload};
-use ithaca_passes::plan::{self, Plan};
-use ithaca_passes::planner::{self, Program, Request};
+use ithaca_ir::wrap::wrapped;
+use ithaca_passes::import::{self, Workload};
+use ithaca_passes::plan::{self, Plan, Rates};
+use ithaca_passes::planner::{self, Refusals, Rows, View};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
+use super::check;
 use super::session::{Done, Session};
-use crate::cli::PlanArgs;
+use crate::cli::{PlanArgs, TableArgs};
 use crate::error::{Failure, Result};
+use crate::request::{Answer, PlanRequest};
 use crate::{files, ineffective, subject};
 
-/// The most pipeline stages that are tried unless a mesh names more.
-const MOST_STAGES: u64 = 256;
+/// The plans in a table unless the command line asks for more.
+const TOP: usize = 10;
 
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
-    let cluster = subject::cluster_of(&args.layout)?;
-    let (mesh, gpus) = subject::mesh(&args.layout)?;
-    let gpus = gpus.ok_or_else(|| {
-        Failure::from(
-            Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`"),
-        )
-    })?;
-    let model = subject::model(&args.model)?;
-    // The program has one stage; the mesh of a candidate sets the number of its stages.
-    let mut workload = subject::grouped(subject::workload(&args.workload, None)?, gpus);
-    if workload.training.stages > 1 {
-        let n = workload.training.stages;
-        let message =
-            format!("`--train stages={n}` sets the number of stages, and the mesh of a plan sets it");
-        return Err(Diagnostic::new("C00", message)
-            .help(format!("use the mesh, as in `--strategy pipeline --mesh pp={n}`"))
-            .into());
+    let view = view(args.table, session)?;
+    if let Some(plan) = &args.check {
+        return check::check(plan, args, session);
     }
-    ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
-    if args.workload.logits.is_none()
-        && workload.mode == Mode::Prefill
-        && import::predicts_next(&model.config, &workload.ignore)?
-    {
-        workload.logits = Logits::Last;
-    }
-    let stages = ineffective::stages_of(session.registry, &args.layout, mesh.as_ref(), &workload.training);
-    if workload.mode == Mode::Train {
-        ineffective::pipeline(&args.workload, &workload.training, stages)?;
+    let model = args.model.as_deref().expect("the model is required without `--check`");
+    let model = subject::model(model)?;
+    let request = PlanRequest::of_args(session.registry, model, &args.workload, &args.layout)?;
+    if let Some(path) = &args.output {
+        files::check_file(path)?;
     }
     (session.progress)("importing");
-    let module = import::program(&model.config, &model.name, &workload)?;
-    let options = subject::layout_options(session.registry, &args.layout, mesh.as_ref())?;
-    let strategy = subject::requested_strategy(session.registry, &args.layout, mesh.as_ref())?;
-    let stages = match (workload.mode, workload.training.micro_batches) {
-        (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
-        _ => Vec::new(),
-    };
+    let module = request.program()?;
+    let PlanRequest { model, workload, .. } = &request;
     let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
-    let ineffective_dropout = ineffective::training_notes(&workload, &module, as_configured)?;
-    let request = Request {
-        gpus,
-        batch: workload.batch,
-        strategy,
-        mesh,
-        options,
-        chooses_fusion: args.layout.fuse.is_none(),
-        sparsity: planner::Sparsity::of(&module),
-        experts: planner::experts(&module),
-        stages,
-    };
+    let ineffective_dropout = ineffective::training_notes(workload, &module, as_configured)?;
     (session.progress)("planning");
-    // Many candidates have the same number of stages.
-    let programs = RefCell::new(BTreeMap::new());
-    let in_stages = |stages: u64| {
-        if let Some(module) = programs.borrow().get(&stages) {
-            return Ok(Rc::clone(module));
+    let plan = match request.answer(session.registry, &module)? {
+        Answer::Plan(plan) => *plan,
+        Answer::Refused(refusal, rates) => {
+            // The layouts are printed where they were asked for.
+            let is_asked = args.table.all || args.table.why_not;
+            let context = is_asked.then(|| planner::table(&refusal.alternatives, &rates, &view));
+            let context = context.filter(|table| !table.is_empty());
+            return Err(Failure { context, ..Failure::from(refusal.diagnostic) });
         }
-        let training = Training { stages, ..workload.training.clone() };
-        let module = import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })?;
-        let module = Rc::new(VerifiedModule::new(module)?);
-        programs.borrow_mut().insert(stages, Rc::clone(&module));
-        Ok(module)
     };
-    let program = Program {
-        registry: session.registry.clone(),
-        of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
-        ..Program::new(verify(&module)?, &cluster)
-    };
-    let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
-        context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
-        ..Failure::from(refusal.diagnostic)
-    })?;
-    let workload = subject::staged(workload.clone(), &ranked.chosen.options.mesh);
-    let described = plan::Model::new(model.name, model.path, model.config);
-    let plan = ranked.into_plan(&cluster, described, plan::Workload::of(&workload, &module));
     let json = plan.to_json();
-    let mut out = if args.json { json.clone() } else { summary(&plan) };
-    if !args.json && args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS)
-    {
-        out.push_str("note: `--pipeline` has no effect: the plan has no stages\n");
-    }
-    if let Some(note) = ineffective_dropout.filter(|_| !args.json) {
-        let _ = writeln!(out, "note: {note}");
-    }
     if let Some(path) = &args.output {
         files::write(path, json.as_bytes())?;
-        if !args.json {
-            let _ = writeln!(out, "wrote {}", path.display());
-        }
+    }
+    if args.json {
+        return Ok(Done::success(json));
+    }
+    let mut out = summary(&plan, &view);
+    let mut note = |text: &str| out.push_str(&noted(text, view.width));
+    if args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS) {
+        note("`--pipeline` has no effect: the plan has no stages");
+    }
+    if let Some(text) = ineffective_dropout {
+        note(&text);
+    }
+    if let Some(path) = &args.output {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done::success(out))
 }
 
+/// How much of the alternatives a table shows.
+pub(super) fn view(args: TableArgs, session: &Session<'_>) -> Result<View> {
+    let TableArgs { top, all, why_not } = args;
+    let rows = match top {
+        Some(0) => {
+            return Err(Diagnostic::new("C00", "`--top 0` shows no plan")
+                .help("use `--top 1` or more, or `--json`, which prints no table")
+                .into());
+        }
+        Some(n) => Rows::Top(usize::try_from(n).unwrap_or(usize::MAX)),
+        None if all => Rows::All,
+        None => Rows::Top(TOP),
+    };
+    let refusals = if all || why_not { Refusals::Each } else { Refusals::Summed };
+    Ok(View { width: session.width, rows, refusals })
+}
+
 /// The plan for a terminal: the request, the ranked table, the notes.
-pub(super) fn summary(plan: &Plan) -> String {
-    let mut out = heading(plan);
+fn summary(plan: &Plan, view: &View) -> String {
+    let mut out = heading(plan, view.width);
     out.push('\n');
-    out.push_str(&planner::table(&plan.alternatives));
+    out.push_str(&planner::table(&plan.alternatives, &Rates::of(plan), view));
     out.push('\n');
-    // Writing to a string cannot fail.
-    for note in &plan.notes {
-        let _ = writeln!(out, "note: {note}");
+    for note in plan.notes.iter().chain(&plan.assumptions()) {
+        out.push_str(&noted(note, view.width));
     }
     out
 }
 
-/// One line: the model, the workload and the cluster.
-pub(super) fn heading(plan: &Plan) -> String {
+/// A note in lines of a width.
+pub(super) fn noted(text: &str, width: usize) -> String {
+    wrapped(&format!("note: {text}"), width, "note: ".len()) + "\n"
+}
+
+/// The model, the workload and the cluster.
+pub(super) fn heading(plan: &Plan, width: usize) -> String {
     let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
-    format!(
-        "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})\n",
+    let text = format!(
+        "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})",
         plan.model.name,
         mode.name(),
         counted(plan.gpus, "GPU"),
         plan.cluster.name,
         plan.cluster.accelerator.name,
-    )
+    );
+    wrapped(&text, width, 2) + "\n"
 }

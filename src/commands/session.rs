@@ -8,6 +8,10 @@ pub struct Session<'a> {
     pub registry: &'a Registry,
     /// Called with the current activity, for a person who waits.
     pub progress: &'a mut dyn FnMut(&str),
+    /// The arguments of the process, the name of the program first; repairs repeat them.
+    pub arguments: Vec<String>,
+    /// Columns of the output.
+    pub width: usize,
     /// Reads environment variables; a launcher sets the rank of this process there.
     pub environment: &'a dyn Fn(&str) -> Option<String>,
 }

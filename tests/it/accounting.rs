@@ -255,9 +255,12 @@ fn plan_program_and_runtime_agree() {
                 };
                 let compiled = ranked.chosen.compiled.clone();
                 let promised = traffic::of_module(&compiled.per_rank);
-                let described = plan::Model::new("model", "model", json!({}));
-                let workload = plan::Workload::of(&Workload::prefill(1, case.tokens), &module);
-                let written = ranked.into_plan(&cluster, described, workload).collectives;
+                let subject = planner::Subject {
+                    model: plan::Model::new("model", json!({})),
+                    workload: plan::Workload::of(&Workload::prefill(1, case.tokens), &module),
+                    model_flops: 0.0,
+                };
+                let written = ranked.into_plan(&cluster, &request, subject).collectives;
                 assert_eq!(written, plan::collectives(&compiled.per_rank));
                 assert_eq!(written.len(), promised.len());
                 for (row, promise) in written.iter().zip(&promised) {

@@ -1,5 +1,6 @@
 //! The command line from outside: what it prints, what it writes, and with which code it ends.
 
+mod answers;
 mod checkpoints;
 mod goldens;
 mod ineffective;

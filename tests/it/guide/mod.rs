@@ -53,7 +53,13 @@ fn output(command: &str, folder: &Path) -> String {
     let arguments = arguments.split_whitespace().map(place);
     let cli = Cli::try_parse_from(std::iter::once("ithaca".to_owned()).chain(arguments)).unwrap();
     let registry = bidirectional::registry();
-    let mut session = Session { registry: &registry, progress: &mut |_| {}, environment: &|_| None };
+    let mut session = Session {
+        registry: &registry,
+        progress: &mut |_| {},
+        arguments: Vec::new(),
+        width: 120,
+        environment: &|_| None,
+    };
     let done = commands::run(cli, &mut session).unwrap_or_else(|f| panic!("{command}: {}", f.render()));
     assert_eq!(done.code, 0, "{command}: {}", done.text);
     done.text.replace(&format!("{}/", folder.display()), "")

@@ -1,12 +1,18 @@
 //! The plan: the contents of `plan.json`, and how they are read, checked and written.
 //!
-//! A plan is self-contained: the model's configuration and the whole cluster profile are in it, so that running,
-//! verifying and emitting it need no other file, and it is byte-identical from run to run. Its schema is published as
+//! A plan is self-contained: the model's configuration, the whole cluster profile and the request are in it, so that running,
+//! verifying, emitting and planning again need no other file, and it is byte-identical from run to run and from every path of
+//! the model. Its schema is published as
 //! `docs/plan.schema.json`. Times are rounded to six significant digits, so that they print the same everywhere.
 
+mod assumptions;
 mod diff;
 mod digest;
+mod flops;
+mod layout;
+mod rates;
 mod reason;
+mod review;
 mod stated;
 
 use std::collections::BTreeMap;
@@ -14,10 +20,8 @@ use std::collections::BTreeMap;
 use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
 use ithaca_ir::traffic;
-use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Op, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
-use ithaca_layout::fuse::Fusion;
-use ithaca_layout::movement::Partials;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
@@ -30,15 +34,21 @@ use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
 pub use digest::digest;
+pub use flops::model_flops;
+use layout::read_options;
+pub use layout::{MeshAxis, Search, layout_options, layout_text, mesh_axes, mesh_text};
+pub use rates::Rates;
 pub(crate) use reason::row;
 pub use reason::why_chosen;
+pub use review::{Review, ReviewOptions, Section, review};
 
 /// The version of the document that this program reads and writes.
 ///
 /// Version 2 adds `dimensions` with their token orders, `attention` with its movements, and the layout options `order`,
 /// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
 /// Version 3 writes the layout options as a pipeline does.
-pub const VERSION: u32 = 3;
+/// Version 4 adds the `search` and `model_flops`, has no path of the model, and lists alternatives with equal programs once.
+pub const VERSION: u32 = 4;
 
 /// A parallel plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -54,6 +64,8 @@ pub struct Plan {
     pub workload: Workload,
     /// Number of GPUs.
     pub gpus: u64,
+    /// Which layouts the planner searched.
+    pub search: Search,
     /// The strategy, or product of strategies, for example `ulysses+megatron-tp`.
     pub strategy: String,
     /// The mesh, major to minor.
@@ -73,6 +85,8 @@ pub struct Plan {
     pub memory: Memory,
     /// Time of a step.
     pub time: Time,
+    /// FLOPs that the model needs for a step, whatever the layout: recomputation and padding do not count.
+    pub model_flops: f64,
     /// What was tried, best first.
     pub alternatives: Vec<Alternative>,
     /// What the user should know: copied heads, padding, dimensions that stay whole.
@@ -85,8 +99,6 @@ pub struct Plan {
 pub struct Model {
     /// Its name.
     pub name: String,
-    /// Where its description was read, as given.
-    pub source: String,
     /// SHA-256 of the description, keys sorted and without spaces, in hexadecimal.
     pub digest: String,
     /// The whole description.
@@ -95,8 +107,8 @@ pub struct Model {
 
 impl Model {
     /// The model that `config` describes; the digest is computed.
-    pub fn new(name: impl Into<String>, source: impl Into<String>, config: serde_json::Value) -> Self {
-        Self { name: name.into(), source: source.into(), digest: digest(&config), config }
+    pub fn new(name: impl Into<String>, config: serde_json::Value) -> Self {
+        Self { name: name.into(), digest: digest(&config), config }
     }
 }
 
@@ -211,16 +223,6 @@ impl Workload {
     }
 }
 
-/// An axis of the mesh.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MeshAxis {
-    /// The name.
-    pub axis: String,
-    /// Ranks along it.
-    pub size: u64,
-}
-
 /// A dimension of the per-rank program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -305,6 +307,9 @@ pub struct Alternative {
     pub strategy: String,
     /// The mesh, major to minor.
     pub mesh: Vec<MeshAxis>,
+    /// Other strategies and meshes with the same program, up to the order of the axes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -389,7 +394,12 @@ impl Plan {
             Some(Some(v)) if v == u64::from(VERSION) => {}
             Some(Some(version)) => {
                 let message = format!("`{name}` has `version` {version}, but this program reads {VERSION}");
-                return Err(Diagnostic::new("M32", message).help("make the plan anew with `ithaca plan`"));
+                let help = if version < u64::from(VERSION) {
+                    "make the plan anew with `ithaca plan … -o plan.json`"
+                } else {
+                    "read it with the version of Ithaca that wrote it, or make the plan anew with `ithaca plan … -o plan.json`"
+                };
+                return Err(Diagnostic::new("M32", message).help(help));
             }
             Some(None) => {
                 return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
@@ -431,6 +441,7 @@ impl Plan {
         if self.gpus > devices {
             return refuse(format!("`gpus` is {}, but `cluster` has {devices} devices", self.gpus));
         }
+        self.search.layout()?;
         let options = self.shard_options()?;
         let strategies = registry.product(&self.strategy)?;
         let own = options.attention.sequences.iter().flat_map(|(_, axes)| axes);
@@ -446,6 +457,11 @@ impl Plan {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
         }
         self.cluster.check()?;
+        let forward = import::import(&self.model.config, &self.model.name, &workload)?;
+        let flops = rounded(model_flops(&forward, workload.mode));
+        if flops != self.model_flops {
+            return refuse(format!("`model_flops` is {}, but {flops} is computed", self.model_flops));
+        }
         let module =
             import::program(&self.model.config, &self.model.name, &workload).map_err(ithaca_pass::first)?;
         shard::check(registry, &module, &options).map(|_| ())
@@ -469,31 +485,8 @@ impl Plan {
     /// # Errors
     /// `P02` for an option that is unknown or has a value that it does not take, `P12` for a malformed mesh.
     pub fn shard_options(&self) -> Result<ShardOptions, Diagnostic> {
-        let strategy = ("strategy".to_owned(), self.strategy.clone());
-        let axes = self.mesh.iter().map(|a| (a.axis.clone(), a.size.to_string()));
-        let others = self.options.iter().filter(|(key, _)| ![FUSE, PARTIALS].contains(&key.as_str()));
-        let others = others.map(|(key, value)| (key.clone(), value.clone()));
-        let pairs: Vec<(String, String)> = std::iter::once(strategy).chain(axes).chain(others).collect();
-        let fusion = self.options.get(FUSE).map_or(Ok(Fusion::NONE), |text| Fusion::parse(text))?;
-        let partials =
-            self.options.get(PARTIALS).map_or(Ok(Partials::default()), |text| Partials::parse(text))?;
-        Ok(ShardOptions { fusion, partials, ..ShardOptions::from_pipeline(&pairs)? })
+        read_options(&self.strategy, &self.mesh, &self.options)
     }
-}
-
-/// The option for the passes after `shard`.
-const FUSE: &str = "fuse";
-
-/// The option of `lower-movements`.
-const PARTIALS: &str = "partials";
-
-/// The options of a layout that are not as by default, as a plan writes them.
-pub fn layout_options(options: &ShardOptions) -> BTreeMap<String, String> {
-    let fusion = (options.fusion != Fusion::NONE).then(|| (FUSE.to_owned(), options.fusion.to_string()));
-    let partials = options.partials;
-    let partials =
-        (partials != Partials::default()).then(|| (PARTIALS.to_owned(), partials.name().to_owned()));
-    options.departures().into_iter().chain(fusion).chain(partials).collect()
 }
 
 /// The JSON schema of the document, as `docs/plan.schema.json` holds it.
@@ -502,17 +495,6 @@ pub fn schema() -> String {
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
     text.push('\n');
     text
-}
-
-/// The axes of a mesh, as a plan writes them.
-pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
-    mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
-}
-
-/// A mesh as the command line spells it: `ring=2,tp=4`.
-pub fn mesh_text(mesh: &[MeshAxis]) -> String {
-    let axes: Vec<String> = mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
-    axes.join(",")
 }
 
 /// The dimensions of a space, as a plan writes them.

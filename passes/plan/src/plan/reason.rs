@@ -7,14 +7,10 @@ use crate::simulate::Simulation;
 /// Why a plan was chosen: it takes the least time; and the part of that time that is communication.
 pub fn why_chosen(simulation: &Simulation) -> String {
     match simulation.most_exposed() {
-        None => "least step time; no communication is exposed".to_owned(),
+        None => "chosen: no communication is exposed".to_owned(),
         Some((key, time)) => {
             let part = 100.0 * simulation.exposed() / simulation.seconds;
-            let row = row(key);
-            format!(
-                "least step time; {part:.1} % of it is exposed communication, most in {row}: {}",
-                seconds(time.exposed)
-            )
+            format!("chosen: {part:.1} % exposed, {} in {}", seconds(time.exposed), row(key))
         }
     }
 }
@@ -23,6 +19,6 @@ pub fn why_chosen(simulation: &Simulation) -> String {
 pub(crate) fn row((kind, axis): &(&'static str, String)) -> String {
     match axis.as_str() {
         "" => (*kind).to_owned(),
-        axis => format!("{kind} over {axis}"),
+        axis => format!("{kind}/{axis}"),
     }
 }

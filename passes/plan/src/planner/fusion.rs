@@ -35,7 +35,8 @@ pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Pri
     }
     if !faster.is_empty() {
         for (i, other) in faster {
-            fits[i] = other;
+            let also = std::mem::take(&mut fits[i].also);
+            fits[i] = Priced { also, ..other };
         }
         fits.sort_by(Priced::cmp_rank);
     }

@@ -13,34 +13,24 @@ mod fusion;
 mod reasons;
 mod repair;
 mod request;
+mod same;
 mod search;
 mod table;
 mod tried;
 
-use ithaca_ir::ops::experts::Experts;
-use ithaca_ir::{Diagnostic, Module, Op};
+use ithaca_ir::Diagnostic;
 use ithaca_layout::shard::ShardOptions;
 
 use crate::cluster::Cluster;
-use crate::plan::{self, Alternative, Plan};
+use crate::plan::{self, Alternative, Plan, rounded};
 use tried::{Tried, price};
 
 pub use candidates::candidates;
 pub use compiler::{Compiler, Program};
 pub use repair::repairs;
-pub use request::{Request, Sparsity};
-pub use table::table;
+pub use request::{Request, Sparsity, experts};
+pub use table::{Refusals, Rows, View, table};
 pub use tried::Priced;
-
-/// How many experts a program's mixtures choose from, at most.
-pub fn experts(module: &Module) -> u64 {
-    let nodes = module.functions.values().flat_map(|f| &f.nodes);
-    let dealt = nodes.filter_map(|node| match &node.op {
-        Op::Experts(Experts::Deal(deal)) => Some(deal.experts),
-        _ => None,
-    });
-    dealt.map(|experts| module.space.size(experts)).max().unwrap_or(0)
-}
 
 /// The winner, and everything that was tried.
 #[derive(Clone, Debug)]
@@ -49,6 +39,17 @@ pub struct Ranked {
     pub chosen: Priced,
     /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
+}
+
+/// What a plan is of.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The model.
+    pub model: plan::Model,
+    /// The workload.
+    pub workload: plan::Workload,
+    /// The FLOPs that the model needs for a step.
+    pub model_flops: f64,
 }
 
 /// A request that nothing satisfies.
@@ -85,14 +86,16 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
 
 impl Ranked {
     /// The document of the winner.
-    pub fn into_plan(self, cluster: &Cluster, model: plan::Model, workload: plan::Workload) -> Plan {
-        let Ranked { chosen: Priced { options, compiled, simulation, memory }, alternatives } = self;
+    pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
+        let Ranked { chosen: Priced { options, compiled, simulation, memory, also: _ }, alternatives } = self;
+        let Subject { model, workload, model_flops } = subject;
         Plan {
             version: plan::VERSION,
             model,
             cluster: cluster.clone(),
             workload,
             gpus: options.mesh.ranks(),
+            search: request.search(),
             mesh: plan::mesh_axes(&options.mesh),
             dimensions: plan::dimensions(&compiled.per_rank.space),
             attention: plan::attention(&compiled.attention, &options),
@@ -102,6 +105,7 @@ impl Ranked {
             collectives: plan::collectives(&compiled.per_rank),
             memory,
             time: plan::Time::of(&simulation),
+            model_flops: rounded(model_flops),
             alternatives,
             notes: compiled.notes,
         }
@@ -153,6 +157,7 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
         tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
     }
     tried.fits.sort_by(Priced::cmp_rank);
+    same::merge(&mut tried.fits);
     tried.too_large.sort_by_key(|(_, over)| *over);
     Ok(tried)
 }

@@ -6,6 +6,7 @@ use ithaca_layout::shard::ShardOptions;
 
 use crate::plan::{self, Alternative, Outcome, rounded, row, why_chosen};
 use crate::planner::tried::Priced;
+use crate::simulate::{CommTime, Simulation};
 
 /// A candidate that fits, beside the winner.
 pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
@@ -24,7 +25,7 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
             reason: why_slower(priced, winner),
         }
     };
-    alternative(options, outcome)
+    Alternative { also: priced.also.clone(), ..alternative(options, outcome) }
 }
 
 /// A candidate that does not fit by `over` bytes.
@@ -50,33 +51,50 @@ pub(super) fn refused(options: &ShardOptions, diagnostic: &Diagnostic, repairs: 
 }
 
 fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
-    Alternative { strategy: options.strategy_text(), mesh: plan::mesh_axes(&options.mesh), outcome }
+    Alternative {
+        strategy: options.strategy_text(),
+        mesh: plan::mesh_axes(&options.mesh),
+        also: Vec::new(),
+        outcome,
+    }
 }
 
+/// The parts of the step that differ from the winner's, with their signs: they add up to the difference of the steps.
 fn why_slower(priced: &Priced, winner: &Priced) -> String {
     let (this, best) = (&priced.simulation, &winner.simulation);
     let more = rounded(this.seconds) - rounded(best.seconds);
     if more <= 0.0 {
         return if priced.memory.total > winner.memory.total {
-            format!("as fast, with {} more memory", bytes(priced.memory.total - winner.memory.total))
+            format!("as fast, {} more memory", bytes(priced.memory.total - winner.memory.total))
         } else {
-            "as fast and as large; the winner comes first by name".to_owned()
+            "as fast and as large; later by name".to_owned()
         };
     }
     let exposed = this.exposed() - best.exposed();
     let compute = this.compute - best.compute;
-    let percent = 100.0 * more / best.seconds;
-    let mut causes = Vec::new();
-    if exposed > 0.0 {
-        let most =
-            this.most_exposed().map(|(key, time)| format!(", {} in {}", seconds(time.exposed), row(key)));
-        causes.push((exposed, format!("{} more exposed{}", seconds(exposed), most.unwrap_or_default())));
-    }
-    if compute > 0.0 {
-        causes.push((compute, format!("{} more compute", seconds(compute))));
-    }
-    causes.retain(|c| c.0 >= 0.01 * more);
-    causes.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let causes: Vec<String> = causes.into_iter().map(|c| c.1).collect();
-    format!("{percent:.1} % slower: {}", causes.join("; "))
+    let idle = (this.seconds - best.seconds) - exposed - compute;
+    let longest = if exposed > 0.0 { more_exposed(this, best) } else { String::new() };
+    let mut parts = vec![
+        (exposed, format!("exposed{longest}")),
+        (compute, "compute".to_owned()),
+        (idle, "idle".to_owned()),
+    ];
+    // The rest is below the digits of the difference.
+    parts.retain(|(seconds, _)| seconds.abs() >= 0.005 * more);
+    parts.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let part = |(part, what): &(f64, String)| {
+        let sign = if *part < 0.0 { '-' } else { '+' };
+        format!("{sign}{} {what}", seconds(part.abs()))
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join(", ")
+}
+
+/// The row of collectives whose exposed time is most above the winner's.
+fn more_exposed(this: &Simulation, best: &Simulation) -> String {
+    let above = |key: &(&'static str, String), time: &CommTime| {
+        time.exposed - best.communication.get(key).map_or(0.0, |other| other.exposed)
+    };
+    let rows = this.communication.iter().map(|(key, time)| (above(key, time), key));
+    let most = rows.max_by(|a, b| a.0.total_cmp(&b.0));
+    most.map_or_else(String::new, |(_, key)| format!(" {}", row(key)))
 }

@@ -1,7 +1,14 @@
 //! Requests to the planner.
 
-use ithaca_ir::{Mesh, Module, Op};
+use ithaca_import::{Mode, Workload};
+use ithaca_ir::ops::experts::Experts;
+use ithaca_ir::{Diagnostic, Mesh, Module, Op};
 use ithaca_layout::shard::ShardOptions;
+
+use crate::plan::{self, Search};
+
+/// The most pipeline stages that are tried unless a mesh names more.
+const MOST_STAGES: u64 = 256;
 
 /// A request to the planner.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,4 +75,51 @@ impl Request {
     pub fn new(gpus: u64) -> Self {
         Self { gpus, batch: 1, ..Self::default() }
     }
+
+    /// A search of layouts for a program, which was made for `workload` without stages.
+    ///
+    /// # Errors
+    /// `P02` for options of the search that are unknown or have values that they do not take.
+    pub fn of_search(
+        search: &Search,
+        module: &Module,
+        workload: &Workload,
+        gpus: u64,
+    ) -> Result<Self, Diagnostic> {
+        let stages = match (workload.mode, workload.training.micro_batches) {
+            (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            gpus,
+            batch: workload.batch,
+            strategy: search.strategy.clone(),
+            mesh: search.mesh(),
+            options: search.layout()?,
+            chooses_fusion: search.chooses_fusion,
+            sparsity: Sparsity::of(module),
+            experts: experts(module),
+            stages,
+        })
+    }
+
+    /// The search of this request, as a plan records it.
+    pub fn search(&self) -> Search {
+        Search {
+            strategy: self.strategy.clone(),
+            mesh: self.mesh.as_ref().map(plan::mesh_axes),
+            options: plan::layout_options(&self.options),
+            chooses_fusion: self.chooses_fusion,
+        }
+    }
+}
+
+/// How many experts a program's mixtures choose from, at most.
+pub fn experts(module: &Module) -> u64 {
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    let dealt = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Deal(deal)) => Some(deal.experts),
+        _ => None,
+    });
+    dealt.map(|experts| module.space.size(experts)).max().unwrap_or(0)
 }

@@ -1,73 +1,213 @@
-//! The ranked table: one line for each alternative, and why.
+//! The ranked table: a row for each distinct plan, at most as wide as the terminal, and the refusals by reason.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::{bytes, seconds};
+use ithaca_ir::wrap::wrapped;
 
-use crate::plan::{Alternative, Outcome, mesh_text};
+use crate::plan::{Alternative, Outcome, Rates, layout_text};
 
-/// The alternatives as a table for a terminal, with a final newline.
-///
-/// Meshes of a strategy that are refused by the same rule share a line, which tells of the first.
-pub fn table(alternatives: &[Alternative]) -> String {
-    let head = ["strategy", "mesh", "step time", "exposed", "memory/GPU", "reason"].map(str::to_owned);
-    let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows(alternatives)).collect();
-    let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
-    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(width);
-    let mut text = String::new();
-    for [strategy, mesh, step, exposed, memory, reason] in &rows {
-        let line = format!("{strategy:<a$}  {mesh:<b$}  {step:>c$}  {exposed:>d$}  {memory:>e$}  {reason}");
-        text.push_str(line.trim_end());
-        text.push('\n');
+/// How much of the alternatives a table shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Columns of the terminal.
+    pub width: usize,
+    /// The plans.
+    pub rows: Rows,
+    /// The layouts that do not fit or are not legal.
+    pub refusals: Refusals,
+}
+
+/// The plans of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// So many of the best.
+    Top(usize),
+    /// All.
+    All,
+}
+
+/// The refusals of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusals {
+    /// A line for each reason.
+    Summed,
+    /// A line for each layout.
+    Each,
+}
+
+/// The cells of a row that are numbers.
+const FIGURES: usize = 5;
+
+/// The gap between columns.
+const GAP: &str = "  ";
+
+/// The indent of a reason below its row.
+const INDENT: usize = 4;
+
+struct Row {
+    layout: String,
+    figures: [String; FIGURES],
+    reason: String,
+}
+
+/// The alternatives for a terminal, with a final newline.
+pub fn table(alternatives: &[Alternative], rates: &Rates, view: &View) -> String {
+    let mut out = String::new();
+    let (plans, others): (Vec<&Alternative>, Vec<&Alternative>) =
+        alternatives.iter().partition(|a| is_plan(&a.outcome));
+    if !plans.is_empty() {
+        let shown = match view.rows {
+            Rows::All => plans.len(),
+            Rows::Top(n) => n.min(plans.len()),
+        };
+        let rows: Vec<Row> = plans[..shown].iter().map(|a| row(a, rates, view.rows)).collect();
+        out.push_str(&aligned(&rows, view.width));
+        let line = match plans.len() - shown {
+            0 => String::new(),
+            1 => "1 slower plan is not shown (--all)\n".to_owned(),
+            n => format!("{n} slower plans are not shown (--all)\n"),
+        };
+        out.push_str(&line);
     }
-    text
+    match view.refusals {
+        Refusals::Summed => summed(&others, view.width, &mut out),
+        Refusals::Each => each(&others, view.width, &mut out),
+    }
+    out
 }
 
-fn rows(alternatives: &[Alternative]) -> impl Iterator<Item = [String; 6]> {
-    let alike = |a: &Alternative, b: &Alternative| match (&a.outcome, &b.outcome) {
-        (Outcome::Refused { code: x, repairs: r, .. }, Outcome::Refused { code: y, repairs: s, .. }) => {
-            a.strategy == b.strategy && x == y && r == s
-        }
-        _ => false,
-    };
-    alternatives.chunk_by(alike).map(|group| {
-        let mut cells = row(&group[0]);
-        if group.len() > 1 {
-            cells[1] = format!("{}, {} more", cells[1], group.len() - 1);
-        }
-        cells
-    })
+/// Whether an alternative fits and is legal.
+fn is_plan(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Chosen { .. } | Outcome::Slower { .. } => true,
+        Outcome::OutOfMemory { .. } | Outcome::Refused { .. } => false,
+    }
 }
 
-fn row(alternative: &Alternative) -> [String; 6] {
-    let Alternative { strategy, mesh, outcome } = alternative;
-    let (figures, reason) = match outcome {
-        Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
-            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), format!("chosen: {reason}"))
+fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
+    let Alternative { strategy, mesh, also, outcome } = alternative;
+    let (step, exposed, memory, reason) = match outcome {
+        Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason }
+        | Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
+            (*step_seconds, *exposed_seconds, *memory_bytes, reason.clone())
         }
-        Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
-            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), reason.clone())
-        }
-        Outcome::OutOfMemory {
-            step_seconds,
-            exposed_seconds,
-            memory_bytes,
-            over_bytes,
-            tensor,
-            tensor_bytes,
-        } => {
-            let (over, largest) = (bytes(*over_bytes), bytes(*tensor_bytes));
-            let reason = format!("out of memory by {over}: largest is {tensor}, {largest}");
-            (Some((*step_seconds, *exposed_seconds, *memory_bytes)), reason)
-        }
-        Outcome::Refused { code, message, helps: _, repairs } => {
-            let repairs = match repairs.as_slice() {
-                [] => String::new(),
-                some => format!(" (legal with {})", some.join(" or ")),
-            };
-            (None, format!("refused[{code}]: {message}{repairs}"))
-        }
+        Outcome::OutOfMemory { .. } | Outcome::Refused { .. } => unreachable!("rows are plans"),
     };
-    let figures = figures.map(|(step, exposed, memory)| [seconds(step), seconds(exposed), bytes(memory)]);
-    let [step, exposed, memory] = figures.unwrap_or_else(|| ["-"; 3].map(str::to_owned));
-    let mesh = if mesh.is_empty() { "-".to_owned() } else { mesh_text(mesh) };
-    [strategy.clone(), mesh, step, exposed, memory, reason]
+    let others = match (rows, also.as_slice()) {
+        (_, []) => String::new(),
+        (Rows::All, some) => format!("; the same program as {}", some.join(", ")),
+        (Rows::Top(_), some) => format!("; {} with the same program", counted(some.len() as u64, "layout")),
+    };
+    let tokens = rates.tokens_per_gpu(step);
+    let tokens = if tokens < 100.0 { format!("{tokens:.2}") } else { format!("{tokens:.0}") };
+    let utilization = format!("{:.1} %", 100.0 * rates.utilization(step));
+    Row {
+        layout: layout_text(strategy, mesh),
+        figures: [seconds(step), tokens, utilization, seconds(exposed), bytes(memory)],
+        reason: format!("{reason}{others}"),
+    }
+}
+
+/// Rows under their heads: in a line each if that fits the width, else with the reason in lines of its own.
+fn aligned(rows: &[Row], width: usize) -> String {
+    let head = Row {
+        layout: "strategy and mesh".to_owned(),
+        figures: ["step time", "tok/s/GPU", "MFU", "exposed", "memory"].map(str::to_owned),
+        reason: "reason".to_owned(),
+    };
+    let all = || std::iter::once(&head).chain(rows);
+    let length = |text: &str| text.chars().count();
+    let columns: [usize; FIGURES] =
+        std::array::from_fn(|i| all().map(|row| length(&row.figures[i])).max().unwrap_or(0));
+    let figures: usize = columns.iter().map(|column| column + GAP.len()).sum();
+    let layout = all().map(|row| length(&row.layout)).max().unwrap_or(0);
+    let longest = all().map(|row| length(&row.reason)).max().unwrap_or(0);
+    let in_a_line = layout + figures + GAP.len() + longest <= width;
+    let layout = if in_a_line { layout } else { layout.min(width.saturating_sub(figures)) };
+    let mut out = String::new();
+    for (i, row) in all().enumerate() {
+        let lines = wrapped(&row.layout, layout, 2);
+        let mut lines = lines.lines();
+        let mut line = format!("{:<layout$}", lines.next().unwrap_or_default());
+        for (figure, column) in row.figures.iter().zip(columns) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{GAP}{figure:>column$}");
+        }
+        if in_a_line {
+            line = format!("{line}{GAP}{}", row.reason);
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+        lines.for_each(|line| out.extend([line, "\n"]));
+        if !in_a_line && i > 0 {
+            let reason = wrapped(&format!("{}{}", " ".repeat(INDENT), row.reason), width, INDENT);
+            out.push_str(&reason);
+            out.push('\n');
+        }
+    }
+    out
+}
+
+/// A line for each reason, with the number of layouts.
+fn summed(others: &[&Alternative], width: usize, out: &mut String) {
+    let mut too_large: Vec<(u64, &Alternative)> = Vec::new();
+    let mut refused: BTreeMap<&str, (u64, &str)> = BTreeMap::new();
+    for alternative in others {
+        match &alternative.outcome {
+            Outcome::OutOfMemory { over_bytes, .. } => too_large.push((*over_bytes, alternative)),
+            Outcome::Refused { code, message, .. } => {
+                refused.entry(code).or_insert((0, message)).0 += 1;
+            }
+            Outcome::Chosen { .. } | Outcome::Slower { .. } => {}
+        }
+    }
+    let mut lines = Vec::new();
+    let n = too_large.len() as u64;
+    if let Some((over, nearest)) = too_large.iter().min_by_key(|(over, _)| *over) {
+        let verb = if n == 1 { "does" } else { "do" };
+        let layout = layout_text(&nearest.strategy, &nearest.mesh);
+        lines.push(format!("{} {verb} not fit: {layout} lacks {}", counted(n, "layout"), bytes(*over)));
+    }
+    let mut refused: Vec<_> = refused.into_iter().collect();
+    refused.sort_by_key(|(_, (n, _))| std::cmp::Reverse(*n));
+    for (code, (n, message)) in refused {
+        let verb = if n == 1 { "is" } else { "are" };
+        let as_in = if n == 1 { "" } else { "as in " };
+        lines.push(format!("{} {verb} refused[{code}]: {as_in}{message}", counted(n, "layout")));
+    }
+    if let Some(last) = lines.last_mut() {
+        last.push_str(" (--why-not)");
+    }
+    for line in lines {
+        out.push_str(&wrapped(&line, width, INDENT));
+        out.push('\n');
+    }
+}
+
+/// A line for each layout.
+fn each(others: &[&Alternative], width: usize, out: &mut String) {
+    for Alternative { strategy, mesh, also: _, outcome } in others {
+        let layout = layout_text(strategy, mesh);
+        let line = match outcome {
+            Outcome::OutOfMemory { memory_bytes, over_bytes, tensor, tensor_bytes, .. } => format!(
+                "{layout}: does not fit, {} is {} too large; the largest tensor is `{tensor}`, {}",
+                bytes(*memory_bytes),
+                bytes(*over_bytes),
+                bytes(*tensor_bytes)
+            ),
+            Outcome::Refused { code, message, helps: _, repairs } => {
+                let repairs = match repairs.as_slice() {
+                    [] => String::new(),
+                    some => format!(" (legal with {})", some.join(" or ")),
+                };
+                format!("{layout}: refused[{code}]: {message}{repairs}")
+            }
+            Outcome::Chosen { .. } | Outcome::Slower { .. } => continue,
+        };
+        out.push_str(&wrapped(&line, width, INDENT));
+        out.push('\n');
+    }
 }

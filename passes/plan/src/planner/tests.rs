@@ -117,11 +117,17 @@ fn h100() -> Cluster {
 
 fn plan_of(fake: &Fake, request: &Request) -> Plan {
     let config = serde_json::json!({"heads": 32, "width": fake.width, "scale": 0.1});
-    let model = plan::Model::new("fake", "examples/fake", config);
+    let model = plan::Model::new("fake", config);
     let workload = ithaca_import::Workload::prefill(1, fake.sequence);
     let ranked = rank(fake, &h100(), request).unwrap();
     let workload = plan::Workload::of(&workload, &ranked.chosen.compiled.per_rank);
-    ranked.into_plan(&h100(), model, workload)
+    ranked.into_plan(&h100(), request, Subject { model, workload, model_flops: 1e15 })
+}
+
+/// The table of a search, 100 columns wide.
+fn shown(alternatives: &[Alternative], refusals: Refusals) -> String {
+    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 8, peak: 989e12 };
+    table(alternatives, &rates, &View { width: 100, rows: Rows::Top(4), refusals })
 }
 
 /// Whether a request changed as a repair says is satisfied.
@@ -176,7 +182,7 @@ fn candidates_are_every_strategy_and_product_on_every_mesh() {
 #[test]
 fn table_of_a_search() {
     let ranked = rank(&Fake::SMALL, &h100(), &Request::new(16)).unwrap();
-    insta::assert_snapshot!(table(&ranked.alternatives));
+    insta::assert_snapshot!(shown(&ranked.alternatives, Refusals::Summed));
 }
 
 #[test]
@@ -184,7 +190,9 @@ fn table_with_losers_of_every_kind() {
     // Tokens divide by four only, and their result is 76 GiB: whole on a device it does not fit.
     let fake = Fake { sequence: 4 * 2_500_001, width: 4096 };
     let ranked = rank(&fake, &h100(), &Request::new(8)).unwrap();
-    insta::assert_snapshot!(table(&ranked.alternatives));
+    let [summed, each] =
+        [Refusals::Summed, Refusals::Each].map(|refusals| shown(&ranked.alternatives, refusals));
+    insta::assert_snapshot!(format!("{summed}\n{each}"));
 }
 
 #[test]
@@ -289,9 +297,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 3", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 3", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 3,", "", "M31", "version"),
+        ("\"version\": 4", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 4", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 4,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),

@@ -23,6 +23,8 @@ pub struct Priced {
     pub simulation: Simulation,
     /// Its memory.
     pub memory: Memory,
+    /// Other candidates with the same program: strategies and meshes.
+    pub also: Vec<String>,
 }
 
 impl Priced {
@@ -54,5 +56,5 @@ pub(super) fn price(
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(cluster, &compiled.schedule);
-    Ok(Priced { options: options.clone(), compiled, simulation, memory })
+    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new() })
 }

@@ -51,7 +51,7 @@ impl Pricing<'_> {
 
     fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
         if let Work::Exchange(transfer) = &task.work {
-            let hop: Option<Vec<Parcel>> = transfer.parcels().iter().map(|p| self.from_home(p)).collect();
+            let hop: Option<Vec<Parcel>> = transfer.parcels().iter().map(|p| self.hop_of(p)).collect();
             let Some(hop) = hop else { return self.exchange(transfer.parcels()) };
             if let Some((_, parts)) = self.hops.iter().find(|(known, _)| *known == hop) {
                 return parts.clone();
@@ -66,7 +66,7 @@ impl Pricing<'_> {
     }
 
     /// The step of a ring that sends as much to the same peers, from where every part is at home; `None` for all others.
-    fn from_home(&self, Parcel { op, from, to }: &Parcel) -> Option<Parcel> {
+    fn hop_of(&self, Parcel { op, from, to }: &Parcel) -> Option<Parcel> {
         let is_ring = *op == Op::Permute
             && (&from.dims, &from.layout.split) == (&to.dims, &to.layout.split)
             && [from, to].iter().all(|ty| self.space.is_even(ty));

@@ -1,0 +1,92 @@
+//! Assumptions of a plan that no option states: one line for each that holds.
+
+use ithaca_import::{Logits, Mode, predicts_next};
+use ithaca_ir::DType;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::units::bytes;
+
+use super::{Plan, Workload};
+
+impl Plan {
+    /// What the plan assumes and a reader may not expect.
+    pub fn assumptions(&self) -> Vec<String> {
+        let all = [self.long_sequence(), self.single_precision(), self.experts(), self.logits()];
+        all.into_iter().flatten().collect()
+    }
+
+    /// Sequences longer than those of the training of the model; learned positions are refused instead.
+    fn long_sequence(&self) -> Option<String> {
+        let most = self.model.config.get("max_position_embeddings")?.as_u64()?;
+        let longest = self.workload.sequence.max(self.workload.target_sequence.unwrap_or(0));
+        (longest > most).then(|| {
+            format!(
+                "sequences of {longest} tokens exceed `max_position_embeddings`, {most}, of the configuration"
+            )
+        })
+    }
+
+    /// A configuration in single precision, or without an element type, which is the same.
+    fn single_precision(&self) -> Option<String> {
+        let config = &self.model.config;
+        let stated = ["dtype", "torch_dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
+        let stated = stated.map(|name| name.trim_start_matches("torch."));
+        if self.workload.dtype != DType::F32.name() {
+            return None;
+        }
+        match stated {
+            Some("float32") => Some("weights and activations are f32, as in the configuration; `--dtype bf16` changes that".to_owned()),
+            None => Some("weights and activations are f32: the configuration has no element type; `--dtype bf16` sets one".to_owned()),
+            Some(_) => None,
+        }
+    }
+
+    fn experts(&self) -> Option<String> {
+        let Workload { capacity, expert_bound, .. } = &self.workload;
+        let is_mixture = self.dimensions.iter().any(|dim| dim.name == "e");
+        if !is_mixture {
+            return None;
+        }
+        Some(match (capacity, expert_bound) {
+            (Some(capacity), _) => format!(
+                "experts drop tokens beyond a capacity of {} times their even share",
+                thousandths(capacity.permille)
+            ),
+            (None, Some(bound)) => format!(
+                "experts have slots for {} times their even share of tokens; a step that needs more ends with an error (`--expert-bound`)",
+                thousandths(bound.permille)
+            ),
+            (None, None) => "experts have slots for every token".to_owned(),
+        })
+    }
+
+    /// Logits that a prefill keeps or leaves out.
+    fn logits(&self) -> Option<String> {
+        let Workload { mode: Mode::Prefill, logits, batch, sequence, .. } = &self.workload else {
+            return None;
+        };
+        if !predicts_next(&self.model.config, &self.workload.ignore).unwrap_or(false) {
+            return None;
+        }
+        match logits {
+            Logits::Last => {
+                Some("logits are those of the last token of each sequence (`--logits all`)".to_owned())
+            }
+            Logits::All => {
+                let vocabulary = self.dimensions.iter().find(|dim| dim.name == "v")?;
+                let size = DType::parse(&self.workload.dtype)?.bytes();
+                let whole =
+                    batch.saturating_mul(*sequence).saturating_mul(vocabulary.size).saturating_mul(size);
+                Some(format!(
+                    "the logits of {} are kept, {} over all ranks (`--logits last` keeps one for each sequence)",
+                    counted(batch.saturating_mul(*sequence), "token"),
+                    bytes(whole)
+                ))
+            }
+        }
+    }
+}
+
+/// A factor that is stored times 1000.
+fn thousandths(permille: u64) -> f64 {
+    permille as f64 / 1000.0
+}

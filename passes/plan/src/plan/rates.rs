@@ -1,0 +1,43 @@
+//! Throughput and utilization of a step: tokens per second and GPU, and model FLOPs utilization (MFU).
+
+use ithaca_ir::DType;
+
+use super::{Plan, Workload};
+use crate::cluster::Cluster;
+
+/// The figures of a request from which the rates of any of its layouts follow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Tokens of a step: the sequences times their length, of the encoder where there is one beside the decoder.
+    pub tokens: u64,
+    /// Model FLOPs of a step.
+    pub flops: f64,
+    /// The GPUs.
+    pub gpus: u64,
+    /// The peak rate of a GPU for the element type of the workload, FLOP per second.
+    pub peak: f64,
+}
+
+impl Rates {
+    /// The figures of a workload of so many model FLOPs on a cluster.
+    pub fn new(workload: &Workload, flops: f64, cluster: &Cluster, gpus: u64) -> Self {
+        let dtype = DType::parse(&workload.dtype).unwrap_or(DType::F32);
+        let tokens = workload.batch.saturating_mul(workload.sequence);
+        Self { tokens, flops, gpus, peak: cluster.accelerator.peak.of(dtype) }
+    }
+
+    /// The figures of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Self::new(&plan.workload, plan.model_flops, &plan.cluster, plan.gpus)
+    }
+
+    /// Tokens per second and GPU, for a step of so many seconds.
+    pub fn tokens_per_gpu(&self, seconds: f64) -> f64 {
+        self.tokens as f64 / (seconds * self.gpus as f64)
+    }
+
+    /// Model FLOPs utilization: the part of the peak rate of all GPUs that the model FLOPs of the step take.
+    pub fn utilization(&self, seconds: f64) -> f64 {
+        self.flops / (seconds * self.gpus as f64 * self.peak)
+    }
+}

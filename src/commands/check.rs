@@ -1,0 +1,43 @@
+//! `plan --check`: makes a plan again from the request that it records, and reviews the differences.
+
+use std::path::Path;
+
+use ithaca_ir::Diagnostic;
+use ithaca_passes::plan::{self, ReviewOptions, Section, review};
+
+use super::session::{Done, Session};
+use crate::cli::{self, PlanArgs};
+use crate::error::Result;
+use crate::request::PlanRequest;
+use crate::subject;
+
+pub(super) fn check(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
+    let given = cli::first_given(&args.workload).or(cli::first_given(&args.layout));
+    if let Some(flag) = given.or(cli::first_given(&args.table)) {
+        let message = format!("`{flag}` does not go with `--check`: the plan records its request");
+        return Err(Diagnostic::new("C00", message)
+            .help("omit it, or make another plan and compare both with `ithaca diff`")
+            .into());
+    }
+    let stated = subject::plan(session.registry, path)?;
+    let mut request = PlanRequest::of_plan(&stated)?;
+    if let Some(model) = &args.model {
+        let model = subject::model(model)?;
+        request.model = plan::Model::new(stated.model.name.clone(), model.config);
+    }
+    (session.progress)("planning");
+    let module = request.program()?;
+    let again = request.answer(session.registry, &module)?.plan()?;
+    let sections = Section::ALL.into_iter().filter(|section| *section != Section::Alternatives).collect();
+    let review = review(&stated, &again, &ReviewOptions { sections, tolerance: 0.0 });
+    let name = path.display();
+    Ok(if review.changes.is_empty() {
+        Done::success(format!("`{name}` is the plan that is chosen for its request\n"))
+    } else {
+        let text = format!(
+            "`{name}` is no longer the plan that is chosen for its request:\n{}",
+            review.text(session.width)
+        );
+        Done { text, code: 1 }
+    })
+}

@@ -1,0 +1,169 @@
+//! A request to the planner: of the command line, or of a plan that is made again.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ithaca_ir::verify::{VerifiedModule, verify};
+use ithaca_ir::{Diagnostic, Mesh, Module};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{self, Logits, Mode, Workload};
+use ithaca_passes::plan::{self, Plan, Rates, Search};
+use ithaca_passes::planner::{self, Program, Refusal, Request, Subject};
+use ithaca_passes::registry::Registry;
+
+use crate::cli::{LayoutArgs, WorkloadArgs};
+use crate::error::{Failure, Result};
+use crate::ineffective;
+use crate::subject::{self, Model};
+
+/// A request to the planner.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    /// The model.
+    pub model: plan::Model,
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The workload, without stages: the mesh of a layout has them.
+    pub workload: Workload,
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// The layouts to try.
+    pub search: Search,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// The plan.
+    Plan(Box<Plan>),
+    /// No layout satisfies the request, whose rates are these.
+    Refused(Box<Refusal>, Rates),
+}
+
+impl PlanRequest {
+    /// The request of arguments.
+    ///
+    /// # Errors
+    /// `C00` for missing arguments and those that do not go together, and the errors of the model, the workload and the mesh.
+    pub fn of_args(
+        registry: &Registry,
+        model: Model,
+        workload_args: &WorkloadArgs,
+        layout: &LayoutArgs,
+    ) -> Result<Self> {
+        let cluster = subject::cluster_of(layout)?;
+        let (mesh, gpus) = subject::mesh(layout)?;
+        let gpus = gpus.ok_or_else(|| {
+            Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`")
+        })?;
+        let mut workload = subject::grouped(subject::workload(workload_args, None)?, gpus);
+        if workload.training.stages > 1 {
+            let n = workload.training.stages;
+            let message =
+                format!("`--train stages={n}` sets the number of stages, and the mesh of a plan sets it");
+            return Err(Diagnostic::new("C00", message)
+                .help(format!("use the mesh, as in `--strategy pipeline --mesh pp={n}`"))
+                .into());
+        }
+        ineffective::ignored(&workload_args.ignore_fields, &model.config)?;
+        if workload_args.logits.is_none()
+            && workload.mode == Mode::Prefill
+            && import::predicts_next(&model.config, &workload.ignore)?
+        {
+            workload.logits = Logits::Last;
+        }
+        if workload.mode == Mode::Train {
+            let stages = ineffective::stages_of(registry, layout, mesh.as_ref(), &workload.training);
+            ineffective::pipeline(workload_args, &workload.training, stages)?;
+        }
+        let request = Request {
+            strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
+            options: subject::layout_options(registry, layout, mesh.as_ref())?,
+            mesh,
+            chooses_fusion: layout.fuse.is_none(),
+            ..Request::new(gpus)
+        };
+        let model = plan::Model::new(model.name, model.config);
+        Ok(Self { model, cluster, workload, gpus, search: request.search() })
+    }
+
+    /// The request that a plan records.
+    ///
+    /// # Errors
+    /// `M33` and `P02` for a workload that cannot be imported.
+    pub fn of_plan(plan: &Plan) -> Result<Self> {
+        let mut workload = plan.workload.to_import()?;
+        workload.training.stages = 1;
+        Ok(Self {
+            model: plan.model.clone(),
+            cluster: plan.cluster.clone(),
+            workload,
+            gpus: plan.gpus,
+            search: plan.search.clone(),
+        })
+    }
+
+    /// The program of the workload, without stages.
+    ///
+    /// # Errors
+    /// Those of the model's configuration and the workload.
+    pub fn program(&self) -> Result<Module> {
+        Ok(import::program(&self.model.config, &self.model.name, &self.workload)?)
+    }
+
+    /// Asks the planner; `module` is the program.
+    ///
+    /// # Errors
+    /// Those of the model's configuration. That nothing satisfies the request is an answer.
+    pub fn answer(&self, registry: &Registry, module: &Module) -> Result<Answer> {
+        let Self { model, cluster, workload, gpus, search } = self;
+        let request = Request::of_search(search, module, workload, *gpus)?;
+        let forward = import::import(&model.config, &model.name, workload)?;
+        let model_flops = plan::model_flops(&forward, workload.mode);
+        // Many candidates have the same number of stages.
+        let programs = RefCell::new(BTreeMap::new());
+        let in_stages = |stages: u64| {
+            if let Some(module) = programs.borrow().get(&stages) {
+                return Ok(Rc::clone(module));
+            }
+            let training = Training { stages, ..workload.training.clone() };
+            let staged = Workload { training, ..workload.clone() };
+            let module = import::program(&model.config, &model.name, &staged)?;
+            let module = Rc::new(VerifiedModule::new(module)?);
+            programs.borrow_mut().insert(stages, Rc::clone(&module));
+            Ok(module)
+        };
+        let program = Program {
+            registry: registry.clone(),
+            of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
+            ..Program::new(verify(module)?, cluster)
+        };
+        let described = |mesh: &Mesh| plan::Workload::of(&subject::staged(workload.clone(), mesh), module);
+        Ok(match planner::rank(&program, cluster, &request) {
+            Ok(ranked) => {
+                let workload = described(&ranked.chosen.options.mesh);
+                let subject = Subject { model: model.clone(), workload, model_flops };
+                Answer::Plan(Box::new(ranked.into_plan(cluster, &request, subject)))
+            }
+            Err(refusal) => {
+                let rates = Rates::new(&described(&Mesh::single()), model_flops, cluster, *gpus);
+                Answer::Refused(refusal, rates)
+            }
+        })
+    }
+}
+
+impl Answer {
+    /// The plan.
+    ///
+    /// # Errors
+    /// Why nothing satisfies the request.
+    pub fn plan(self) -> Result<Plan> {
+        match self {
+            Answer::Plan(plan) => Ok(*plan),
+            Answer::Refused(refusal, _) => Err(Failure::from(refusal.diagnostic)),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The answer of the planner: the table, its repairs, and the review of plans.
+
+use serde_json::Value;
+
+use super::{line, refused, repository, said, workplace};
+
+const PLAN: &str = "plan examples/llama-3-8b --gpus 8 --seq 8192";
+
+/// The commands that a refusal offers.
+fn offered(refusal: &str) -> Vec<&str> {
+    let commands = refusal.lines().map(str::trim).filter(|line| line.starts_with("ithaca "));
+    commands.collect()
+}
+
+#[test]
+fn repairs_work_as_they_are_printed() {
+    let root = repository("");
+    for request in [
+        "plan examples/qwen2.5-7b --gpus 8 --seq 4096 --strategy ulysses",
+        "plan examples/llama-3-8b --seq 4095 --strategy=ulysses --mesh ulysses=8",
+        "plan examples/llama-3-8b --gpus 8 --seq 4096 --strategy single",
+        "plan examples/gpt2 --gpus 2 --seq 4096 --logits all",
+        "plan examples/llama-3-8b --mode train --seq 8192 --batch 8 --micro-batches 4 --pipeline interleaved \
+         --train chunks=2 --strategy pipeline+megatron-tp-sp --mesh pp=2,tp=2",
+        "run examples/gpt2 --shrink --gpus 5 --strategy ulysses",
+    ] {
+        let refusal = refused(&root, request);
+        let commands = offered(&refusal);
+        assert!(!commands.is_empty(), "{request}: {refusal}");
+        for command in commands {
+            let ran = line(&root, command.strip_prefix("ithaca ").unwrap());
+            assert_eq!(ran.code, 0, "{request}\n{command}: {ran:#?}");
+        }
+    }
+}
+
+#[test]
+fn the_table_shows_as_much_as_is_asked() {
+    let root = repository("");
+    let plans = |options: &str| {
+        let out = said(&root, &format!("plan examples/qwen2.5-7b --gpus 8 --seq 8192 {options}"));
+        (out.matches(" GiB\n").count(), out.contains("refused["), out)
+    };
+    let (some, _, out) = plans("");
+    assert!(some == 10 && out.contains(" slower plans are not shown (--all)"), "{out}");
+    assert_eq!(plans("--top 3").0, 3);
+    let (all, refused_each, out) = plans("--all");
+    assert!(all > 10 && refused_each && !out.contains("not shown"), "{out}");
+    let (_, _, out) = plans("--top 1 --why-not");
+    assert!(out.contains("ulysses ulysses=8: refused[P20]"), "{out}");
+    let refusal = refused(&root, &format!("{PLAN} --top 0"));
+    assert!(refusal.contains("error[C00]: `--top 0` shows no plan"), "{refusal}");
+    // Of a refused request no layout is shown that was not asked for.
+    let asked = "plan examples/qwen2.5-7b --gpus 8 --seq 8192 --strategy ulysses";
+    assert!(refused(&root, asked).starts_with("error[P20]"));
+    assert!(refused(&root, &format!("{asked} --why-not")).starts_with("ulysses ulysses=8: refused[P20]"));
+}
+
+#[test]
+fn a_plan_is_reviewed() {
+    let folder = workplace();
+    let at = folder.path();
+    said(at, &format!("{PLAN} -o a.json"));
+    said(at, &format!("{PLAN} --strategy megatron-tp -o b.json"));
+    let diff = |options: &str| line(at, &format!("diff a.json b.json {options}"));
+    let ran = diff("");
+    assert_eq!(ran.code, 1);
+    insta::assert_snapshot!("review", ran.out);
+    assert_eq!(diff("--only workload,model").out, "no difference\n");
+    said(at, &format!("{} --strategy megatron-tp -o longer.json", PLAN.replace("8192", "8320")));
+    let longer = "diff b.json longer.json --only time";
+    assert_eq!((line(at, longer).code, line(at, &format!("{longer} --tolerance 5%")).code), (1, 0));
+    assert_eq!(diff("--only time").out.lines().next().unwrap().split(' ').next(), Some("time"));
+    assert!(diff("--all").out.contains("time.step_seconds: "));
+    assert!(diff("--only search --alternatives").out.contains("alternatives "));
+    let refusal = refused(at, "diff a.json b.json --only layuot");
+    assert!(refusal.contains("did you mean `layout`?"), "{refusal}");
+    for tolerance in ["x", "-1%", "100%", ""] {
+        assert_eq!(super::ithaca(at, ["diff", "a.json", "b.json", "--tolerance", tolerance]).code, 2);
+    }
+}
+
+#[test]
+fn a_plan_is_checked_against_its_own_request() {
+    let folder = workplace();
+    let at = folder.path();
+    said(at, &format!("{PLAN} --strategy megatron-tp -o plan.json"));
+    said(
+        at,
+        &format!(
+            "{} --strategy megatron-tp -o other.json",
+            PLAN.replace("examples/", "./examples/../examples/")
+        ),
+    );
+    let read = |name: &str| std::fs::read_to_string(at.join(name)).unwrap();
+    assert_eq!(read("plan.json"), read("other.json"), "the path of the model is not in the plan");
+    said(at, "plan --check plan.json");
+    said(at, "plan --check plan.json examples/llama-3-8b");
+    // The same plan, had all strategies been asked for.
+    let mut plan: Value = serde_json::from_str(&read("plan.json")).unwrap();
+    plan["search"].as_object_mut().unwrap().remove("strategy");
+    std::fs::write(at.join("free.json"), plan.to_string()).unwrap();
+    let ran = line(at, "plan --check free.json");
+    assert!(ran.code == 1 && ran.out.contains("\nlayout       megatron-tp tp=8 -> "), "{ran:#?}");
+    let ran = line(at, "plan --check plan.json examples/qwen2.5-7b");
+    assert_eq!(ran.code, 2, "28 heads do not divide by 8: {ran:#?}");
+    plan["version"] = 3.into();
+    std::fs::write(at.join("old.json"), plan.to_string()).unwrap();
+    let refusal = refused(at, "plan --check old.json");
+    assert!(refusal.contains("error[M32]") && refusal.contains("make the plan anew"), "{refusal}");
+    let refusal = refused(at, "plan --check plan.json --seq 64");
+    assert!(refusal.contains("`--seq` does not go with `--check`"), "{refusal}");
+}
