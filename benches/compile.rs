@@ -6,6 +6,7 @@ mod median;
 use std::hint::black_box;
 
 use ithaca::ir::text;
+use ithaca::ir::verify::verify;
 use ithaca::passes::cluster::Cluster;
 use ithaca::passes::compile::compile;
 use ithaca::passes::import::{Workload, import};
@@ -43,7 +44,7 @@ fn search() {
     median::report("plan with search, llama-3-70b on 64 GPUs", || {
         let workload = Workload::prefill(1, 131_072);
         let module = import(black_box(&config), "llama-3-70b", &workload).expect("imports");
-        let program = Program::new(&module, &cluster);
+        let program = Program::new(verify(&module).expect("a verified program"), &cluster);
         planner::rank(&program, &cluster, &Request::new(64)).expect("a plan")
     });
 }

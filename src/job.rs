@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ithaca_ir::Module;
 use ithaca_ir::ops::{Op, Optimizer};
+use ithaca_ir::verify::verify;
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::plan::Plan;
@@ -67,10 +68,11 @@ impl Job {
     fn lay_out(&self) -> Result<Compiled> {
         compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
             let registry = self.registry.clone();
-            let compiler = Program { registry, ..Program::new(&self.program, &self.cluster) };
             if let [only] = refusal.as_mut_slice()
+                && let Ok(program) = verify(&self.program)
                 && only.code.starts_with("P2")
             {
+                let compiler = Program { registry, ..Program::new(program, &self.cluster) };
                 only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
                 if !only.repairs.is_empty() {
                     // Degrees that one rule allows may break another; the repairs were checked against all rules.

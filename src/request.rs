@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
@@ -124,18 +126,19 @@ impl PlanRequest {
         let programs = RefCell::new(BTreeMap::new());
         let in_stages = |stages: u64| {
             if let Some(module) = programs.borrow().get(&stages) {
-                return Ok(Module::clone(module));
+                return Ok(Rc::clone(module));
             }
             let training = Training { stages, ..workload.training.clone() };
             let staged = Workload { training, ..workload.clone() };
             let module = import::program(&model.config, &model.name, &staged)?;
-            programs.borrow_mut().insert(stages, module.clone());
+            let module = Rc::new(VerifiedModule::new(module)?);
+            programs.borrow_mut().insert(stages, Rc::clone(&module));
             Ok(module)
         };
         let program = Program {
             registry: registry.clone(),
             of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
-            ..Program::new(module, cluster)
+            ..Program::new(verify(module)?, cluster)
         };
         let described = |mesh: &Mesh| plan::Workload::of(&subject::staged(workload.clone(), mesh), module);
         Ok(match planner::rank(&program, cluster, &request) {

@@ -105,7 +105,16 @@ impl<'a> FunctionBuilder<'a> {
             let types: SmallVec<[&TensorType; 4]> = operands.iter().map(|&v| self.function.ty(v)).collect();
             op.infer(cx, &types, declared)?
         };
-        let results: SmallVec<[ValueId; 1]> = inferred.into_iter().map(|ty| self.value(ty)).collect();
+        let results = inferred.into_iter().map(|ty| self.value(ty)).collect();
+        Ok(self.add_node(op, operands, results))
+    }
+
+    fn add_node(
+        &mut self,
+        op: Op,
+        operands: &[ValueId],
+        results: SmallVec<[ValueId; 1]>,
+    ) -> SmallVec<[ValueId; 1]> {
         let node = Node {
             op,
             operands: SmallVec::from_slice(operands),
@@ -113,7 +122,31 @@ impl<'a> FunctionBuilder<'a> {
             span: Span::default(),
         };
         self.function.nodes.push(node);
-        Ok(results)
+        results
+    }
+
+    /// Adds `node` of a verified function in the same space, with other operands. Where they have the types of the old ones, so
+    /// have the results, which are not inferred again; only a call depends on more.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn copied(
+        &mut self,
+        source: &Function,
+        node: &Node,
+        operands: &[ValueId],
+    ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
+        let types = node.results.iter().map(|&v| source.ty(v).clone());
+        let mut pairs = node.operands.iter().zip(operands);
+        let is_alike = !matches!(node.op, Op::Call { .. })
+            && operands.len() == node.operands.len()
+            && pairs.all(|(&old, &new)| source.ty(old) == self.ty(new));
+        if is_alike {
+            let results = types.map(|ty| self.value(ty)).collect();
+            return Ok(self.add_node(node.op.clone(), operands, results));
+        }
+        let types: SmallVec<[TensorType; 1]> = types.collect();
+        self.node(node.op.clone(), operands, &types)
     }
 
     /// Adds a node with one result that follows from the operands.

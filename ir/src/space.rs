@@ -127,15 +127,33 @@ impl Space {
         if !self.holds(ty, rank) {
             return vec![0..0; ty.dims.len()];
         }
-        let owner = if ty.layout.moved.is_empty() { Some(rank) } else { ty.layout.owner(&self.mesh, rank) };
-        let travels = |axes: &[AxisId]| axes.iter().any(|&a| ty.layout.moved_along(a).is_some());
-        let part = |(&d, axes): (&DimId, &AxisList)| match owner {
-            Some(owner) => self.range(d, axes, owner),
+        let owner = self.owner(ty, rank);
+        (0..ty.dims.len()).map(|i| self.owned(ty, i, rank, owner)).collect()
+    }
+
+    /// The global indices that `rank` holds along the `i`-th dimension of `ty`.
+    pub fn local_range(&self, ty: &TensorType, i: usize, rank: Rank) -> Range<u64> {
+        if !self.holds(ty, rank) {
+            return 0..0;
+        }
+        self.owned(ty, i, rank, self.owner(ty, rank))
+    }
+
+    /// The rank whose part of `ty` `rank` holds.
+    fn owner(&self, ty: &TensorType, rank: Rank) -> Option<Rank> {
+        if ty.layout.moved.is_empty() { Some(rank) } else { ty.layout.owner(&self.mesh, rank) }
+    }
+
+    /// The indices along the `i`-th dimension of the part of `owner`, which `rank` holds.
+    fn owned(&self, ty: &TensorType, i: usize, rank: Rank, owner: Option<Rank>) -> Range<u64> {
+        let (dim, axes) = (ty.dims[i], &ty.layout.split[i]);
+        let travels = || axes.iter().any(|&a| ty.layout.moved_along(a).is_some());
+        match owner {
+            Some(owner) => self.range(dim, axes, owner),
             // Parts that have moved away are absent along the dimension that the axis splits.
-            None if travels(axes) => 0..0,
-            None => self.range(d, axes, rank),
-        };
-        ty.dims.iter().zip(&ty.layout.split).map(part).collect()
+            None if travels() => 0..0,
+            None => self.range(dim, axes, rank),
+        }
     }
 
     /// The positions of `indices` of `dim`, as runs in order of index.

@@ -8,7 +8,7 @@ use crate::layout::{At, AxisList, Layout};
 use crate::mesh::AxisId;
 
 /// The type of a value. On the program level the layout is whole.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,
@@ -16,6 +16,14 @@ pub struct TensorType {
     pub dims: SmallVec<[DimId; 4]>,
     /// The placement on the mesh.
     pub layout: Layout,
+}
+
+/// As the clone of [`Layout`].
+impl Clone for TensorType {
+    fn clone(&self) -> Self {
+        let Self { dtype, dims, layout } = self;
+        Self { dtype: *dtype, dims: SmallVec::from_slice(dims), layout: layout.clone() }
+    }
 }
 
 impl TensorType {
@@ -29,7 +37,7 @@ impl TensorType {
     /// The same tensor in another layout.
     pub fn with_layout(&self, layout: Layout) -> Self {
         assert_eq!(layout.split.len(), self.dims.len(), "a layout has an entry for each dimension");
-        Self { layout, ..self.clone() }
+        Self { dtype: self.dtype, dims: SmallVec::from_slice(&self.dims), layout }
     }
 
     /// The same tensor on these ranks.

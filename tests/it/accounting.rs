@@ -247,7 +247,7 @@ fn plan_program_and_runtime_agree() {
                     options: ShardOptions { heads: HeadSplit::Uneven, ..ShardOptions::default() },
                     ..Request::new(mesh.ranks())
                 };
-                let program = Program::new(&module, &cluster);
+                let program = Program::new(verify::verify(&module).unwrap(), &cluster);
                 // What is not legal for six heads is the business of other tests.
                 let Ok(ranked) = planner::rank(&program, &cluster, &request) else {
                     assert_eq!(heads, 6, "{case:?} {strategy} {mesh}");

@@ -203,7 +203,7 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
         ..Request::default()
     };
     let module = module(args.workload.seq.unwrap());
-    planner::rank(&Program::new(&module, &cluster), &cluster, &request)
+    planner::rank(&Program::new(verify(&module).unwrap(), &cluster), &cluster, &request)
 }
 
 /// The words of a request with those of a repair in place of the options that it names.

@@ -16,19 +16,19 @@ use crate::text::show::show;
 use crate::types::TensorType;
 use crate::verify::space::check_type;
 
-/// Adds the mistakes in function `id`.
-pub(super) fn check(module: &Module, id: FuncId, found: &mut Diagnostics) {
+/// Adds the mistakes in function `id`. Types of operations that are `known` are not checked again.
+pub(super) fn check(module: &Module, id: FuncId, known: &[bool], found: &mut Diagnostics) {
     let function = &module.functions[id];
     let mut checker = Checker { module, id, function, found, sound: Vec::new() };
     if !checker.order() {
         return;
     }
-    checker.types();
-    for node in &function.nodes {
+    checker.types(known);
+    for (i, node) in function.nodes.iter().enumerate() {
         if checker.found.len() >= MAX_DIAGNOSTICS {
             return;
         }
-        checker.node(node);
+        checker.node(node, known.get(i).copied().unwrap_or_default());
     }
     checker.outputs();
 }
@@ -82,10 +82,14 @@ impl Checker<'_> {
         }
     }
 
-    fn types(&mut self) {
-        let Function { values, .. } = self.function;
+    fn types(&mut self, known: &[bool]) {
+        let Function { values, nodes, .. } = self.function;
+        let mut is_known = vec![false; values.len()];
+        for (node, _) in nodes.iter().zip(known).filter(|(_, known)| **known) {
+            node.results.iter().for_each(|v| is_known[v.index()] = true);
+        }
         let mut names: std::collections::HashSet<&str> = std::collections::HashSet::new();
-        for value in values.values() {
+        for (v, value) in values.iter() {
             if let Some(name) = value.name.as_deref() {
                 if !is_identifier(name) {
                     let error = OpError::new("V02", format!("`{name}` is no name for a value"));
@@ -95,6 +99,10 @@ impl Checker<'_> {
                     let error = OpError::new("V02", format!("there are two values `%{name}`"));
                     self.refuse(error, value.span, "the second");
                 }
+            }
+            if is_known[v.index()] {
+                self.sound.push(true);
+                continue;
             }
             let checked = check_type(&self.module.space, self.module.level, &value.ty);
             let checked = checked.and_then(|()| match value.ty.layout.at {
@@ -119,7 +127,7 @@ impl Checker<'_> {
         }
     }
 
-    fn node(&mut self, node: &Node) {
+    fn node(&mut self, node: &Node, is_known: bool) {
         if let Err(error) = self.level(&node.op) {
             return self.refuse(error, node.span, "this operation");
         }
@@ -132,6 +140,9 @@ impl Checker<'_> {
         if matches!(node.op, Op::Call { stage: Some(_), .. }) && self.function.name != "main" {
             let error = OpError::new("V33", "only `@main` calls functions on stages");
             return self.refuse(error, node.span, "this call");
+        }
+        if is_known {
+            return;
         }
         let names = Names { space: &self.module.space, functions: &self.module.functions };
         if let Some((key, _)) = node.op.attrs(names).iter().find(|(_, value)| !is_finite(value)) {

@@ -4,6 +4,7 @@
 //! others of the same module are found as well. The invariants are listed in [`crate::codes`].
 
 mod function;
+mod known;
 mod space;
 pub(crate) mod states;
 
@@ -19,6 +20,7 @@ use crate::identifier::is_identifier;
 use crate::layers::shifted;
 use crate::module::{Function, Level, Module};
 use crate::ops::table::op::Op;
+use known::Known;
 
 /// The most often that a function may run in one run of `main`.
 const MAX_RUNS: u64 = 1 << 40;
@@ -36,24 +38,67 @@ impl<'a> Verified<'a> {
     }
 }
 
+/// A module with the proof that it was verified.
+#[derive(Clone, Debug)]
+pub struct VerifiedModule {
+    module: Module,
+}
+
+impl VerifiedModule {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    /// As [`verify`].
+    pub fn new(module: Module) -> Result<Self, Diagnostics> {
+        verify(&module)?;
+        Ok(Self { module })
+    }
+
+    /// Checks every invariant of a module that was made from `previous`: operations of the same function on values of the
+    /// same types are not checked again where both modules have one space.
+    ///
+    /// # Errors
+    /// As [`verify`].
+    pub fn after(previous: Verified<'_>, module: Module) -> Result<Self, Diagnostics> {
+        check(&module, &Known::of(previous.module, &module))?;
+        Ok(Self { module })
+    }
+
+    /// The proof.
+    pub fn verified(&self) -> Verified<'_> {
+        Verified { module: &self.module }
+    }
+
+    /// The module, which may be changed without the proof.
+    pub fn into_module(self) -> Module {
+        self.module
+    }
+}
+
 /// Checks every invariant.
 ///
 /// # Errors
 /// `V` diagnostics, in order of the text; at most 64. Mistakes in the space hide those in functions.
 pub fn verify(module: &Module) -> Result<Verified<'_>, Diagnostics> {
-    let mut found = check_space(&module.space);
+    check(module, &Known::default())?;
+    Ok(Verified { module })
+}
+
+/// Checks every invariant that is not known to hold.
+fn check(module: &Module, known: &Known<'_>) -> Result<(), Diagnostics> {
+    let mut found = if known.has_space() { Vec::new() } else { check_space(&module.space) };
     if found.is_empty() {
-        check_functions(module, &mut found);
+        check_functions(module, known, &mut found);
     }
     if found.is_empty() {
-        Ok(Verified { module })
+        Ok(())
     } else {
         found.truncate(MAX_DIAGNOSTICS);
         Err(found)
     }
 }
 
-fn check_functions(module: &Module, found: &mut Diagnostics) {
+fn check_functions(module: &Module, known: &Known<'_>, found: &mut Diagnostics) {
     if module.level == Level::Program && !module.space.mesh.axes.is_empty() {
         let message = format!("a program has no mesh, but this one has `{}`", module.space.mesh);
         found.push(Diagnostic::new("V13", message));
@@ -81,10 +126,10 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
             let diagnostic = at("V02", format!("`@main` takes {} parameters", function.params.len()));
             found.push(diagnostic.help("read values from outside with `input` and `param`"));
         }
-        function::check(module, id, found);
+        function::check(module, id, &known.nodes(function), found);
     }
     if found.is_empty() {
-        states::check(module, found);
+        states::check(module, known.module(), found);
     }
     match module.functions.iter().next_back() {
         Some(_) if names.contains_key("main") => check_runs(module, found),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::Entity;
 use crate::module::Module;
 use crate::ops::error::OpError;
@@ -17,6 +17,7 @@ use crate::text::show::show;
 use crate::types::TensorType;
 
 /// The readers and writers of a weight or a state.
+#[derive(PartialEq)]
 pub(crate) struct Use<'a> {
     pub(crate) target: Target,
     pub(crate) binding: &'a Binding,
@@ -26,9 +27,24 @@ pub(crate) struct Use<'a> {
     pub(crate) is_assigned: bool,
 }
 
-/// Adds the mistakes in a module's states and assigned weights.
-pub(super) fn check(module: &Module, found: &mut Diagnostics) {
+/// Adds the mistakes in a module's states and assigned weights, which has none if `known`, a verified module in the same
+/// space, uses them in the same way.
+pub(super) fn check(module: &Module, known: Option<&Module>, found: &mut Diagnostics) {
     let layers = module.layers_of_functions();
+    let (uses, spans) = uses(module, &layers);
+    if let Some(known) = known {
+        let layers = known.layers_of_functions();
+        if self::uses(known, &layers).0 == uses {
+            return;
+        }
+    }
+    for (i, OpError { code, message }) in conflicts(&module.space, &uses) {
+        found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
+    }
+}
+
+/// All uses, in order, and where the text form has them.
+fn uses<'m>(module: &'m Module, layers: &'m [Vec<Range<u64>>]) -> (Vec<Use<'m>>, Vec<Span>) {
     let mut uses = Vec::new();
     let mut spans = Vec::new();
     for (id, function) in module.functions.iter() {
@@ -45,9 +61,7 @@ pub(super) fn check(module: &Module, found: &mut Diagnostics) {
             spans.push(node.span);
         }
     }
-    for (i, OpError { code, message }) in conflicts(&module.space, &uses) {
-        found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
-    }
+    (uses, spans)
 }
 
 /// Uses that contradict one before them; each is listed once.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ithaca_ir::module::Level;
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::verify::verify;
+use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostics, Module, Op};
-use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
+use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_on};
 
 use crate::fuse::Accumulate;
 use crate::lower::{Packing, lower_with};
@@ -88,7 +88,7 @@ pub fn compile_by(
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
-    let compiled = draft_by(passes, packing, module, prices, instrument)?;
+    let compiled = draft_by(passes, packing, verify(module)?, prices, instrument)?;
     verify_schedule(&compiled)?;
     Ok(compiled)
 }
@@ -109,7 +109,7 @@ pub fn verify_schedule(compiled: &Compiled) -> Result<(), Diagnostics> {
 /// `P` diagnostics when the layout is not legal.
 pub fn draft_with(
     registry: &Registry,
-    module: &Module,
+    module: Verified<'_>,
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
@@ -119,15 +119,16 @@ pub fn draft_with(
 fn draft_by(
     passes: &[Box<dyn Pass>],
     packing: Packing,
-    module: &Module,
+    module: Verified<'_>,
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
     let mut cx = Context::new(prices);
     let mut seen = Seen { attention: None, watched: instrument };
-    let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
+    let last = run_on(module, passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
-    let schedule = lower_with(verify(&per_rank)?, packing)?;
+    let schedule = lower_with(last.as_ref().map_or(module, VerifiedModule::verified), packing)?;
+    let per_rank = last.map_or_else(|| module.module().clone(), VerifiedModule::into_module);
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 

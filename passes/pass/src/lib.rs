@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ithaca_ir::ops::Family;
 use ithaca_ir::space::Space;
-use ithaca_ir::verify::{Verified, verify};
+use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, TensorType};
 
 /// Prices of collectives, by which layout conversions are chosen.
@@ -192,15 +192,29 @@ pub fn run_passes(
     cx: &mut Context<'_>,
     instrument: &mut dyn Instrument,
 ) -> Result<Module, Diagnostics> {
-    let mut module = module;
+    let last = run_on(verify(&module)?, passes, cx, instrument)?;
+    Ok(last.map_or(module, VerifiedModule::into_module))
+}
+
+/// As [`run_passes`], from a module that is verified to another; nothing if there are no passes.
+///
+/// # Errors
+/// As [`run_passes`].
+pub fn run_on(
+    module: Verified<'_>,
+    passes: &[Box<dyn Pass>],
+    cx: &mut Context<'_>,
+    instrument: &mut dyn Instrument,
+) -> Result<Option<VerifiedModule>, Diagnostics> {
+    let mut last: Option<VerifiedModule> = None;
     for pass in passes {
+        let before = last.as_ref().map_or(module, VerifiedModule::verified);
         let started = Instant::now();
-        let mut next = pass.run(verify(&module)?, cx)?;
+        let mut next = pass.run(before, cx)?;
         let took = started.elapsed();
         next.pipeline.push(pass.to_string());
         instrument.after(pass.as_ref(), &next, took);
-        module = next;
+        last = Some(VerifiedModule::after(before, next)?);
     }
-    verify(&module)?;
-    Ok(module)
+    Ok(last)
 }

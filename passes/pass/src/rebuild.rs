@@ -164,7 +164,9 @@ impl<'a> ValueMap<'a> {
     /// # Errors
     /// The invariant that the node breaks with its new operands.
     pub fn copy(&mut self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<(), OpError> {
-        self.copy_as(b, node, node.op.clone(), &self.declared(&node.results))
+        let results = b.copied(self.source, node, &self.operands(node))?;
+        self.replace(b, &node.results, &results);
+        Ok(())
     }
 
     /// As [`copy`](Self::copy), with another operation and other result types.

@@ -184,7 +184,7 @@ impl<'a> OnRank<'a> {
     pub fn pairs(&mut self, a: &Attention, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
         let [queries, keys] = [(q, a.queries), (k, a.keys)].map(|(ty, dim)| {
             let i = ty.position(dim)?;
-            let held = self.space.local_box(ty, rank)[i].clone();
+            let held = self.space.local_range(ty, i, rank);
             let key = (dim, held.start, held.end);
             self.positions.entry(key).or_insert_with(|| {
                 let runs = self.space.position_runs(dim, held);

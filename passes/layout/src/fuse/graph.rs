@@ -147,21 +147,31 @@ impl Graph {
             group.iter().for_each(|&i| unit[i] = group[0]);
         }
         let mut waits = vec![0usize; n];
-        let mut frees: Vec<Vec<usize>> = vec![Vec::new(); n];
-        for (i, needs) in self.needs.iter().enumerate() {
-            for &needed in needs {
-                // Members of a group that depend on each other never become ready.
-                frees[unit[needed]].push(unit[i]);
-                waits[unit[i]] += 1;
-            }
+        // Members of a group that depend on each other never become ready.
+        let pairs = || {
+            let needs = self.needs.iter().enumerate();
+            needs
+                .flat_map(|(i, needs)| needs.iter().map(move |&needed| (needed, i)))
+                .map(|(a, b)| (unit[a], unit[b]))
+        };
+        // The units that `u` frees are those from `ends[u - 1]` to `ends[u]`: a pack tries an order for each collective.
+        let mut ends = vec![0usize; n + 1];
+        pairs().for_each(|(u, _)| ends[u + 1] += 1);
+        (0..n).for_each(|u| ends[u + 1] += ends[u]);
+        let mut freed = vec![0usize; ends[n]];
+        for (u, by) in pairs() {
+            freed[ends[u]] = by;
+            ends[u] += 1;
+            waits[by] += 1;
         }
+        let frees = |u: usize| &freed[u.checked_sub(1).map_or(0, |u| ends[u])..ends[u]];
         let mut members: Vec<Vec<usize>> = vec![Vec::new(); n];
         (0..n).for_each(|i| members[unit[i]].push(i));
         let mut ready: BTreeSet<(usize, usize)> =
             (0..n).filter(|&i| unit[i] == i && waits[i] == 0).map(|i| (priority[i], i)).collect();
         let mut order = Vec::with_capacity(n);
         while let Some((_, next)) = ready.pop_first() {
-            for &freed in &frees[next] {
+            for &freed in frees(next) {
                 waits[freed] -= 1;
                 if waits[freed] == 0 {
                     ready.insert((priority[freed], freed));

@@ -275,14 +275,15 @@ fn rewritten(
     let order = graph.order(groups, priority).expect("every group keeps an order");
     let mut copy = Copy::of(function, &module.space, &module.functions);
     for unit in order {
+        if let [one] = unit[..] {
+            copy.node(&function.nodes[one])?;
+            continue;
+        }
         let nodes: Vec<_> = unit.iter().map(|&i| &function.nodes[i]).collect();
         let operands: Vec<ValueId> = nodes.iter().flat_map(|node| copy.values.operands(node)).collect();
         let results: Vec<ValueId> = nodes.iter().flat_map(|node| node.results.iter().copied()).collect();
-        let op = match nodes.as_slice() {
-            [one] => one.op.clone(),
-            several => Op::Coalesced(several.iter().map(|node| node.op.clone()).collect()),
-        };
-        copy.node_as(op, &operands, &results)?;
+        let members = nodes.iter().map(|node| node.op.clone()).collect();
+        copy.node_as(Op::Coalesced(members), &operands, &results)?;
     }
     Ok(copy.finish())
 }

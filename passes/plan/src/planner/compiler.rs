@@ -1,8 +1,9 @@
 //! The compiler of candidates.
 
-use std::borrow::Cow;
+use std::rc::Rc;
 
-use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_ir::verify::{Verified, VerifiedModule};
+use ithaca_ir::{Diagnostic, Diagnostics};
 use ithaca_layout::compile::{self, Compiled};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
@@ -42,25 +43,30 @@ pub trait Compiler {
 #[derive(Clone)]
 pub struct Program<'a> {
     /// The program; of one stage, where there are programs of several.
-    pub module: &'a Module,
+    pub module: Verified<'a>,
     /// The cluster whose prices choose collectives.
     pub cluster: &'a Cluster,
     /// The strategies and movements.
     pub registry: Registry,
     /// Returns the program with as many stages as a candidate's mesh has.
-    pub of_stages: Option<&'a dyn Fn(u64) -> Result<Module, Diagnostics>>,
+    pub of_stages: Option<&'a dyn Fn(u64) -> Result<Rc<VerifiedModule>, Diagnostics>>,
 }
 
 impl<'a> Program<'a> {
     /// A program without stages, with the strategies and movements that come with Ithaca.
-    pub fn new(module: &'a Module, cluster: &'a Cluster) -> Self {
+    pub fn new(module: Verified<'a>, cluster: &'a Cluster) -> Self {
         Self { module, cluster, registry: Registry::default(), of_stages: None }
     }
 
-    fn module(&self, options: &ShardOptions) -> Result<Cow<'a, Module>, Diagnostics> {
+    /// What `f` makes of the program of a candidate.
+    fn with<T>(
+        &self,
+        options: &ShardOptions,
+        f: impl FnOnce(Verified<'_>) -> Result<T, Diagnostics>,
+    ) -> Result<T, Diagnostics> {
         match (self.of_stages, options.mesh.axis(STAGE_AXIS)) {
-            (Some(of_stages), Some(axis)) => of_stages(options.mesh.size(axis)).map(Cow::Owned),
-            _ => Ok(Cow::Borrowed(self.module)),
+            (Some(of_stages), Some(axis)) => f(of_stages(options.mesh.size(axis))?.verified()),
+            _ => f(self.module),
         }
     }
 }
@@ -71,11 +77,13 @@ impl Compiler for Program<'_> {
     }
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
-        let module = self.module(options).map_err(ithaca_pass::first)?;
-        shard::check(&self.registry, &module, options).map(|_| ())
+        let checked = self.with(options, |program| {
+            shard::check(&self.registry, program.module(), options).map_err(|refused| vec![refused])
+        });
+        checked.map(|_| ()).map_err(ithaca_pass::first)
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        compile::draft_with(&self.registry, &*self.module(options)?, options, self.cluster)
+        self.with(options, |program| compile::draft_with(&self.registry, program, options, self.cluster))
     }
 }

@@ -2,6 +2,7 @@
 
 use ithaca_import::{self as import, Workload};
 use ithaca_ir::Module;
+use ithaca_ir::verify::verify;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
 use serde_json::{Value, json};
@@ -42,7 +43,7 @@ fn program(config: &Value, sequence: u64) -> Module {
 
 fn ranked(config: &Value, sequence: u64, request: &Request) -> Result<Ranked, Box<Refusal>> {
     let (module, cluster) = (program(config, sequence), Cluster::named("dgx-h100").unwrap());
-    rank(&Program::new(&module, &cluster), &cluster, request)
+    rank(&Program::new(verify(&module).unwrap(), &cluster), &cluster, request)
 }
 
 /// The request with a repair's options in place of its own.
@@ -155,7 +156,7 @@ fn ulysses_is_all_to_all_everywhere() {
         let cluster = Cluster::named(name).unwrap();
         for gpus in [2, 8, 16, 32] {
             let request = Request { strategy: Some("ulysses".into()), ..Request::new(gpus) };
-            let compiler = Program::new(&module, &cluster);
+            let compiler = Program::new(verify(&module).unwrap(), &cluster);
             let options = candidates(&Registry::default(), &cluster, &request).unwrap().remove(0);
             let rows = plan::collectives(&compiler.draft(&options).unwrap().per_rank);
             let kinds: Vec<(&str, u64)> = rows.iter().map(|r| (r.kind.as_str(), r.count)).collect();

@@ -1,8 +1,8 @@
 //! The time of each task of a frame on each simulated rank, and the ranks that it waits for.
 
 use ithaca_ir::message::Parcel;
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Transfer, Work};
-use ithaca_ir::{Rank, Space, TensorType, boxes, traffic};
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Work};
+use ithaca_ir::{Op, Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
 use crate::cluster::Cluster;
@@ -29,7 +29,8 @@ pub(super) struct Part {
 /// The steps of every frame, one for each task.
 pub(super) fn steps(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Vec<Step>> {
     let space = &schedule.space;
-    let mut pricing = Pricing { cluster, space, classes, on_rank: OnRank::new(cluster, space) };
+    let on_rank = OnRank::new(cluster, space);
+    let mut pricing = Pricing { cluster, space, classes, on_rank, hops: Vec::new() };
     schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
 }
 
@@ -38,6 +39,8 @@ struct Pricing<'a> {
     space: &'a Space,
     classes: &'a Classes,
     on_rank: OnRank<'a>,
+    /// The steps of rings, from home, with their parts: all steps of a ring are alike.
+    hops: Vec<(Vec<Parcel>, Vec<Part>)>,
 }
 
 impl Pricing<'_> {
@@ -48,21 +51,46 @@ impl Pricing<'_> {
 
     fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
         if let Work::Exchange(transfer) = &task.work {
-            return self.exchange(transfer);
+            let hop: Option<Vec<Parcel>> = transfer.parcels().iter().map(|p| self.hop_of(p)).collect();
+            let Some(hop) = hop else { return self.exchange(transfer.parcels()) };
+            if let Some((_, parts)) = self.hops.iter().find(|(known, _)| *known == hop) {
+                return parts.clone();
+            }
+            let parts = self.exchange(&hop);
+            self.hops.push((hop, parts.clone()));
+            return parts;
         }
         let ranks = self.classes.ranks();
         let seconds = kernel_seconds(self.cluster, &mut self.on_rank, self.space, (frame, task), ranks);
         seconds.into_iter().map(|seconds| Part { seconds, with: Vec::new() }).collect()
     }
 
-    fn exchange(&self, transfer: &Transfer) -> Vec<Part> {
-        let parcels = transfer.parcels();
+    /// The step of a ring that sends as much to the same peers, from where every part is at home; `None` for all others.
+    fn hop_of(&self, Parcel { op, from, to }: &Parcel) -> Option<Parcel> {
+        let is_ring = *op == Op::Permute
+            && (&from.dims, &from.layout.split) == (&to.dims, &to.layout.split)
+            && [from, to].iter().all(|ty| self.space.is_even(ty));
+        if !is_ring {
+            return None;
+        }
+        let mesh = &self.space.mesh;
+        let by = |ty: &TensorType, axis| ty.layout.moved_along(axis).map_or(0, |m| m.by);
+        let home = from.layout.clone().at_home();
+        let moves = from.layout.moved.iter().chain(&to.layout.moved).map(|m| m.axis);
+        let there = moves.fold(home.clone(), |layout, axis| {
+            let n = mesh.size(axis);
+            layout.moved(axis, by(to, axis) + n - by(from, axis), n, None)
+        });
+        Some(Parcel { op: op.clone(), from: from.with_layout(home), to: to.with_layout(there) })
+    }
+
+    fn exchange(&self, parcels: &[Parcel]) -> Vec<Part> {
         let (cluster, space, classes) = (self.cluster, self.space, self.classes);
         // A sample may miss the hop that leaves the node, so all its ranks take the longest time.
         let alike = !classes.is_exact() || classes.ranks().is_empty();
         let on = |c: usize| cluster.message_on(space, parcels, classes.ranks()[c]);
         let longest = if alike || on(0).is_none() { cluster.message_seconds(space, parcels) } else { 0.0 };
-        let Parcel { op, from, to } = transfer.first();
+        let Parcel { op, from, to } = &parcels[0];
         let axes = boxes::axes(space, op, from, to);
         let part = |c: usize| match on(c) {
             Some(mine) => {

@@ -137,8 +137,7 @@ impl<'f> Block<'f> {
             let Some(operands) = writer.values(node.operands.iter().map(|&v| self.class(v)))? else {
                 return Ok(None);
             };
-            let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-            let results = writer.b.node(node.op.clone(), &operands, &types)?;
+            let results = writer.b.copied(function, node, &operands)?;
             for (&old, &new) in node.results.iter().zip(&results) {
                 writer.b.name(new, function.values[old].name.as_deref());
                 writer.values.entry(self.class(old)).or_insert(new);

@@ -41,7 +41,8 @@ pub(super) fn grow(
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
         let index = index(graph);
         let site = Site { cx, level, program: &*graph };
-        for (n, rule) in rules.iter().enumerate() {
+        let may_match = |rule: &Rule| rule.pattern().all(|op| index.contains_key(op));
+        for (n, rule) in rules.iter().enumerate().filter(|(_, rule)| may_match(rule)) {
             for &class in index.get(rule.left.op.as_str()).into_iter().flatten() {
                 for bindings in matches(&*graph, cx.names(), rule, applied(graph, class).collect(), MATCHES) {
                     if !seen.insert((n, class, format!("{bindings:?}"))) {
