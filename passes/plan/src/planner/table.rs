@@ -144,6 +144,9 @@ fn aligned(rows: &[Row], width: usize) -> String {
         if in_a_line || length(&whole) <= room {
             return vec![whole];
         }
+        if length(&row.mesh) + GAP.len() > room {
+            return wrapped(&whole, width, INDENT).lines().chain([""]).map(str::to_owned).collect();
+        }
         let strategy = wrapped(&row.strategy, width, INDENT);
         strategy.lines().map(str::to_owned).chain([format!("{GAP}{}", row.mesh)]).collect()
     };
