@@ -27,6 +27,9 @@ pub struct Dim {
     pub valid: u64,
     /// Whether ranks may hold different numbers of granules.
     pub uneven: bool,
+    /// The elements that are expected to be filled, where the dimension is ragged: its size is a bound, it is filled from the
+    /// front, by data that only a run knows, and elements that are not filled are zero.
+    pub ragged: Option<u64>,
     /// The dimension of which this one repeats every element `size / size(of)` times in a row (replicated heads).
     pub copies: Option<DimId>,
     /// The position that each index has.
@@ -89,6 +92,7 @@ impl Dim {
             granule: 1,
             valid: size,
             uneven: false,
+            ragged: None,
             copies: None,
             order: Order::Contiguous,
             fetched: None,

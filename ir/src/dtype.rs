@@ -49,7 +49,7 @@ impl DType {
     }
 
     /// Bytes per element.
-    pub fn bytes(self) -> u64 {
+    pub const fn bytes(self) -> u64 {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use crate::boxes::{self, Region, Side};
+use crate::dtype::DType;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::table::op::Op;
 use crate::space::Space;
@@ -70,6 +71,104 @@ pub fn is_shared(op: &Op, side: Side) -> bool {
     }
 }
 
+/// Bytes of a count of filled rows.
+const COUNT_BYTES: u64 = DType::I32.bytes();
+
+/// The rows of a ragged dimension in a block: runs, one after another, of rows that are filled and then rows of zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Runs of a block; each has a count of filled rows.
+    pub n: u64,
+    /// Rows of a run.
+    pub rows: u64,
+    /// Elements of a row.
+    pub width: u64,
+}
+
+/// Whether a message sends filled rows only, as [`counts_rows`] says of its tensor; it then has one.
+pub fn sends_counts(space: &Space, parcels: &[Parcel]) -> bool {
+    matches!(parcels, [Parcel { op, from, to }] if counts_rows(space, op, from, to))
+}
+
+/// Whether a collective sends filled rows only, and first their counts, in a message of the same layout: an all-to-all of a
+/// tensor with a ragged dimension that is whole, in even parts.
+pub fn counts_rows(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> bool {
+    let even = |ty: &TensorType| {
+        let mut dims = ty.dims.iter().zip(&ty.layout.split);
+        dims.all(|(&dim, axes)| axes.is_empty() || space.dims[dim].divides_evenly(space.mesh.degree(axes)))
+    };
+    let whole = |ty: &TensorType| ragged_position(space, ty).is_some_and(|i| ty.layout.split[i].is_empty());
+    matches!(op, Op::AllToAll { .. })
+        && from.dtype.is_float()
+        && whole(from)
+        && whole(to)
+        && even(from)
+        && even(to)
+}
+
+fn ragged_position(space: &Space, ty: &TensorType) -> Option<usize> {
+    ty.dims.iter().position(|&dim| space.dims[dim].ragged.is_some())
+}
+
+/// The runs of each block that `rank` sends or receives, in a message that [`sends_counts`].
+pub fn runs(space: &Space, parcels: &[Parcel], rank: Rank) -> Option<Runs> {
+    let [Parcel { op, from, to }] = parcels else { return None };
+    let at = ragged_position(space, from).filter(|_| sends_counts(space, parcels))?;
+    let exchange = boxes::exchange(space, op, from, to, rank);
+    // Parts are even, so blocks are alike.
+    let region = exchange.send.first()?.first()?;
+    let lens: Vec<u64> = region.iter().map(|range| range.end.saturating_sub(range.start)).collect();
+    Some(Runs { n: lens[..at].iter().product(), rows: lens[at], width: lens[at + 1..].iter().product() })
+}
+
+/// Bytes of the counts that `rank` sends to others.
+fn bytes_of_counts(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
+    let Some((runs, first)) = runs(space, parcels, rank).zip(parcels.first()) else { return 0 };
+    let group = boxes::group(space, &first.op, &first.from, &first.to, rank);
+    runs.n * (group.len() as u64).saturating_sub(1) * COUNT_BYTES
+}
+
+/// The bytes of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// With all rows of ragged dimensions.
+    pub bound: u64,
+    /// With the filled rows only, where a message [`sends_counts`].
+    pub filled: Option<u64>,
+}
+
+impl std::ops::AddAssign for Sent {
+    fn add_assign(&mut self, other: Self) {
+        let filled = |sent: Sent| sent.filled.unwrap_or(sent.bound);
+        let has_slots = self.filled.is_some() || other.filled.is_some();
+        let filled = has_slots.then(|| filled(*self) + filled(other));
+        *self = Self { bound: self.bound + other.bound, filled };
+    }
+}
+
+impl Sent {
+    /// The bytes of a message without ragged dimensions.
+    pub fn all(bytes: u64) -> Self {
+        Self { bound: bytes, filled: None }
+    }
+
+    /// The bytes of a message that has so many of rows, so many of them filled, and sends counts first.
+    pub fn with_counts(counts: u64, rows: u64, filled: u64) -> Self {
+        Self { bound: counts * COUNT_BYTES + rows, filled: Some(counts * COUNT_BYTES + filled) }
+    }
+}
+
+/// What `rank` is expected to send of a message, of whose rows it sends so many bytes.
+fn expected(space: &Space, parcels: &[Parcel], rank: Rank, rows: u64) -> Sent {
+    if !sends_counts(space, parcels) {
+        return Sent::all(rows);
+    }
+    let counts = bytes_of_counts(space, parcels, rank);
+    // Tensors of one message have the slots of the same experts.
+    let filled = parcels.first().map_or(1.0, |parcel| space.expected_share(&parcel.from));
+    Sent { bound: counts + rows, filled: Some(counts + (rows as f64 * filled).round() as u64) }
+}
+
 /// One side of the wire of a message, as `rank` has it.
 pub fn wire(space: &Space, parcels: &[Parcel], side: Side, rank: Rank) -> Wire {
     let mut wire = Wire { group: Vec::new(), blocks: Vec::new(), elements: Vec::new() };
@@ -105,7 +204,12 @@ pub fn wire_elements(space: &Space, parcels: &[Parcel], side: Side) -> u64 {
     parcels.iter().map(|parcel| boxes::wire_elements(space, &parcel.op, &parcel.from, &parcel.to, side)).sum()
 }
 
-/// Bytes that `rank` sends to others; several sums are taken as that of one tensor.
+/// What `rank` sends to others: the bound, and where the message sends counts what is expected.
+pub fn sent(space: &Space, parcels: &[Parcel], rank: Rank) -> Sent {
+    expected(space, parcels, rank, bytes_sent(space, parcels, rank))
+}
+
+/// Bytes of tensors that `rank` sends to others; several sums are taken as that of one tensor.
 pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
     if let [Parcel { op: Op::AllReduce { axis }, from, .. }, _, ..] = parcels {
         let held = parcels.iter().filter(|parcel| space.holds(&parcel.from, rank));
@@ -115,12 +219,13 @@ pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
     parcels.iter().map(|parcel| boxes::bytes_sent(space, &parcel.op, &parcel.from, &parcel.to, rank)).sum()
 }
 
-/// Bytes that each of `ranks` sends to others.
-pub fn bytes_sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<u64> {
-    match parcels {
+/// What each of `ranks` sends to others.
+pub fn sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<Sent> {
+    let bytes = match parcels {
         [Parcel { op, from, to }] => boxes::bytes_sent_by(space, op, from, to, ranks),
         _ => ranks.iter().map(|&rank| bytes_sent(space, parcels, rank)).collect(),
-    }
+    };
+    ranks.iter().zip(bytes).map(|(&rank, bytes)| expected(space, parcels, rank, bytes)).collect()
 }
 
 /// Bytes that the busiest rank sends to others.

@@ -76,6 +76,15 @@ impl Space {
         (units * granule).min(size)
     }
 
+    /// The share of a tensor's elements that are expected to be filled; the rest of its ragged dimensions is zero.
+    pub fn expected_share(&self, ty: &TensorType) -> f64 {
+        let share = |&dim: &DimId| {
+            let Dim { size, ragged, .. } = self.dims[dim];
+            ragged.map_or(1.0, |expected| expected as f64 / size.max(1) as f64)
+        };
+        ty.dims.iter().map(share).product()
+    }
+
     /// Whether `axes` may split `dim`: evenly, or where it is declared uneven, leaving no rank without a granule.
     pub fn can_split(&self, dim: DimId, axes: &[AxisId]) -> bool {
         let Dim { size, granule, uneven, .. } = self.dims[dim];

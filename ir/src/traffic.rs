@@ -10,7 +10,7 @@ use crate::boxes;
 use crate::entity::Entity;
 use crate::handles::ValueId;
 use crate::mesh::Rank;
-use crate::message::{self, Parcel};
+use crate::message::{self, Parcel, Sent};
 use crate::module::{Function, Module, Node};
 use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
@@ -32,22 +32,49 @@ pub struct Traffic {
     pub phase: Phase,
     /// How many each rank takes part in.
     pub count: u64,
-    /// Bytes that the busiest rank sends to others in all of them.
+    /// Bytes that the busiest rank sends to others in all of them; where some have slots of experts, with all slots filled.
     pub bytes_sent_per_rank: u64,
+    /// Where some have slots of experts, the same with the filled slots only: expected in a program, counted in a run.
+    pub filled_bytes_per_rank: Option<u64>,
+}
+
+/// Whether a run sent the messages of a program: their bytes exactly, and of slots no more than there are.
+pub fn agree(promised: &[Traffic], counted: &[Traffic]) -> bool {
+    let agree = |(promised, counted): (&Traffic, &Traffic)| {
+        let filled_bytes_per_rank = promised.filled_bytes_per_rank;
+        let is_bounded =
+            counted.filled_bytes_per_rank.is_none_or(|filled| filled <= counted.bytes_sent_per_rank);
+        is_bounded
+            && counted.filled_bytes_per_rank.is_some() == filled_bytes_per_rank.is_some()
+            && *promised == Traffic { filled_bytes_per_rank, ..counted.clone() }
+    };
+    promised.len() == counted.len() && promised.iter().zip(counted).all(agree)
+}
+
+/// Sums of one rank.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    count: u64,
+    sent: u64,
+    /// With the filled rows only.
+    filled: u64,
+    has_slots: bool,
 }
 
 /// Sums per rank, to become rows.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    rows: BTreeMap<Key, BTreeMap<Rank, (u64, u64)>>,
+    rows: BTreeMap<Key, BTreeMap<Rank, Sums>>,
 }
 
 impl Ledger {
     /// Adds `count` collectives, in each of which `rank` sent `bytes`.
-    pub fn record(&mut self, key: Key, rank: Rank, count: u64, bytes: u64) {
-        let (total, sent) = self.rows.entry(key).or_default().entry(rank).or_default();
-        *total += count;
-        *sent += count * bytes;
+    pub fn record(&mut self, key: Key, rank: Rank, count: u64, bytes: Sent) {
+        let sums = self.rows.entry(key).or_default().entry(rank).or_default();
+        sums.count += count;
+        sums.sent += count * bytes.bound;
+        sums.filled += count * bytes.filled.unwrap_or(bytes.bound);
+        sums.has_slots |= bytes.filled.is_some();
     }
 
     /// The rows, ordered by kind, axis and phase.
@@ -58,8 +85,12 @@ impl Ledger {
                 kind: (*kind).to_owned(),
                 axis: axis.clone(),
                 phase: *phase,
-                count: ranks.values().map(|r| r.0).max().unwrap_or(0),
-                bytes_sent_per_rank: ranks.values().map(|r| r.1).max().unwrap_or(0),
+                count: ranks.values().map(|sums| sums.count).max().unwrap_or(0),
+                bytes_sent_per_rank: ranks.values().map(|sums| sums.sent).max().unwrap_or(0),
+                filled_bytes_per_rank: ranks
+                    .values()
+                    .any(|sums| sums.has_slots)
+                    .then(|| ranks.values().map(|sums| sums.filled).max().unwrap_or(0)),
             })
             .collect()
     }
@@ -160,7 +191,7 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
                 ranks.iter().copied().filter(|&rank| message::takes_part(space, parcels, rank)).collect();
             // Ranks that send alike are asked once.
             let asked = if message::is_ragged(space, parcels) { ranks.len() } else { ranks.len().min(1) };
-            let bytes = message::bytes_sent_by(space, parcels, &ranks[..asked]);
+            let bytes = message::sent_by(space, parcels, &ranks[..asked]);
             for (i, &rank) in ranks.iter().enumerate() {
                 ledger.record(key.clone(), rank, *runs, bytes[i.min(bytes.len() - 1)]);
             }

@@ -46,8 +46,15 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     if plan.collectives.is_empty() {
         out.push_str("  none\n");
     }
-    for Collective { kind, axis, phase, count, bytes_sent_per_rank } in &plan.collectives {
-        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent");
+    for row in &plan.collectives {
+        let Collective { kind, axis, phase, count, bytes_sent_per_rank: most, expected_bytes_per_rank } = row;
+        let bytes = match expected_bytes_per_rank {
+            Some(expected) => {
+                format!("{expected} bytes sent as expected, {most} if all slots of experts are filled")
+            }
+            None => format!("{most} bytes sent"),
+        };
+        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes}");
     }
     if !plan.time.communication.is_empty() {
         out.push_str("its time, all phases together:\n");

@@ -505,12 +505,12 @@ fn traffic_table(rows: &[Traffic]) -> String {
         "collective", "axis", "phase", "count", "bytes sent per rank"
     );
     for row in rows {
-        let phase = row.phase.name();
-        let _ = writeln!(
-            out,
-            "{:<16} {:<10} {phase:<9} {:>7} {:>20}",
-            row.kind, row.axis, row.count, row.bytes_sent_per_rank
-        );
+        let (phase, most) = (row.phase.name(), row.bytes_sent_per_rank);
+        let bytes = match row.filled_bytes_per_rank {
+            Some(filled) => format!("{filled} of {most}"),
+            None => most.to_string(),
+        };
+        let _ = writeln!(out, "{:<16} {:<10} {phase:<9} {:>7} {:>20}", row.kind, row.axis, row.count, bytes);
     }
     out
 }

@@ -236,6 +236,16 @@ fn what_one_fails_of_the_others_say_too() {
     assert!(said[1].contains("nowhere.safetensors") && !said[1].contains("rank 1"), "{said:?}");
 }
 
+/// Experts have as many slots as the even share, and no router is that even.
+#[test]
+fn a_bound_that_tokens_exceed_ends_all_processes() {
+    let model = ["mixtral", "--seq", "256", "--strategy", "ulysses+ep", "--mesh", "ulysses=2"];
+    let said = refusals(launch(2, &[&model[..], &["--expert-bound", "1"]].concat()));
+    assert!(said.iter().all(|said| said.contains("of 128 tokens and has slots for 64")), "{said:?}");
+    // A process that another one ends says so.
+    assert!(said.iter().any(|said| said.contains("C18")), "{said:?}");
+}
+
 /// Waits until somebody listens on a port, or until nobody does.
 fn wait_until(port: u16, is_open: bool) -> Option<TcpStream> {
     loop {

@@ -96,8 +96,14 @@ pub(super) fn print(
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
     let bound = bound(schedule);
-    let _ =
-        writeln!(out, "        {id_bound}, {reach}, {bound}, tables, run,\n    }};\n    return program;\n}}");
+    let counts = match program.counts {
+        0 => String::new(),
+        bytes => format!(" {bytes},"),
+    };
+    let _ = writeln!(
+        out,
+        "        {id_bound}, {reach}, {bound}, tables, run,{counts}\n    }};\n    return program;\n}}"
+    );
     let _ = writeln!(out, "\n}}  // namespace {namespace}");
     Ok(out)
 }

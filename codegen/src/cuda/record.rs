@@ -143,6 +143,11 @@ impl Writer<'_, '_> {
                 let (from, to, count) = (self.address(from), self.address(to), self.numbers.int(count));
                 format!("s.{name}({head}, {from}, {to}, {count});")
             }
+            Collective::Filled { from, to, outgoing, incoming, runs, rows, width } => {
+                let addresses = [from, to, outgoing, incoming].map(|at| self.address(at)).join(", ");
+                let numbers = [runs, rows, width].map(|n| self.numbers.int(n)).join(", ");
+                format!("s.filled_rows({head}, {addresses}, {numbers});")
+            }
             Collective::SendReceive { sends, receives } => {
                 let (sends, receives) = (self.blocks(sends), self.blocks(receives));
                 format!("s.exchange({head}, {sends}, {receives});")

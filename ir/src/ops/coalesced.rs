@@ -3,6 +3,7 @@
 //! PyTorch calls a block of such collectives a coalescing manager, and a run of gradients a bucket.
 
 use crate::boxes;
+use crate::message;
 use crate::ops::context::{Context, Types};
 use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
@@ -61,6 +62,9 @@ pub fn differ(space: &Space, (op, from, to): Ends<'_>, (other, x, y): Ends<'_>) 
     }
     if from.dtype != x.dtype {
         return Some("their element type");
+    }
+    if message::counts_rows(space, op, from, to) || message::counts_rows(space, other, x, y) {
+        return Some("the counts of their rows");
     }
     let axes = boxes::axes(space, op, from, to);
     if axes.is_empty()

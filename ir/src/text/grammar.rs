@@ -55,7 +55,7 @@ pub(crate) fn write_header(
         writeln!(out, "mesh {}", space.mesh)?;
     }
     for dim in space.dims.values() {
-        let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = dim;
+        let Dim { name, size, granule, valid, uneven, ragged, copies, order, fetched, part } = dim;
         write!(out, "dim {name} = {size}")?;
         if valid != size {
             write!(out, " valid {valid}")?;
@@ -65,6 +65,9 @@ pub(crate) fn write_header(
         }
         if *uneven {
             write!(out, " uneven")?;
+        }
+        if let Some(expected) = ragged {
+            write!(out, " ragged {expected}")?;
         }
         if let Some(of) = copies {
             write!(out, " copies {}", space.dims[*of].name)?;
@@ -143,6 +146,8 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
             dim.granule = cx.int()?;
         } else if cx.eat(Token::Word("uneven")) {
             dim.uneven = true;
+        } else if cx.eat(Token::Word("ragged")) {
+            dim.ragged = Some(cx.int()?);
         } else if cx.eat(Token::Word("copies")) {
             dim.copies = Some(read_dim_name(cx, space)?);
         } else if cx.eat(Token::Word("order")) {

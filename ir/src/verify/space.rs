@@ -28,7 +28,7 @@ pub const MAX_BYTES: u64 = 1 << 62;
 
 /// The mistakes in a dimension, given the dimensions declared before it.
 pub(crate) fn check_dim(space: &Space, id: DimId) -> Result<(), Box<Diagnostic>> {
-    let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = &space.dims[id];
+    let Dim { name, size, granule, valid, uneven, ragged, copies, order, fetched, part } = &space.dims[id];
     let (size, granule, valid) = (*size, *granule, *valid);
     ensure!(is_identifier(name), "V22", "`{name}` is no name for a dimension");
     ensure!(id.index() < MAX_DIMS, "V22", "there are more than {MAX_DIMS} dimensions");
@@ -42,6 +42,15 @@ pub(crate) fn check_dim(space: &Space, id: DimId) -> Result<(), Box<Diagnostic>>
         return Err(Box::new(Diagnostic::new("V22", message).help(help)));
     }
     ensure!((1..=size).contains(&valid), "V22", "dimension `{name}` has {valid} valid elements of {size}");
+    if let Some(expected) = *ragged {
+        ensure!(expected <= size, "V22", "`{name}` has {size} elements and expects {expected} to be filled");
+        let plain = valid == size && copies.is_none() && fetched.is_none() && *order == Order::Contiguous;
+        ensure!(
+            plain && !uneven,
+            "V22",
+            "`{name}` is ragged, and so has no padding, copies, fetches, order or uneven parts"
+        );
+    }
     order.check(size).map_err(|message| OpError::new("V27", format!("dimension `{name}`: {message}")))?;
     if let Some(part) = part {
         return check_part(space, id, part);

@@ -222,6 +222,36 @@ __global__ void combine(Slots s, const T* y, const Reals gates, bool gated, T* z
     }
 }
 
+// No row of any run is filled. A thread takes a run.
+__global__ void clear_counts(int32_t* counts, int64_t n) {
+    ITHACA_FOR(i, n) counts[i] = 0;
+}
+
+// The rows of each run up to the last one with an element that is not zero. kLanes threads take a row, the last rows of runs
+// first: the count is mostly known when filled rows ask for it.
+template <typename T>
+__global__ void filled_rows(const T* x, int32_t* counts, int64_t rows, int64_t width, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const int64_t lane = i % kLanes, run = i / kLanes / rows, row = rows - 1 - i / kLanes % rows;
+        const T* of = x + (run * rows + row) * width;
+        for (int64_t m = lane; m < width; m += kLanes) {
+            if (widen(of[m]) == 0) continue;
+            if (counts[run] <= row) atomicMax(counts + run, static_cast<int32_t>(row + 1));
+            break;
+        }
+    }
+}
+
+// Zero in the rows of each run that are not filled. kLanes threads take a row.
+template <typename T>
+__global__ void clear_rows(T* x, const int32_t* counts, int64_t rows, int64_t width, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const int64_t lane = i % kLanes, row = i / kLanes;
+        if (row % rows < counts[row / rows]) continue;
+        for (int64_t m = lane; m < width; m += kLanes) x[row * width + m] = narrow<T>(0);
+    }
+}
+
 // The product of a token with each of its slots, as wide as the arithmetic. A thread takes a choice.
 template <typename T>
 __global__ void slot_products(Slots s, const T* y, const T* x, Acc<T>* z, int64_t n) {

@@ -48,4 +48,6 @@ pub enum Region {
     /// Eight bytes in which tokens that exceed the bound of an expert are counted: the most tokens of a group that chose one
     /// expert, times 2³², and the expert; zero before a run, and after it where no bound was exceeded.
     Overflow,
+    /// Counts of the filled rows that this rank sends in a collective, and of those that it receives.
+    Counts,
 }

@@ -43,7 +43,7 @@ pub fn bits_type(dtype: DType) -> &'static str {
 }
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 40] = [
+const OF_FLOAT: [&str; 42] = [
     "unary",
     "binary",
     "scale",
@@ -83,6 +83,8 @@ const OF_FLOAT: [&str; 40] = [
     "dispatch",
     "combine",
     "slot_products",
+    "filled_rows",
+    "clear_rows",
     "attention_backward_bias",
 ];
 
@@ -101,6 +103,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "valid<float>",
         "find_nan",
         "deal",
+        "clear_counts",
     ]
     .map(str::to_owned)
     .into();

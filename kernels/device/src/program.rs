@@ -28,6 +28,8 @@ pub struct DeviceProgram {
     /// Bytes of the arena; on a mesh with stages, the bytes for the ranks of each place. A rank of several places needs the
     /// most of them.
     pub arenas: Vec<(Option<At>, u64)>,
+    /// Bytes of the counts of filled rows that a rank sends and receives in one collective.
+    pub counts: u64,
     /// Events of all frames.
     pub n_events: usize,
     /// Weights, states and inputs.

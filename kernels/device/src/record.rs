@@ -199,6 +199,25 @@ pub enum Collective<A = Address, N = Int> {
         /// The count that [`Even`] defines.
         count: N,
     },
+    /// The filled rows of an all-to-all. Each member's block has `runs` runs of `rows` rows, of which the first are filled.
+    /// Members have exchanged their counts, and rows that are not filled are zero where they are received. The host reads
+    /// the counts; without them all rows are exchanged.
+    Filled {
+        /// This rank's elements.
+        from: A,
+        /// This rank's result.
+        to: A,
+        /// The number of filled rows of each run that this rank sends, `i32`.
+        outgoing: A,
+        /// The same of each run that it receives.
+        incoming: A,
+        /// Runs for each member.
+        runs: N,
+        /// Rows of a run.
+        rows: N,
+        /// Elements of a row.
+        width: N,
+    },
     /// A reduce-scatter of blocks of different sizes, in one group: each block is summed to its peer.
     Reduce {
         /// The block for each member; empty blocks are left out.
@@ -303,6 +322,15 @@ impl<A, N> Collective<A, N> {
             Collective::Reduce { blocks: of, to } => {
                 Collective::Reduce { blocks: blocks(of, &mut address), to: address(to) }
             }
+            Collective::Filled { from, to, outgoing, incoming, runs, rows, width } => Collective::Filled {
+                from: address(from),
+                to: address(to),
+                outgoing: address(outgoing),
+                incoming: address(incoming),
+                runs: number(runs),
+                rows: number(rows),
+                width: number(width),
+            },
             Collective::Even { kind, from, to, count } => {
                 Collective::Even { kind: *kind, from: address(from), to: address(to), count: number(count) }
             }

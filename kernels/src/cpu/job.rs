@@ -233,6 +233,7 @@ fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
         let most = rows.entry((&row.kind, &row.axis, row.phase)).or_insert_with(|| row.clone());
         most.count = most.count.max(row.count);
         most.bytes_sent_per_rank = most.bytes_sent_per_rank.max(row.bytes_sent_per_rank);
+        most.filled_bytes_per_rank = most.filled_bytes_per_rank.max(row.filled_bytes_per_rank);
     }
     rows.into_values().collect()
 }

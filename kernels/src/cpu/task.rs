@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ithaca_ir::message::Parcel;
+use ithaca_ir::message::{Parcel, Sent};
 use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
@@ -134,7 +134,7 @@ impl<'a> Running<'a> {
                 if [task.reads.len(), task.writes.len()] != [parts.len(); 2] {
                     return Err(RunError::invalid(format!("it reads and writes {} buffers", parts.len())));
                 }
-                let mut sent_by_all = 0;
+                let mut sent_by_all = Sent::default();
                 for (parcels, (&reads, &writes)) in parts.into_iter().zip(task.reads.iter().zip(&task.writes))
                 {
                     let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
@@ -147,7 +147,7 @@ impl<'a> Running<'a> {
                         self.write(writes, &written)?;
                     }
                 }
-                self.count(transfer, sent_by_all * first.from.dtype.bytes());
+                self.count(transfer, sent_by_all);
                 Ok(())
             }
             Work::Unpack(_) if to => {
@@ -190,12 +190,13 @@ impl<'a> Running<'a> {
         let threads = Threads::beside(space.mesh.ranks());
         let values = match (op, wanted.first()) {
             (Op::Einsum, Some(ResultSpec { ty, region })) => {
-                let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
+                let product = gemm::einsum(space, (&operands[0], &operands[1]), ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::AccumulateProduct, Some(ResultSpec { ty, region })) => {
                 let mut sum = operands[2].real()?.to_vec();
-                gemm::accumulate(&operands[0], &operands[1], (ty, region), &mut sum, threads)?;
+                let factors = (&operands[0], &operands[1]);
+                gemm::accumulate(space, factors, (ty, region), &mut sum, threads)?;
                 eval::into_results(op, vec![sum], &wanted)?
             }
             (Op::Attention(a), _) => {
@@ -229,7 +230,7 @@ impl<'a> Running<'a> {
     }
 
     /// Adds the bytes that were sent to the traffic.
-    fn count(&self, transfer: &Transfer, bytes: u64) {
+    fn count(&self, transfer: &Transfer, bytes: Sent) {
         let Buffers { context, rank } = self.buffers;
         let phase = traffic::phase_of_task(context.schedule, self.frame, self.number);
         if let Some(key) = traffic::key(&context.schedule.space, phase, transfer.parcels()) {

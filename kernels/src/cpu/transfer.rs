@@ -1,7 +1,7 @@
 //! Pack, exchange and unpack of the tensors that one collective carries, as documented in the runtime's contract of tasks.
 
 use ithaca_ir::boxes::{self, Region, Side};
-use ithaca_ir::message::{self, Parcel, Wire};
+use ithaca_ir::message::{self, Parcel, Runs, Sent, Wire};
 use ithaca_ir::schedule::{Content, Stream};
 use ithaca_ir::{DType, Op, Rank, Space};
 
@@ -60,14 +60,14 @@ impl LocalTransfer<'_> {
         Ok(tensors)
     }
 
-    /// The data to write, and the number of elements that were sent to others. Coalesced tensors go from wire to wire; one
+    /// The data to write, and the bytes that were sent to others. Coalesced tensors go from wire to wire; one
     /// tensor may be read and written in place of its wire.
     pub(super) fn exchange(
         &self,
         data: &[f32],
         ends: (&Content, &Content),
         communicator: &dyn Communicator,
-    ) -> Result<(Vec<f32>, u64), RunError> {
+    ) -> Result<(Vec<f32>, Sent), RunError> {
         let Some(Parcel { op, from, to }) = self.parcels.first() else {
             return Err(RunError::invalid("a collective without tensors"));
         };
@@ -81,13 +81,9 @@ impl LocalTransfer<'_> {
             let (whole, _) = self.cut(data, index(n))?;
             match (op, self.parcels) {
                 (Op::AllReduce { .. }, _) => {
-                    return all_reduce(
-                        from.dtype,
-                        (self.stream, self.rank),
-                        whole,
-                        &sent.group,
-                        communicator,
-                    );
+                    let ends = (self.stream, self.rank);
+                    let (sums, n) = all_reduce(from.dtype, ends, whole, &sent.group, communicator)?;
+                    return Ok((sums, Sent::all(n * from.dtype.bytes())));
                 }
                 // A permute of one tensor may send each rank another part of it.
                 (Op::Permute, [_]) => {
@@ -113,10 +109,64 @@ impl LocalTransfer<'_> {
         if !sums && is_tensor(ends.1) && self.space.holds(to, self.rank) {
             self.need_in_order(&self.space.local_box(to, self.rank), &received, "written")?;
         }
+        if let Some(runs) = message::runs(self.space, self.parcels, self.rank) {
+            let (blocks, bytes) = self.exchange_filled(runs, &sent.group, blocks, communicator)?;
+            return Ok((blocks.concat(), bytes));
+        }
         let expected: Vec<usize> = received.elements.iter().map(|&n| index(n)).collect();
         let arrived = communicator.exchange((self.stream, self.rank), &sent.group, blocks, &expected)?;
         let written = if sums { sum(from.dtype, arrived.blocks) } else { arrived.blocks.concat() };
-        Ok((written, arrived.elements_sent))
+        Ok((written, Sent::all(arrived.elements_sent * from.dtype.bytes())))
+    }
+
+    /// Exchanges blocks of ragged dimensions: first the number of filled rows of each run, then these rows. Returns whole blocks,
+    /// zero after the filled rows, and the bytes that were sent to others.
+    fn exchange_filled(
+        &self,
+        runs: Runs,
+        group: &[Rank],
+        mut blocks: Vec<Vec<f32>>,
+        communicator: &dyn Communicator,
+    ) -> Result<(Vec<Vec<f32>>, Sent), RunError> {
+        let [n, rows, width] = [runs.n, runs.rows, runs.width].map(index);
+        let (ends, run) = ((self.stream, self.rank), rows * width);
+        let others = |i: usize| group[i] != self.rank;
+        let filled = |block: &Vec<f32>| -> Vec<usize> {
+            (0..n).map(|i| filled_rows(&block[i * run..(i + 1) * run], width)).collect()
+        };
+        let counts: Vec<Vec<usize>> = blocks.iter().map(filled).collect();
+        let as_data = |counts: &Vec<usize>| -> Vec<f32> {
+            counts.iter().map(|&n| from_int(i32::try_from(n).unwrap_or(i32::MAX))).collect()
+        };
+        let message = counts.iter().map(as_data).collect();
+        let arrived = communicator.exchange(ends, group, message, &vec![n; group.len()])?;
+        let n_counts = arrived.elements_sent;
+        let count = |&count: &f32| {
+            let n = usize::try_from(to_int(count)).ok().filter(|&n| n <= rows);
+            n.ok_or_else(|| RunError::invalid(format!("a count of filled rows is beyond {rows}")))
+        };
+        let incoming = arrived.blocks.iter().map(|counts| counts.iter().map(count).collect());
+        let incoming: Vec<Vec<usize>> = incoming.collect::<Result<_, RunError>>()?;
+        let bytes = self.parcels.first().map_or(0, |parcel| parcel.from.dtype.bytes());
+        let all = (0..group.len()).filter(|&i| others(i)).map(|i| blocks[i].len() as u64 * bytes).sum();
+        // A rank's own block stays as it is.
+        for i in (0..group.len()).filter(|&i| others(i)) {
+            let part = |(at, &n): (usize, &usize)| &blocks[i][at * run..at * run + n * width];
+            blocks[i] = counts[i].iter().enumerate().map(part).collect::<Vec<_>>().concat();
+        }
+        let expected = |i: usize| if others(i) { incoming[i].iter().sum::<usize>() * width } else { n * run };
+        let expected: Vec<usize> = (0..group.len()).map(expected).collect();
+        let mut arrived = communicator.exchange(ends, group, blocks, &expected)?;
+        for i in (0..group.len()).filter(|&i| others(i)) {
+            let (mut block, mut start) = (vec![0.0; n * run], 0);
+            for (at, n) in incoming[i].iter().enumerate() {
+                block[at * run..at * run + n * width]
+                    .copy_from_slice(&arrived.blocks[i][start..start + n * width]);
+                start += n * width;
+            }
+            arrived.blocks[i] = block;
+        }
+        Ok((arrived.blocks, Sent::with_counts(n_counts, all, arrived.elements_sent * bytes)))
     }
 
     /// Refuses an exchange of one tensor from or to a buffer that the contract of tasks does not name.
@@ -194,6 +244,11 @@ fn all_reduce(
     let blocks = group.iter().map(|_| sum.clone()).collect();
     let gathered = communicator.exchange((stream, rank), group, blocks, &sizes)?;
     Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
+}
+
+/// The rows up to the last one with an element that is not zero.
+fn filled_rows(run: &[f32], width: usize) -> usize {
+    run.iter().rposition(|&x| x != 0.0).map_or(0, |last| last / width.max(1) + 1)
 }
 
 /// The sum of equal blocks, in their order.

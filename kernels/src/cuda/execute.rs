@@ -142,7 +142,7 @@ fn kernels(program: &DeviceProgram) -> BTreeSet<String> {
         let sums = match transfer.collective {
             Collective::Even { kind, .. } => matches!(kind, Even::ReduceScatter | Even::AllReduce),
             Collective::Reduce { .. } => true,
-            Collective::SendReceive { .. } => false,
+            Collective::SendReceive { .. } | Collective::Filled { .. } => false,
         };
         sums.then_some(transfer.dtype)
     };

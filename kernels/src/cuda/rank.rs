@@ -42,6 +42,8 @@ pub(super) struct LocalRank<'a> {
     pub(super) word: Address,
     /// The word in which tokens that exceed the bound of an expert are counted.
     pub(super) overflow: Address,
+    /// The counts of the filled rows that are sent and received in a collective.
+    pub(super) counts: Address,
 }
 
 impl<'a> LocalRank<'a> {
@@ -76,7 +78,7 @@ impl<'a> LocalRank<'a> {
         let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
         let size_of_tables: u64 =
             contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
-        let memory = device.allocate(bytes + size_of_tables + 2 * WORD as u64)?;
+        let memory = device.allocate(bytes + size_of_tables + 2 * WORD as u64 + program.counts)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let mut word = memory.offset(bytes);
         let mut tables = Vec::with_capacity(contents.len());
@@ -103,6 +105,7 @@ impl<'a> LocalRank<'a> {
             barrier_events,
             word,
             overflow,
+            counts: overflow.offset(WORD as u64),
         })
     }
 
@@ -132,6 +135,15 @@ impl<'a> LocalRank<'a> {
         unsafe { self.device.download(self.overflow, &mut found) }?;
         let found = u64::from_ne_bytes(found);
         Ok((found != 0).then_some([found >> 32, found & u64::from(u32::MAX)]))
+    }
+
+    /// Downloads counts of filled rows.
+    pub(super) fn counts(&self, at: Address, n: u64) -> Result<Vec<u64>, CudaError> {
+        let mut bytes = vec![0_u8; index(n * DType::I32.bytes())];
+        // SAFETY: the counts of a collective have this size, and the caller has waited for them.
+        unsafe { self.device.download(at, &mut bytes) }?;
+        let (words, _) = bytes.as_chunks();
+        Ok(words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).collect())
     }
 
     /// Downloads a dense tensor of `n` elements.

@@ -125,6 +125,20 @@ impl Watch {
         self.wait_until(locals, collectives, is_idle)
     }
 
+    /// Waits until the work issued to a stream of each local rank is done.
+    ///
+    /// # Errors
+    /// The [`TaskFailure`] of any rank.
+    pub(super) fn wait_for(
+        &mut self,
+        locals: &[LocalRank<'_>],
+        collectives: &dyn Collectives,
+        queue: Queue,
+    ) -> Result<(), TaskFailure> {
+        let is_idle = |watch: &Self| watch.streams.iter().all(|streams| streams[queue as usize].is_empty());
+        self.wait_until(locals, collectives, is_idle)
+    }
+
     fn wait_until(
         &mut self,
         locals: &[LocalRank<'_>],

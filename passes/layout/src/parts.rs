@@ -11,6 +11,9 @@ pub(crate) fn part(space: &mut Space, part: Part) -> DimId {
     let is_torn = whole.size == part.runs * whole.granule && whole.granule.is_multiple_of(part.count);
     let granule = if is_torn { whole.granule / part.count } else { whole.granule };
     let size = whole.size / part.count;
+    // It is filled from the front; parts of one run follow each other.
+    let filled = |expected: u64| expected.saturating_sub(part.index * size).min(size);
+    let ragged = whole.ragged.filter(|_| part.runs == 1).map(filled);
     let name = space.free_name(format!("{}_{}", whole.name, part.index));
-    space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
+    space.dims.push(Dim { granule, ragged, part: Some(part), ..Dim::new(name, size) })
 }

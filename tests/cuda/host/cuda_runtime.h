@@ -23,8 +23,9 @@ struct dim3 {
 
 inline thread_local dim3 blockIdx(0), threadIdx(0), blockDim(1), gridDim(1);
 
-inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
-    const unsigned long long before = *at;
+template <typename N>
+N atomicMax(N* at, N x) {
+    const N before = *at;
     if (x > before) *at = x;
     return before;
 }

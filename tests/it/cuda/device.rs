@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::timeline::Span;
-use ithaca_ir::traffic::Traffic;
+use ithaca_ir::traffic::{self, Traffic};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Rank};
 use ithaca_kernels::cuda::catalogue::catalogue;
@@ -115,7 +115,7 @@ pub(super) fn assert_traffic(
     traffic: &[Traffic],
 ) {
     let execution = cpu::execute(schedule, weights, inputs, &cpu::Options::default()).unwrap();
-    assert_eq!(execution.traffic, traffic, "{name}");
+    assert!(traffic::agree(&execution.traffic, traffic), "{name}");
 }
 
 /// The programs that `tests/gpu.sh` compares on a GPU, on the host: every kernel of one rank.

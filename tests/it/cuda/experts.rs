@@ -7,6 +7,7 @@ use ithaca_ir::Module;
 use ithaca_kernels::cuda::collectives::InProcess;
 use ithaca_kernels::cuda::{self, Host};
 use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::{compare, cpu};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, program};
@@ -16,7 +17,7 @@ use serde_json::Value;
 use super::pipeline::{Step, check, expected, options};
 use super::together::Sources;
 use super::{can_run, can_run_in_full, device, root, write_program};
-use crate::golden::{Golden, workload};
+use crate::golden::{CLOSE, Golden, workload};
 
 /// A golden with experts, with capacity for all tokens or for some, and its inputs.
 fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
@@ -60,6 +61,27 @@ fn training_with_experts_on_the_host() {
         Step { module: module.clone(), options: options(strategy, mesh), sources, expected }
     });
     check(&steps.collect::<Vec<_>>());
+}
+
+/// Devices send the slots that tokens fill, as this machine does: as many bytes, and the same numbers.
+#[test]
+fn filled_slots_are_sent_between_devices() {
+    if !can_run() {
+        return;
+    }
+    let Golden { module, weights, io, .. } = Golden::open("mixtral");
+    let schedule = compile(&module, &options("ring+ep", "ring=4"), &Volume).unwrap().schedule;
+    let expected = cpu::execute(&schedule, &weights, &io, &cpu::Options::default()).unwrap();
+    let host = Host::new(device::kernels_for([&schedule]));
+    let collectives = InProcess::new(&host, 4).unwrap();
+    let found = cuda::execute_on(&schedule, &host, &collectives, (&weights, &io), &cuda::Options::default());
+    let found = found.unwrap();
+    assert_eq!(found.traffic, expected.traffic);
+    let exchange = found.traffic.iter().find(|row| row.kind == "all_to_all").unwrap();
+    assert!(exchange.filled_bytes_per_rank < Some(exchange.bytes_sent_per_rank), "{exchange:?}");
+    for comparison in compare::outputs(&found.outputs, &expected.outputs) {
+        assert!(comparison.verdict.within(CLOSE), "{comparison:?}");
+    }
 }
 
 /// Routers without weights send all tokens to the first experts, which have slots for half of them.

@@ -138,6 +138,7 @@ struct Program {
     ExpertBound bound;
     void (*tables)(int64_t rank, Tables& tables);
     void (*run)(class Device& device, Address arena);
+    int64_t counts = 0;  // bytes of the counts of filled rows of a collective
 };
 
 // All memory of a program is allocated before it runs.
@@ -162,6 +163,8 @@ class Device : NotCopied {
     Address table(size_t i) const { return memory_ + tables_[i]; }
     // Eight bytes that `deal` sets where tokens exceed the bound of an expert.
     Address overflow() const { return memory_ + overflow_; }
+    // Counts of the filled rows that are sent and received in a collective.
+    Address counts() const { return memory_ + counts_; }
     // The part of a source of a layer; null where other ranks have it.
     Address source(size_t i, int64_t layer) const {
         const auto offset = sources_[i].find(layer);
@@ -200,7 +203,7 @@ class Device : NotCopied {
                       std::ceil(static_cast<double>(demand) / bound.share * 100) / 100);
         fail(__FILE__, __LINE__, "dealing slots of experts", text);
     }
-    // One allocation: the arena, then sources, then tables, then the word of the bound.
+    // One allocation: the arena, then sources, then tables, then the word of the bound, then counts.
     void load(const Tensors& tensors) {
         const auto reserve = [&](int64_t bytes) {
             const int64_t offset = bytes_;
@@ -219,6 +222,7 @@ class Device : NotCopied {
         program.tables(rank, tables);
         for (const std::vector<char>& list : tables.lists) tables_.push_back(reserve(static_cast<int64_t>(list.size())));
         if (program.bound.slots > 0) overflow_ = reserve(sizeof(uint64_t));
+        counts_ = reserve(program.counts);
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
@@ -231,7 +235,7 @@ class Device : NotCopied {
     }
 
     Address memory_;
-    int64_t bytes_ = 0, overflow_ = 0;
+    int64_t bytes_ = 0, overflow_ = 0, counts_ = 0;
     std::vector<std::map<int64_t, int64_t>> sources_;  // offsets by layer
     std::vector<int64_t> tables_;
 };
@@ -342,6 +346,30 @@ class Frame : NotCopied {
         const int64_t n = size(group), bytes = count * bytes_of(dtype), own = number(group) * bytes;
         copy(to + own, from + own, bytes);
         exchange(group, dtype, {{0, from, count, n, 1, bytes}}, {{0, to, count, n, 1, bytes}});
+    }
+    // An all-to-all of filled rows: `runs` runs of `rows` rows for each member, of which the first are filled. The host reads the
+    // counts, which members have exchanged; the rows that do not arrive are zero already.
+    void filled_rows(int group, DType dtype, Address from, Address to, Address outgoing, Address incoming, int64_t runs, int64_t rows,
+                     int64_t width) {
+        const int64_t n = size(group) * runs, first = number(group) * runs, run = rows * width * bytes_of(dtype);
+        copy(to + first * run, from + first * run, runs * run);
+        device_.watch.reach(stream());
+        const auto counts = [&](Address at) {
+            std::vector<int32_t> read(n);
+            ITHACA_CUDA(cudaMemcpy(read.data(), at, n * sizeof(int32_t), cudaMemcpyDeviceToHost));
+            for (int64_t i = first; i < first + runs; ++i) read[i] = 0;  // its own rows stay
+            return read;
+        };
+        const std::vector<int32_t> sent = counts(outgoing), received = counts(incoming);
+        int64_t filled = 0;
+        for (int32_t count : sent) filled += count;
+        collective(group, dtype, filled * width, [&](ncclComm_t comm, ncclDataType_t type) {
+            for (int64_t i = 0; i < n; ++i) {
+                const int peer = static_cast<int>(i / runs);
+                if (sent[i] > 0) ITHACA_NCCL(ncclSend(from + i * run, sent[i] * width, type, peer, comm, stream()));
+                if (received[i] > 0) ITHACA_NCCL(ncclRecv(to + i * run, received[i] * width, type, peer, comm, stream()));
+            }
+        });
     }
     void all_gather(int group, DType dtype, Address from, Address to, int64_t count) {
         collective(group, dtype, count * (size(group) - 1), [&](ncclComm_t comm, ncclDataType_t type) {

@@ -56,6 +56,16 @@ class Watch : NotCopied {
     void settle(ncclComm_t comm) {
         if (is_busy(comm)) wait([&] { return !is_busy(comm); });
     }
+    // Waits until a stream has done all that was issued.
+    void reach(cudaStream_t stream) {
+        const cudaEvent_t reached = event(stream);
+        wait([&] {
+            const cudaError_t status = cudaEventQuery(reached);
+            if (status != cudaSuccess && status != cudaErrorNotReady) fail(__FILE__, __LINE__, "cudaEventQuery", cudaGetErrorString(status));
+            return status == cudaSuccess;
+        });
+        spare_.push_back(reached);
+    }
     // Waits until all streams are idle.
     void wait(const cudaStream_t (&streams)[kQueues]) {
         for (int queue = 0; queue < kQueues; ++queue) {

@@ -25,7 +25,7 @@ use crate::rule::{FactorKind, FactorRule};
 use crate::types::TensorType;
 
 pub use crate::ops::table::experts::{Deal, ExpertGroups, Experts, Gates, Route, Scoring, Shared, Slots};
-pub use slots::{MIN_SLOTS, bounded_slots};
+pub use slots::{EXPECTED_LOAD, MIN_SLOTS, bounded_slots, expected_slots};
 
 /// Added to the sum that shares are divided by, as the library does.
 pub const SHARE_EPS: f64 = 1e-20;

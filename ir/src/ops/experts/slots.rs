@@ -16,6 +16,18 @@ pub fn bounded_slots(bound: f64, tokens: u64, top: u64, experts: u64) -> u64 {
     (slots as u64).max(MIN_SLOTS).min(tokens).max(1)
 }
 
+/// The load of the busiest rank that plans expect, as a factor of the even share: tokens that its experts take from a group.
+///
+/// An estimate: no load of a trained router was measured here. It is a capacity factor with which Switch Transformers were
+/// trained (Fedus et al., arXiv 2101.03961, section 2.2), whose experts rarely exceed it.
+pub const EXPECTED_LOAD: f64 = 1.25;
+
+/// The slots of an expert for a group that are expected to be filled, of so many: [`EXPECTED_LOAD`] times the even share.
+pub fn expected_slots(slots: u64, tokens: u64, top: u64, experts: u64) -> u64 {
+    let share = tokens as f64 * top as f64 / experts.max(1) as f64;
+    ((EXPECTED_LOAD * share * (1.0 - 1e-12)).ceil() as u64).clamp(1, slots.max(1))
+}
+
 impl Shared {
     /// Sequences and tokens of each that a group has; none when they do not divide.
     pub fn tokens(&self, space: &Space) -> Option<[u64; 2]> {

@@ -81,6 +81,7 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
         mesh: schedule.space.mesh.clone(),
         frames,
         arenas,
+        counts: transfer::bytes_of_counts(schedule),
         n_events,
         sources: lowering.sources.into_program(schedule),
         tables: lowering.tables.all,

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::layout::At;
-use ithaca_ir::message::{self, Parcel};
+use ithaca_ir::message::{self, Parcel, Runs};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{BufferId, Stream, Task, Transfer as TaskTransfer};
+use ithaca_ir::schedule::{BufferId, Schedule, Stream, Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
 use super::axes::splitting_axes;
 use super::context::{In, Lowering};
-use crate::argument::Pointer;
+use crate::address::Region;
+use crate::argument::{Pointer, arguments};
+use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::merge::Span;
 use crate::ops::view::{Cx, signed};
@@ -45,6 +47,24 @@ impl Kind {
             other => return LowerError::unsupported(format!("`{}` as a collective", other.name())),
         })
     }
+}
+
+/// Bytes of a count of filled rows.
+const COUNT_BYTES: u64 = 4;
+
+/// Threads that share a row: the kernels' `kLanes`.
+const LANES: i64 = 32;
+
+/// Bytes of the counts of filled rows that a rank sends and receives, in the collective that has the most.
+pub(super) fn bytes_of_counts(schedule: &Schedule) -> u64 {
+    let space = &schedule.space;
+    let tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
+    let of_transfer = |transfer: &TaskTransfer| {
+        let runs = message::runs(space, transfer.parcels(), Rank(0))?;
+        let members = Members::of(space, transfer.first()).count(&space.mesh);
+        Some(2 * members * runs.n * COUNT_BYTES)
+    };
+    tasks.filter_map(|task| of_transfer(task.work.exchange()?)).max().unwrap_or(0)
 }
 
 /// One rank's part in a message, its memory aside.
@@ -99,6 +119,8 @@ struct Message {
     communicator: Communicator,
     dtype: DType,
     method: Method,
+    /// The rows of blocks, where only filled rows are sent.
+    runs: Option<Runs>,
 }
 
 impl Message {
@@ -112,13 +134,13 @@ impl Message {
         let kind = Kind::of(&first.op)?;
         let communicator = Communicator { members: Members::of(space, first), stream };
         let members = communicator.members.count(&space.mesh);
-        let ends = || ends.values().flatten();
-        let whole = ends().all(|end| end.group.len() as u64 == members);
+        let all = || ends.values().flatten();
+        let whole = all().all(|end| end.group.len() as u64 == members);
         let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
         let method = match kind {
             Kind::AllReduce if whole => Method::Even(Even::AllReduce),
-            Kind::Gather if whole && ends().all(|end| even(&end.recv)) => Method::Even(Even::AllGather),
-            Kind::ReduceScatter if whole && ends().all(|end| even(&end.send)) => {
+            Kind::Gather if whole && all().all(|end| even(&end.recv)) => Method::Even(Even::AllGather),
+            Kind::ReduceScatter if whole && all().all(|end| even(&end.send)) => {
                 Method::Even(Even::ReduceScatter)
             }
             Kind::ReduceScatter if whole => Method::Reduce,
@@ -127,13 +149,15 @@ impl Message {
             }
             Kind::Blocks
                 if whole
-                    && ends().all(|end| even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0]) =>
+                    && all().all(|end| even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0]) =>
             {
                 Method::Even(Even::AllToAll)
             }
             Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
         };
-        Ok(Message { kind, communicator, dtype: first.from.dtype, method })
+        let rank = ends.keys().next().copied().unwrap_or(Rank(0));
+        let runs = message::runs(space, parcels, rank).filter(|_| method == Method::Even(Even::AllToAll));
+        Ok(Message { kind, communicator, dtype: first.from.dtype, method, runs })
     }
 
     fn number(&self, space: &Space, member: Rank) -> Int {
@@ -146,6 +170,9 @@ impl Message {
     /// Adds the record of one rank, whose parts are more than one if tensors are sent from where they are.
     fn trace(&self, cx: &Cx<'_>, parts: &[Part<'_>]) -> Result<(), LowerError> {
         let Some(&Part { end, from, to }) = parts.first() else { return Ok(()) };
+        if let Some(runs) = self.runs {
+            return self.trace_filled(cx, signed(end.group.len() as u64), (from, to), runs);
+        }
         let bytes = self.dtype.bytes();
         let count = |n: u64| Int::Const(signed(n));
         let block = |end: &End, i: usize, at: Pointer, n: u64| Block {
@@ -196,12 +223,57 @@ impl Message {
                 Collective::SendReceive { sends, receives }
             }
         };
-        cx.trace.add(Record::Transfer(Transfer {
-            communicator: self.communicator,
-            dtype: self.dtype,
-            collective,
-        }));
+        self.add(cx, self.dtype, collective);
         Ok(())
+    }
+
+    /// Adds the records of an all-to-all of filled rows: they are counted, the counts are exchanged, rows that will not arrive are
+    /// cleared, and the others are exchanged.
+    fn trace_filled(
+        &self,
+        cx: &Cx<'_>,
+        members: i64,
+        (from, to): (Pointer, Pointer),
+        runs: Runs,
+    ) -> Result<(), LowerError> {
+        let [n, rows, width] = [runs.n, runs.rows, runs.width].map(signed);
+        let (all, t) = (members * n, c_type(self.dtype));
+        let outgoing = Pointer { region: Region::Counts, bytes: 0 };
+        let incoming = outgoing.offset(all.cast_unsigned() * COUNT_BYTES);
+        let threads = all * rows * LANES;
+        cx.launch("clear_counts", all, arguments![outgoing, all])?;
+        cx.launch(&format!("filled_rows<{t}>"), threads, arguments![from, outgoing, rows, width, threads])?;
+        let [from, to_rows, outgoing_counts, incoming_counts] =
+            [from, to, outgoing, incoming].map(Pointer::address);
+        self.add(
+            cx,
+            DType::I32,
+            Collective::Even {
+                kind: Even::AllToAll,
+                from: outgoing_counts.clone(),
+                to: incoming_counts.clone(),
+                count: Int::Const(n),
+            },
+        );
+        cx.launch(&format!("clear_rows<{t}>"), threads, arguments![to, incoming, rows, width, threads])?;
+        self.add(
+            cx,
+            self.dtype,
+            Collective::Filled {
+                from,
+                to: to_rows,
+                outgoing: outgoing_counts,
+                incoming: incoming_counts,
+                runs: Int::Const(n),
+                rows: Int::Const(rows),
+                width: Int::Const(width),
+            },
+        );
+        Ok(())
+    }
+
+    fn add(&self, cx: &Cx<'_>, dtype: DType, collective: Collective) {
+        cx.trace.add(Record::Transfer(Transfer { communicator: self.communicator, dtype, collective }));
     }
 }
 
@@ -287,7 +359,7 @@ fn blocks(record: &mut Record) -> Vec<&mut Block> {
         Record::Transfer(Transfer { collective, .. }) => match collective {
             Collective::SendReceive { sends, receives } => sends.iter_mut().chain(receives).collect(),
             Collective::Reduce { blocks, .. } => blocks.iter_mut().collect(),
-            Collective::Even { .. } => Vec::new(),
+            Collective::Even { .. } | Collective::Filled { .. } => Vec::new(),
         },
         Record::Launch(_) | Record::Product(_) | Record::Copy { .. } => Vec::new(),
     }

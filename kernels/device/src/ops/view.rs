@@ -248,7 +248,12 @@ impl Cx<'_> {
         let starts = match at.region {
             Region::Argument(i) => of(self.arguments_aligned, i),
             Region::Result(i) => of(self.results_aligned, i),
-            Region::Frame | Region::Source(_) | Region::Table(_) | Region::Finding | Region::Overflow => true,
+            Region::Frame
+            | Region::Source(_)
+            | Region::Table(_)
+            | Region::Finding
+            | Region::Overflow
+            | Region::Counts => true,
             Region::Null => false,
         };
         starts && at.bytes.cast_unsigned().is_multiple_of(ALIGNMENT)

@@ -2,12 +2,13 @@
 //!
 //! Dimensions of an einsum are of four kinds: in both operands and the result (batch), in one operand and the result
 //! (rows, columns), in both operands only (summed). Neighbours of a kind that are one stride apart merge; the largest
-//! of each kind become one matrix product, what is left is looped over.
+//! of each kind become one matrix product, what is left is looped over. A ragged dimension is one of the matrix, and its empty
+//! rows, columns or terms are left out.
 
-use ithaca_ir::TensorType;
 use ithaca_ir::boxes::Region;
+use ithaca_ir::{Space, TensorType};
 
-use super::product::multiply;
+use super::product::{Matrix, multiply};
 use super::view::View;
 use crate::cpu::simd::Into;
 use crate::cpu::threads::Threads;
@@ -22,6 +23,8 @@ struct Loop {
     x: usize,
     y: usize,
     z: usize,
+    /// Whether only the first of its indices are filled, by data.
+    is_ragged: bool,
 }
 
 /// The loops of an einsum by kind, each from outer to inner.
@@ -35,26 +38,26 @@ struct Loops {
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
 pub(in crate::cpu) fn einsum(
-    x: &Operand<'_, f32>,
-    y: &Operand<'_, f32>,
+    space: &Space,
+    (x, y): (&Operand<'_, f32>, &Operand<'_, f32>),
     ty: &TensorType,
     region: &Region,
     threads: Threads,
 ) -> Result<Vec<f32>, RunError> {
     let mut out = vec![0.0; extents(region).iter().product()];
-    accumulate(x, y, (ty, region), &mut out, threads)?;
+    accumulate(space, (x, y), (ty, region), &mut out, threads)?;
     Ok(out)
 }
 
 /// `z[…] += Σ x[…] · y[…]` over the dimensions that z lacks.
 pub(in crate::cpu) fn accumulate(
-    x: &Operand<'_, f32>,
-    y: &Operand<'_, f32>,
+    space: &Space,
+    (x, y): (&Operand<'_, f32>, &Operand<'_, f32>),
     (ty, region): (&TensorType, &Region),
     out: &mut [f32],
     threads: Threads,
 ) -> Result<(), RunError> {
-    let Some(loops) = Loops::of(x, y, ty, region) else {
+    let Some(loops) = Loops::of(space, (x, y), ty, region) else {
         // A dimension of one operand alone that is summed is no matrix product: the oracle's loops do it.
         let product = products::einsum(x, y, ty, region)?;
         out.iter_mut().zip(product).for_each(|(z, product)| *z += product);
@@ -65,14 +68,20 @@ pub(in crate::cpu) fn accumulate(
         return Ok(());
     }
     let Loops { batch, mut rows, mut columns, mut sums } = loops;
-    let (m, n, k) = (take_largest(&mut rows), take_largest(&mut columns), take_largest(&mut sums));
+    let (m, n, k) = (take_inner(&mut rows), take_inner(&mut columns), take_inner(&mut sums));
     let outer: Vec<Loop> = batch.into_iter().chain(rows).chain(columns).collect();
     for (xo, yo, zo) in offsets(&outer) {
         for (xi, yi, _) in offsets(&sums) {
             let x = (xs, View { start: xo + xi, row: m.x, column: k.x });
             let y = (ys, View { start: yo + yi, row: k.y, column: n.y });
             let z = (&mut *out, View { start: zo, row: m.z, column: n.z });
-            multiply((m.n, k.n, n.n), 1.0, x, y, z, Into::Add, threads);
+            let filled = |of: Loop, matrix: Matrix<'_>, others: usize| {
+                if of.is_ragged { filled_rows(matrix, of.n, others) } else { of.n }
+            };
+            let transposed = |(data, view): (_, View)| (data, view.transposed());
+            let terms = filled(k, transposed(x), m.n).min(filled(k, y, n.n));
+            let sizes = (filled(m, x, k.n), terms, filled(n, transposed(y), k.n));
+            multiply(sizes, 1.0, x, y, z, Into::Add, threads);
         }
     }
     Ok(())
@@ -80,7 +89,12 @@ pub(in crate::cpu) fn accumulate(
 
 impl Loops {
     /// `None` when a dimension is neither shared nor in the result, or ranges do not fit.
-    fn of(x: &Operand<'_, f32>, y: &Operand<'_, f32>, ty: &TensorType, region: &Region) -> Option<Self> {
+    fn of(
+        space: &Space,
+        (x, y): (&Operand<'_, f32>, &Operand<'_, f32>),
+        ty: &TensorType,
+        region: &Region,
+    ) -> Option<Self> {
         let (x_strides, y_strides, z_strides) =
             (strides(&x.shape()), strides(&y.shape()), strides(&extents(region)));
         let mut loops = Loops::default();
@@ -105,6 +119,7 @@ impl Loops {
                 x: at(i, &x_strides),
                 y: at(j, &y_strides),
                 z: at(o, &z_strides),
+                is_ragged: space.dims[d].ragged.is_some(),
             };
             push_merged(kind, next);
         }
@@ -118,7 +133,7 @@ fn push_merged(loops: &mut Vec<Loop>, inner: Loop) {
     if inner.n == 1 {
         return;
     }
-    if let Some(outer) = loops.last_mut() {
+    if let Some(outer) = loops.last_mut().filter(|outer| !outer.is_ragged && !inner.is_ragged) {
         let continues = |outer: usize, stride: usize| outer == inner.n * stride;
         if continues(outer.x, inner.x) && continues(outer.y, inner.y) && continues(outer.z, inner.z) {
             *outer = Loop { n: outer.n * inner.n, ..inner };
@@ -128,10 +143,18 @@ fn push_merged(loops: &mut Vec<Loop>, inner: Loop) {
     loops.push(inner);
 }
 
-/// The longest loop, taken out; one of length one when there is none.
-fn take_largest(loops: &mut Vec<Loop>) -> Loop {
-    let largest = (0..loops.len()).max_by_key(|&i| loops[i].n);
-    largest.map_or(Loop { n: 1, x: 1, y: 1, z: 1 }, |i| loops.remove(i))
+/// The ragged loop or else the longest, taken out; one of length one when there is none.
+fn take_inner(loops: &mut Vec<Loop>) -> Loop {
+    let inner = (0..loops.len()).max_by_key(|&i| (loops[i].is_ragged, loops[i].n));
+    inner.map_or(Loop { n: 1, x: 1, y: 1, z: 1, is_ragged: false }, |i| loops.remove(i))
+}
+
+/// The rows of a matrix up to the last one with an element that is not zero.
+fn filled_rows((data, view): Matrix<'_>, rows: usize, columns: usize) -> usize {
+    let is_filled = |row: usize| {
+        (0..columns).any(|column| data[view.start + row * view.row + column * view.column] != 0.0)
+    };
+    (0..rows).rposition(is_filled).map_or(0, |last| last + 1)
 }
 
 /// The offsets in x, y and z of every combination of loops.

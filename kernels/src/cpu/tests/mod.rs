@@ -303,6 +303,34 @@ fn broken_schedules_are_errors() {
     assert!(fails(&|frame| frame.bytes = 256).contains("not as large"));
 }
 
+/// Rows and terms of a ragged dimension that are zero are not multiplied, not even by infinity.
+#[test]
+fn products_leave_out_empty_rows() {
+    let mut space = space(&[("e", 2), ("c", 4), ("m", 3), ("x", 2)]);
+    let [e, c, m, x] = ["e", "c", "m", "x"].map(|name| space.dim(name).unwrap());
+    space.dims[c].ragged = Some(2);
+    let ty = |dims: [DimId; 3]| TensorType::new(DType::F32, dims);
+    let product = |(a, of_a): (&TensorType, &[f32]), (b, of_b): (&TensorType, &[f32]), z: &TensorType| {
+        let operand =
+            |ty, data| Operand { ty, region: whole(&space.shape(ty)), elements: Elements::Real(data) };
+        let (a, b, region) = (operand(a, of_a), operand(b, of_b), whole(&space.shape(z)));
+        gemm::einsum(&space, (&a, &b), z, &region, Threads::ONE).unwrap()
+    };
+    // One row of the first expert is filled, and two of the second.
+    let filled = [true, false, false, false, true, true, false, false];
+    let rows = |width, empty: f32| -> Vec<f32> {
+        filled.iter().flat_map(|&is| vec![if is { 1.0 } else { empty }; width]).collect()
+    };
+    let (slots, weights, done) = (ty([e, c, m]), ty([e, x, m]), ty([e, c, x]));
+    let infinite = vec![f32::INFINITY; 2 * 2 * 3];
+    assert_eq!(
+        product((&slots, &rows(3, 0.0)), (&weights, &infinite), &done),
+        rows(2, 0.0).iter().map(|&x| if x == 0.0 { 0.0 } else { f32::INFINITY }).collect::<Vec<_>>()
+    );
+    let gradient = product((&done, &rows(2, f32::NAN)), (&slots, &rows(3, 0.0)), &weights);
+    assert_eq!(gradient, [vec![1.0; 6], vec![2.0; 6]].concat());
+}
+
 #[test]
 fn products_of_every_shape_agree_with_plain_loops() {
     let space = space(&[("a", 2), ("b", 3), ("c", 4), ("d", 5), ("e", 1)]);
@@ -335,7 +363,7 @@ fn products_of_every_shape_agree_with_plain_loops() {
             |ty, data| Operand { ty, region: whole(&space.shape(ty)), elements: Elements::Real(data) };
         let operands = [operand(&x, &xs), operand(&y, &ys)];
         let region = whole(&space.shape(&z));
-        let found = gemm::einsum(&operands[0], &operands[1], &z, &region, Threads::ONE).unwrap();
+        let found = gemm::einsum(&space, (&operands[0], &operands[1]), &z, &region, Threads::ONE).unwrap();
         let wanted = [ResultSpec { ty: &z, region: region.clone() }];
         let expected = eval::eval(&space, &Op::Einsum, &operands, &wanted).unwrap().pop();
         let Some(crate::oracle::Value::Real(expected)) = expected else {

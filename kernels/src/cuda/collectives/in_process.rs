@@ -132,6 +132,9 @@ fn from_operands(exchange: &Exchange, end: &End) -> Result<Vec<Sum>, CudaError> 
             let to = to.offset(part.start * bytes);
             Ok(vec![Sum { from: all(kind, part.start)?, to, count: part.end - part.start }])
         }
+        Collective::Filled { .. } => {
+            Err(CudaError::Unsupported("filled rows without their counts".to_owned()))
+        }
         Collective::Reduce { blocks, to } => {
             let Some(own) = blocks.iter().find(|block| block.peer == number && block.count > 0) else {
                 return Ok(Vec::new());

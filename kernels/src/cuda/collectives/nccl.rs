@@ -207,6 +207,9 @@ impl<'d> Nccl<'d> {
                     call(Call::Reduce { root: index(peer) }, at, *to, count)?;
                 }
             }
+            Collective::Filled { .. } => {
+                return Err(CudaError::Unsupported("filled rows without their counts".to_owned()));
+            }
             Collective::SendReceive { sends, receives } => {
                 for &Block { peer, at, count } in sends {
                     call(Call::Send { peer: index(peer) }, at, at, count)?;

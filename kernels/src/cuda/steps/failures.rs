@@ -28,6 +28,12 @@ impl Steps<'_> {
         Ok(())
     }
 
+    /// Waits until the work issued to a stream of every local rank is done.
+    pub(super) fn wait_for(&mut self, queue: Queue) -> Result<(), RunError> {
+        let waited = self.watch.wait_for(&self.locals, self.collectives, queue);
+        waited.map_err(|failure| self.rank_error(failure))
+    }
+
     /// Ends a failed run: aborts collectives, resumes streams, and abandons devices whose work does not end.
     pub(in crate::cuda) fn stop(&self) {
         self.collectives.abort();

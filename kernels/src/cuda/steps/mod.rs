@@ -6,15 +6,17 @@
 //! With one thread, an error of one rank ends all ranks at once; [`watch`](crate::cuda::watch) finds asynchronous errors.
 
 mod failures;
+mod filled;
 mod nan;
 mod records;
 mod state;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ithaca_device::{Call, Choice, Operand, Output, Record, Step, Work};
 use ithaca_ir::layers;
-use ithaca_ir::message;
+use ithaca_ir::message::{self, Sent};
 use ithaca_ir::schedule::{self, Stream as Queue, Streams, Transfer};
 use ithaca_ir::{boxes, traffic};
 
@@ -149,8 +151,8 @@ impl Steps<'_> {
                                 Some(self.watch.record_event(&self.locals[local], local, step.stream)?);
                         }
                     }
-                    self.exchange(scope, run, records, locals)?;
-                    self.record_traffic(run, transfer, locals);
+                    let filled = self.exchange(scope, (run, issue), records, locals)?;
+                    self.record_traffic(run, transfer, locals, &filled);
                 } else {
                     for &local in locals {
                         self.enter(local, run);
@@ -226,39 +228,66 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// Issues a collective once for all ranks that take part.
+    /// Issues a collective once for all ranks that take part. Returns the elements of filled rows that each local rank sends,
+    /// where only these are sent.
     fn exchange(
         &mut self,
         scope: &Scope,
-        run: Run,
+        (run, issue): (Run, u64),
         records: &Choice<Vec<Record>>,
         locals: &[usize],
-    ) -> Result<(), RunError> {
+    ) -> Result<BTreeMap<usize, u64>, RunError> {
         let queue = self.program.frames[run.frame].steps[run.task].stream;
-        let mut exchange: Option<Exchange> = None;
-        for &local in locals {
-            self.enter(local, run);
-            let records = records.at(&self.locals[local].at);
-            if let Some((transfer, end)) = self.issue_all(scope, local, queue, records)? {
-                let communicator = transfer.communicator;
-                let new = || Exchange { dtype: transfer.dtype, communicator, ends: Vec::new() };
-                exchange.get_or_insert_with(new).ends.push(end);
+        let mut filled = BTreeMap::new();
+        // The records up to a transfer are issued on all ranks, then the transfer once for all of them.
+        let mut rest: Vec<&[Record]> =
+            locals.iter().map(|&local| records.at(&self.locals[local].at).as_slice()).collect();
+        loop {
+            let mut exchange: Option<Exchange> = None;
+            let mut taking_part = Vec::new();
+            for (&local, rest) in locals.iter().zip(&mut rest) {
+                self.enter(local, run);
+                let transfer = rest.iter().position(|record| matches!(record, Record::Transfer(_)));
+                let (now, later) = rest.split_at(transfer.map_or(rest.len(), |i| i + 1));
+                *rest = later;
+                if let Some((transfer, end)) = self.issue_all(scope, local, queue, now)? {
+                    let communicator = transfer.communicator;
+                    let new = || Exchange { dtype: transfer.dtype, communicator, ends: Vec::new() };
+                    exchange.get_or_insert_with(new).ends.push(end);
+                    taking_part.push(local);
+                }
             }
+            let Some(mut exchange) = exchange else { return Ok(filled) };
+            filled.extend(self.filled_rows(&mut exchange, &taking_part, (run, issue, queue))?);
+            // SAFETY: the ends are buffers of the schedule with the size of their blocks; events order other accesses.
+            let issued = unsafe { self.collectives.exchange(&exchange) };
+            issued.map_err(|CollectiveFailure { rank, error }| self.failed(rank, run, error.into()))?;
         }
-        let Some(exchange) = exchange else { return Ok(()) };
-        // SAFETY: the ends are buffers of the schedule with the size of their blocks; events order other accesses.
-        let issued = unsafe { self.collectives.exchange(&exchange) };
-        issued.map_err(|CollectiveFailure { rank, error }| self.failed(rank, run, error.into()))
     }
 
     /// Accounts for the bytes that a collective's ranks send.
-    fn record_traffic(&mut self, run: Run, transfer: &Transfer, locals: &[usize]) {
+    fn record_traffic(
+        &mut self,
+        run: Run,
+        transfer: &Transfer,
+        locals: &[usize],
+        filled: &BTreeMap<usize, u64>,
+    ) {
         let (schedule, parcels) = (self.schedule, transfer.parcels());
         let phase = traffic::phase_of_task(schedule, &schedule.frames[run.frame], run.task);
         if let Some(key) = traffic::key(&schedule.space, phase, parcels) {
             for &local in locals {
                 let rank = self.locals[local].rank;
-                let bytes = message::bytes_sent(&schedule.space, parcels, rank);
+                let expected = message::sent(&schedule.space, parcels, rank);
+                // A graph exchanges all rows.
+                let sent = |_| match filled.get(&local) {
+                    Some(elements) => {
+                        let rows = message::bytes_sent(&schedule.space, parcels, rank);
+                        expected.bound - rows + elements * transfer.first().from.dtype.bytes()
+                    }
+                    None => expected.bound,
+                };
+                let bytes = Sent { filled: expected.filled.map(sent), ..expected };
                 self.ledgers[local].record(key.clone(), rank, 1, bytes);
             }
         }

@@ -81,6 +81,7 @@ impl Steps<'_> {
             Region::Table(table) => Some(state.tables[table.index()]),
             Region::Finding => Some(state.word),
             Region::Overflow => Some(state.overflow),
+            Region::Counts => Some(state.counts),
             Region::Source(source) => {
                 let buffer = self.program.frames[scope.frame].sources.get(&source);
                 let number = buffer.and_then(|&b| self.plan.find((scope.frame, b, scope.layer, scope.at)));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::ops::Op;
-use ithaca_ir::ops::experts::{Deal, Experts, Shared, bounded_slots};
+use ithaca_ir::ops::experts::{Deal, EXPECTED_LOAD, Experts, Shared, bounded_slots, expected_slots};
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Space};
 use ithaca_pass::roles::Roles;
 
@@ -42,8 +42,17 @@ pub(super) fn check(
     Ok(())
 }
 
+/// A dimension of groups or of slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupSize {
+    /// Its size.
+    pub size: u64,
+    /// For slots, the number that is expected to be filled.
+    pub expected: Option<u64>,
+}
+
 /// The groups of tokens that share slots, in the space as it will be. With a bound, the tokens of a rank become a group: the
-/// new sizes of the dimensions, with notes to the user. With a capacity, groups stay as they are: they are whole on a rank, and their tokens in order
+/// sizes of the dimensions, with notes to the user. With a capacity, groups stay as they are: they are whole on a rank, and their tokens in order
 /// of position, so that the same tokens are dropped as in the whole program.
 ///
 /// # Errors
@@ -53,7 +62,7 @@ pub(super) fn groups(
     space: &Space,
     placement: &Placement,
     roles: &Roles,
-) -> Result<(BTreeMap<DimId, u64>, BTreeSet<String>), Diagnostic> {
+) -> Result<(BTreeMap<DimId, GroupSize>, BTreeSet<String>), Diagnostic> {
     let (axes, batch_axes) = (placement.residual_sequence(), &placement.batch);
     let (mut sizes, mut notes) = (BTreeMap::new(), BTreeSet::new());
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
@@ -74,15 +83,21 @@ pub(super) fn groups(
             let padding =
                 space.size(batch) / n_batches * (space.size(sequence) - module.space.size(sequence));
             let n_slots = bounded_slots(bound, tokens, space.size(*top), space.size(*experts));
-            sizes.extend([(batches, n_batches), (groups, n_groups)]);
             let n_slots = (n_slots + padding).min(tokens);
-            sizes.insert(slots, n_slots);
+            let expected = expected_slots(n_slots, tokens, space.size(*top), space.size(*experts));
+            for (dim, size) in [(batches, n_batches), (groups, n_groups)] {
+                sizes.insert(dim, GroupSize { size, expected: None });
+            }
+            sizes.insert(slots, GroupSize { size: n_slots, expected: Some(expected) });
             if n_slots < tokens {
                 notes.insert(format!(
                     "each of {} experts has slots for {n_slots} of the {tokens} tokens of a rank (`--expert-bound {bound}`)",
                     space.size(*experts)
                 ));
             }
+            notes.insert(format!(
+                "{expected} of the {n_slots} slots of an expert are expected to be filled ({EXPECTED_LOAD} times the even share)"
+            ));
             continue;
         }
         let (tokens, n) = (module.space.size(sequence), module.space.size(groups));
@@ -106,6 +121,10 @@ pub(super) fn groups(
         if !runs.iter().all(|run| whole(run.index) && whole(run.position) && whole(run.len)) {
             return Err(refused("the order of tokens over ranks tears them".to_owned()));
         }
+        let of_group = each * (space.size(batch) / space.size(batches).max(1));
+        let size = space.size(slots);
+        let expected = expected_slots(size, of_group, space.size(*top), space.size(*experts));
+        sizes.insert(slots, GroupSize { size, expected: Some(expected) });
     }
     Ok((sizes, notes))
 }

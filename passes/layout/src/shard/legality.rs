@@ -14,7 +14,7 @@ use num_integer::lcm;
 
 use super::choice::AttentionChoice;
 use super::degrees::legal_degrees;
-use super::experts;
+use super::experts::{self, GroupSize};
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::orders;
@@ -40,8 +40,8 @@ pub struct Decisions {
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
-    /// Groups of tokens that share slots of experts, and their slots: the new sizes.
-    pub expert_groups: BTreeMap<DimId, u64>,
+    /// Groups of tokens that share slots of experts, and their slots.
+    pub expert_groups: BTreeMap<DimId, GroupSize>,
     /// Notes to the user.
     pub notes: Vec<String>,
 }

@@ -8,6 +8,7 @@ use ithaca_ir::ops::{Loss, Op};
 use ithaca_ir::{Dim, DimId, Mesh, Module, TensorType};
 use ithaca_pass::roles::Roles;
 
+use super::experts::GroupSize;
 use super::legality::Decisions;
 
 /// The program in a space with the mesh and the decided dimensions, still laid out whole; and for each key/value head
@@ -58,9 +59,9 @@ pub(super) fn respace(
     for &dim in &decisions.uneven {
         sharded.space.dims[dim].uneven = true;
     }
-    for (&dim, &size) in &decisions.expert_groups {
-        let Dim { size: whole, valid, .. } = &mut sharded.space.dims[dim];
-        (*whole, *valid) = (size, size);
+    for (&dim, &GroupSize { size, expected }) in &decisions.expert_groups {
+        let Dim { size: whole, valid, ragged, .. } = &mut sharded.space.dims[dim];
+        (*whole, *valid, *ragged) = (size, size, expected);
     }
     for (&dim, order) in &decisions.orders {
         sharded.space.dims[dim].order.clone_from(order);

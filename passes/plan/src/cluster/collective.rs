@@ -12,8 +12,7 @@
 //! Levels work at the same time, so transfers count by their maximum; latencies add up. That 16 GPUs of two nodes
 //! reach twice the bus bandwidth of 8 strided over the same nodes (Galvatron measured 44.7 and 20.8 GB/s) follows.
 
-use ithaca_ir::boxes;
-use ithaca_ir::{AxisId, Op, Rank, Space, TensorType};
+use ithaca_ir::{AxisId, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{CollectiveTime, Pattern, link_rate};
@@ -88,6 +87,14 @@ impl Cluster {
         Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
     }
 
+    /// Seconds to count the filled rows of an all-to-all, to clear the rows that will not arrive, and for the host to read the
+    /// counts: empty rows are read and written once, and each of four steps takes a launch.
+    fn counting_seconds(&self, space: &Space, from: &TensorType, to: &TensorType) -> f64 {
+        let local = (space.max_local_bytes(from) + space.max_local_bytes(to)) as f64;
+        let empty = local * (1.0 - space.expected_share(from));
+        4.0 * self.accelerator.launch_seconds.value + self.stream_seconds(empty)
+    }
+
     /// The time at each level of a collective in which whole groups take part alike, without sharing of links; empty for
     /// other operations.
     pub(super) fn by_level(
@@ -99,6 +106,16 @@ impl Cluster {
     ) -> Vec<(usize, CollectiveTime)> {
         let bytes = || busiest_bytes(space, op, from, to) as f64;
         match *op {
+            Op::AllToAll { axis, .. } if message::counts_rows(space, op, from, to) => {
+                let filled = space.expected_share(from);
+                let mut levels = self.along(space, axis, Pattern::Exchange, bytes() * filled);
+                // Counts travel first, with the same latency.
+                levels.iter_mut().for_each(|(_, time)| time.latency *= 2.0);
+                if let Some((_, time)) = levels.first_mut() {
+                    time.latency += self.counting_seconds(space, from, to);
+                }
+                levels
+            }
             Op::AllToAll { axis, .. } => self.along(space, axis, Pattern::Exchange, bytes()),
             Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
                 self.along(space, axis, Pattern::Ring { rounds: 1 }, bytes())

@@ -267,8 +267,11 @@ pub struct Collective {
     pub phase: String,
     /// How many each rank takes part in.
     pub count: u64,
-    /// Bytes that the busiest rank sends to others in all of them.
+    /// Bytes that the busiest rank sends to others in all of them; where some have slots of experts, with all slots filled.
     pub bytes_sent_per_rank: u64,
+    /// Where some have slots of experts, the same with the slots that are expected to be filled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_bytes_per_rank: Option<u64>,
 }
 
 /// Time of a step, seconds.
@@ -532,6 +535,7 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
         phase: row.phase.name().to_owned(),
         count: row.count,
         bytes_sent_per_rank: row.bytes_sent_per_rank,
+        expected_bytes_per_rank: row.filled_bytes_per_rank,
     })
     .collect()
 }
