@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use ithaca_ir::wrap::wrapped;
 use ithaca_passes::registry::Registry;
 
 use crate::cli::{Cli, ErrorFormat};
@@ -81,9 +82,25 @@ fn width() -> usize {
     size.map_or(COLUMNS, |(columns, _)| usize::from(columns.0).max(FEWEST_COLUMNS))
 }
 
+/// Messages and helps in lines of the width of the terminal that they are printed to; commands stay whole.
+fn in_lines(text: String) -> String {
+    let Some((columns, _)) = terminal_size::terminal_size_of(std::io::stderr()) else { return text };
+    let width = usize::from(columns.0).max(FEWEST_COLUMNS);
+    let lines = text.lines().map(|line| {
+        let start = line.trim_start();
+        let indent = line.len() - start.len();
+        if start.starts_with("error[") || start.starts_with("= help: ") {
+            wrapped(line, width, indent + 4) + "\n"
+        } else {
+            format!("{line}\n")
+        }
+    });
+    lines.collect()
+}
+
 fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
     let text = match format {
-        ErrorFormat::Human => failure.render(),
+        ErrorFormat::Human => in_lines(failure.render()),
         ErrorFormat::Json => failure.to_json(),
     };
     // There is no other place to report a failed write to.

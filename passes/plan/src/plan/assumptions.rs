@@ -40,23 +40,12 @@ impl Plan {
         }
     }
 
+    /// Tokens that experts drop; the bound of those that drop none is among the notes of the layout.
     fn experts(&self) -> Option<String> {
-        let Workload { capacity, expert_bound, .. } = &self.workload;
         let is_mixture = self.dimensions.iter().any(|dim| dim.name == "e");
-        if !is_mixture {
-            return None;
-        }
-        Some(match (capacity, expert_bound) {
-            (Some(capacity), _) => format!(
-                "experts drop tokens beyond a capacity of {} times their even share",
-                thousandths(capacity.permille)
-            ),
-            (None, Some(bound)) => format!(
-                "experts have slots for {} times their even share of tokens; a step that needs more ends with an error (`--expert-bound`)",
-                thousandths(bound.permille)
-            ),
-            (None, None) => "experts have slots for every token".to_owned(),
-        })
+        let capacity = self.workload.capacity.filter(|_| is_mixture)?;
+        let factor = capacity.permille as f64 / 1000.0;
+        Some(format!("experts drop tokens beyond {factor} times their even share (`--capacity`)"))
     }
 
     /// Logits that a prefill keeps or leaves out.
@@ -84,9 +73,4 @@ impl Plan {
             }
         }
     }
-}
-
-/// A factor that is stored times 1000.
-fn thousandths(permille: u64) -> f64 {
-    permille as f64 / 1000.0
 }

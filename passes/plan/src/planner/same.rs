@@ -47,13 +47,24 @@ impl Traits {
         let mut axes = plan::mesh_axes(&candidate.options.mesh);
         axes.sort();
         let per_rank = &candidate.compiled.per_rank;
-        let functions = per_rank.functions.values();
+        let functions = per_rank.functions.values().map(|f| {
+            let mut names: Vec<&'static str> = f.nodes.iter().map(|node| node.op.name()).collect();
+            names.sort_unstable();
+            names
+        });
+        let mut collectives = plan::collectives(per_rank);
+        for row in &mut collectives {
+            let mut axes: Vec<&str> = row.axis.split('+').collect();
+            axes.sort_unstable();
+            row.axis = axes.join("+");
+        }
+        collectives.sort_by(|a, b| (&a.kind, &a.axis, &a.phase).cmp(&(&b.kind, &b.axis, &b.phase)));
         Self {
             axes,
             compute: rounded(candidate.simulation.compute),
             exposed: rounded(candidate.simulation.exposed()),
-            collectives: plan::collectives(per_rank),
-            operations: functions.map(|f| f.nodes.iter().map(|node| node.op.name()).collect()).collect(),
+            collectives,
+            operations: functions.collect(),
         }
     }
 }

@@ -7,7 +7,7 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_ir::wrap::wrapped;
 
-use crate::plan::{Alternative, Outcome, Rates, layout_text};
+use crate::plan::{Alternative, Outcome, Rates, layout_text, mesh_text};
 
 /// How much of the alternatives a table shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,8 @@ const GAP: &str = "  ";
 const INDENT: usize = 4;
 
 struct Row {
-    layout: String,
+    strategy: String,
+    mesh: String,
     figures: [String; FIGURES],
     reason: String,
 }
@@ -96,25 +97,35 @@ fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
         }
         Outcome::OutOfMemory { .. } | Outcome::Refused { .. } => unreachable!("rows are plans"),
     };
-    let others = match (rows, also.as_slice()) {
-        (_, []) => String::new(),
-        (Rows::All, some) => format!("; the same program as {}", some.join(", ")),
-        (Rows::Top(_), some) => format!("; {} with the same program", counted(some.len() as u64, "layout")),
+    let others = if rows == Rows::All && !also.is_empty() {
+        format!("; the same program as {}", also.join(", "))
+    } else {
+        String::new()
     };
     let tokens = rates.tokens_per_gpu(step);
     let tokens = if tokens < 100.0 { format!("{tokens:.2}") } else { format!("{tokens:.0}") };
     let utilization = format!("{:.1} %", 100.0 * rates.utilization(step));
     Row {
-        layout: layout_text(strategy, mesh),
+        strategy: strategy.clone(),
+        mesh: mesh_text(mesh),
         figures: [seconds(step), tokens, utilization, seconds(exposed), bytes(memory)],
         reason: format!("{reason}{others}"),
     }
 }
 
-/// Rows under their heads: in a line each if that fits the width, else with the reason in lines of its own.
+impl Row {
+    /// The strategy and the mesh in one text.
+    fn layout(&self) -> String {
+        format!("{} {}", self.strategy, self.mesh).trim_end().to_owned()
+    }
+}
+
+/// Rows under their heads: in a line each if that fits the width, else with the reason in lines of its own, and with the
+/// strategy in a line of its own where it is too long.
 fn aligned(rows: &[Row], width: usize) -> String {
     let head = Row {
-        layout: "strategy and mesh".to_owned(),
+        strategy: "strategy and mesh".to_owned(),
+        mesh: String::new(),
         figures: ["step time", "tok/s/GPU", "MFU", "exposed", "memory"].map(str::to_owned),
         reason: "reason".to_owned(),
     };
@@ -123,15 +134,27 @@ fn aligned(rows: &[Row], width: usize) -> String {
     let columns: [usize; FIGURES] =
         std::array::from_fn(|i| all().map(|row| length(&row.figures[i])).max().unwrap_or(0));
     let figures: usize = columns.iter().map(|column| column + GAP.len()).sum();
-    let layout = all().map(|row| length(&row.layout)).max().unwrap_or(0);
-    let longest = all().map(|row| length(&row.reason)).max().unwrap_or(0);
-    let in_a_line = layout + figures + GAP.len() + longest <= width;
-    let layout = if in_a_line { layout } else { layout.min(width.saturating_sub(figures)) };
+    let longest_layout = all().map(|row| length(&row.layout())).max().unwrap_or(0);
+    let longest_reason = all().map(|row| length(&row.reason)).max().unwrap_or(0);
+    let in_a_line = longest_layout + figures + GAP.len() + longest_reason <= width;
+    let room = width.saturating_sub(figures);
+    // The lines of the layout; the figures are beside the last.
+    let layout = |row: &Row| -> Vec<String> {
+        let whole = row.layout();
+        if in_a_line || length(&whole) <= room {
+            return vec![whole];
+        }
+        if length(&row.mesh) + GAP.len() > room {
+            return wrapped(&whole, width, INDENT).lines().chain([""]).map(str::to_owned).collect();
+        }
+        let strategy = wrapped(&row.strategy, width, INDENT);
+        strategy.lines().map(str::to_owned).chain([format!("{GAP}{}", row.mesh)]).collect()
+    };
+    let first = all().filter_map(|row| layout(row).pop()).map(|line| length(&line)).max().unwrap_or(0);
     let mut out = String::new();
     for (i, row) in all().enumerate() {
-        let lines = wrapped(&row.layout, layout, 2);
-        let mut lines = lines.lines();
-        let mut line = format!("{:<layout$}", lines.next().unwrap_or_default());
+        let mut lines = layout(row);
+        let mut line = format!("{:<first$}", lines.pop().unwrap_or_default());
         for (figure, column) in row.figures.iter().zip(columns) {
             // Writing to a string cannot fail.
             let _ = write!(line, "{GAP}{figure:>column$}");
@@ -139,13 +162,12 @@ fn aligned(rows: &[Row], width: usize) -> String {
         if in_a_line {
             line = format!("{line}{GAP}{}", row.reason);
         }
-        out.push_str(line.trim_end());
-        out.push('\n');
-        lines.for_each(|line| out.extend([line, "\n"]));
+        for line in lines.iter().map(String::as_str).chain([line.trim_end()]) {
+            out.extend([line, "\n"]);
+        }
         if !in_a_line && i > 0 {
-            let reason = wrapped(&format!("{}{}", " ".repeat(INDENT), row.reason), width, INDENT);
-            out.push_str(&reason);
-            out.push('\n');
+            let reason = wrapped(&format!("{:INDENT$}{}", "", row.reason), width, INDENT);
+            out.extend([&reason, "\n"]);
         }
     }
     out

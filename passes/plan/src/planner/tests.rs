@@ -183,6 +183,14 @@ fn candidates_are_every_strategy_and_product_on_every_mesh() {
 fn table_of_a_search() {
     let ranked = rank(&Fake::SMALL, &h100(), &Request::new(16)).unwrap();
     insta::assert_snapshot!(shown(&ranked.alternatives, Refusals::Summed));
+    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 16, peak: 989e12 };
+    for width in [70, 80, 120, 200] {
+        for refusals in [Refusals::Summed, Refusals::Each] {
+            let text = table(&ranked.alternatives, &rates, &View { width, rows: Rows::All, refusals });
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(width), "{widest:?} of {width} columns:\n{text}");
+        }
+    }
 }
 
 #[test]
