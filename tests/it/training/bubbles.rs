@@ -47,6 +47,7 @@ fn keep_layers_only(schedule: &mut Schedule) {
 /// Makes the links of these levels free.
 fn free(cluster: &mut Cluster, from_level: usize) {
     for level in &mut cluster.levels[from_level..] {
+        level.measured = None;
         (level.latency.value, level.message_latency.value) = (0.0, 0.0);
         (level.bandwidth.value, level.contention.value) = (1e30, 1.0);
     }
