@@ -13,7 +13,7 @@ use ithaca_ir::boxes;
 use ithaca_ir::{Op, Rank, Space, TensorType};
 
 use super::load::{Load, Part, Way};
-use super::prices::{CollectiveTime, Pattern, link_rate};
+use super::prices::{CollectiveTime, Pattern};
 use crate::cluster::{Cluster, Level};
 
 /// The part of one rank in an exchange.
@@ -136,10 +136,7 @@ impl Between<'_> {
                         (Pattern::Exchange, blocks.len() as f64 * level.message_latency.value)
                     }
                 };
-                levels.push((
-                    i,
-                    CollectiveTime { latency, transfer: bytes as f64 / link_rate(level, pattern) },
-                ));
+                levels.push((i, CollectiveTime { latency, transfer: bytes as f64 / level.rate(pattern) }));
             }
             inside = level.devices.value.max(1);
         }

@@ -17,7 +17,7 @@
 use ithaca_ir::{AxisId, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
-use crate::cluster::prices::{Collective, CollectiveTime, Pattern, link_rate};
+use crate::cluster::prices::{Collective, CollectiveTime, Pattern};
 use crate::cluster::{Cluster, Level};
 
 impl Cluster {
@@ -87,7 +87,7 @@ impl Cluster {
         let reached = self.levels.iter().position(|l| l.devices.value >= ranks);
         let reached = reached.or(self.levels.len().checked_sub(1))?;
         let level = &self.levels[reached];
-        let transfer = bytes / link_rate(level, Pattern::Exchange);
+        let transfer = bytes / level.rate(Pattern::Exchange);
         Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
     }
 
@@ -159,7 +159,7 @@ fn level_time(
     here: Spread,
     bytes: f64,
 ) -> CollectiveTime {
-    let rate = link_rate(level, pattern);
+    let rate = level.rate(pattern);
     let steps = (here.most.div_ceil(inside.fewest) - 1) as f64;
     match pattern {
         Pattern::Ring { rounds } => CollectiveTime {

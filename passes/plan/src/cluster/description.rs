@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::curve::Measured;
+use super::prices::Pattern;
 
 /// A number and where it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -134,6 +135,17 @@ impl Cluster {
     pub fn stream_seconds(&self, bytes: f64) -> f64 {
         let Accelerator { memory_bandwidth, efficiency, .. } = &self.accelerator;
         bytes / (memory_bandwidth.value * efficiency.memory.value)
+    }
+}
+
+impl Level {
+    /// Bytes per second of one device over a link that it has to itself.
+    pub(super) fn rate(&self, pattern: Pattern) -> f64 {
+        let efficiency = match pattern {
+            Pattern::Ring { .. } => self.ring_efficiency.value,
+            Pattern::Exchange => self.exchange_efficiency.value,
+        };
+        self.bandwidth.value * efficiency
     }
 }
 

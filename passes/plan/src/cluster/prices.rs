@@ -1,8 +1,6 @@
-//! The rate of links for a collective, and its time.
+//! Collectives: their names, how they use links, and their time.
 
 use ithaca_ir::{AxisId, Op};
-
-use super::description::Level;
 
 /// The time of one collective, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -87,13 +85,4 @@ impl Collective {
         let rounds = if self == Self::AllReduce { 2.0 } else { 1.0 };
         sent / rounds * ranks as f64 / (ranks - 1) as f64
     }
-}
-
-/// Bytes per second of one device over a link of a level that it has to itself.
-pub(super) fn link_rate(level: &Level, pattern: Pattern) -> f64 {
-    let efficiency = match pattern {
-        Pattern::Ring { .. } => level.ring_efficiency.value,
-        Pattern::Exchange => level.exchange_efficiency.value,
-    };
-    level.bandwidth.value * efficiency
 }
