@@ -295,6 +295,9 @@ pub struct PlanArgs {
     /// The layout.
     #[command(flatten)]
     pub layout: LayoutArgs,
+    /// What the search leaves out.
+    #[command(flatten)]
+    pub narrowing: NarrowingArgs,
     /// Write the plan to this file.
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
@@ -307,6 +310,22 @@ pub struct PlanArgs {
     /// Plan again what this plan was made for, and review the differences; exit 1 when there are any.
     #[arg(long, value_name = "PLAN", help_heading = "Output", conflicts_with_all = ["output", "json"])]
     pub check: Option<PathBuf>,
+}
+
+/// What a search of layouts leaves out.
+#[derive(Clone, Debug, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Search")]
+pub struct NarrowingArgs {
+    /// Try these strategies only, alone and joined.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "strategy")]
+    pub only: Vec<String>,
+    /// Do not try these strategies.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "strategy")]
+    pub without: Vec<String>,
+    /// Try tensor parallelism over at most so many ranks.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive, conflicts_with = "mesh")]
+    pub max_tp: Option<u64>,
 }
 
 /// The table of the alternatives.

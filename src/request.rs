@@ -9,11 +9,11 @@ use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Logits, Mode, Workload};
-use ithaca_passes::plan::{self, Plan, Rates, Search};
+use ithaca_passes::plan::{self, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Program, Refusal, Request, Subject};
 use ithaca_passes::registry::Registry;
 
-use crate::cli::{LayoutArgs, WorkloadArgs};
+use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective;
 use crate::subject::{self, Model};
@@ -52,8 +52,19 @@ impl PlanRequest {
         model: Model,
         workload_args: &WorkloadArgs,
         layout: &LayoutArgs,
+        narrowing: &NarrowingArgs,
     ) -> Result<Self> {
         let cluster = subject::cluster_of(layout)?;
+        let NarrowingArgs { only, without, max_tp } = narrowing.clone();
+        for name in only.iter().chain(&without) {
+            let product = registry.product(name)?;
+            if product.len() > 1 {
+                let message = format!("`{name}` joins strategies, and a search is narrowed by one at a time");
+                let names: Vec<&str> = product.iter().map(|strategy| strategy.name()).collect();
+                let help = format!("list them, as in `--only {}`", names.join(","));
+                return Err(Diagnostic::new("C00", message).help(help).into());
+            }
+        }
         let (mesh, gpus) = subject::mesh(layout)?;
         let gpus = gpus.ok_or_else(|| {
             Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`")
@@ -82,6 +93,7 @@ impl PlanRequest {
             strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
             options: subject::layout_options(registry, layout, mesh.as_ref())?,
             mesh,
+            narrowing: Narrowing { only, without, max_tp },
             chooses_fusion: layout.fuse.is_none(),
             ..Request::new(gpus)
         };

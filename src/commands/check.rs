@@ -13,7 +13,7 @@ use crate::subject;
 
 pub(super) fn check(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let given = cli::first_given(&args.workload).or(cli::first_given(&args.layout));
-    if let Some(flag) = given.or(cli::first_given(&args.table)) {
+    if let Some(flag) = given.or(cli::first_given(&args.narrowing)).or(cli::first_given(&args.table)) {
         let message = format!("`{flag}` does not go with `--check`: the plan records its request");
         return Err(Diagnostic::new("C00", message)
             .help("omit it, or make another plan and compare both with `ithaca diff`")

@@ -27,7 +27,8 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     }
     let model = args.model.as_deref().expect("the model is required without `--check`");
     let model = subject::model(model)?;
-    let request = PlanRequest::of_args(session.registry, model, &args.workload, &args.layout)?;
+    let request =
+        PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
     if let Some(path) = &args.output {
         files::check_file(path)?;
     }

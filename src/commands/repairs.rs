@@ -43,8 +43,8 @@ fn repaired(arguments: &[String], repair: &str) -> Vec<String> {
     let mut added: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
     let is_given = |flag: &str| arguments.iter().any(|a| a == flag || a.starts_with(&format!("{flag}=")));
     if value("--strategy").is_some() {
-        // The new layout has its own mesh, and only stages of a pipeline have an order.
-        replaced.push("--mesh");
+        // The new layout has its own mesh, only stages of a pipeline have an order, and nothing else is searched.
+        replaced.extend(["--mesh", "--only", "--without", "--max-tp"]);
         if mesh.as_ref().and_then(|mesh| mesh.axis(STAGE_AXIS)).is_none() {
             replaced.push("--pipeline");
             replaced.push("--train chunks");
@@ -95,7 +95,7 @@ fn is_accepted(arguments: &[String], session: &Session<'_>) -> bool {
     match cli.command {
         Command::Plan(args) => args.model.as_deref().is_some_and(|model| {
             let request = subject::model(model).and_then(|model| {
-                PlanRequest::of_args(session.registry, model, &args.workload, &args.layout)
+                PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)
             });
             request.is_ok()
         }),

@@ -57,6 +57,30 @@ fn the_table_shows_as_much_as_is_asked() {
 }
 
 #[test]
+fn a_search_is_narrowed() {
+    let root = repository("");
+    let tried = |options: &str| said(&root, &format!("{PLAN} --all {options}"));
+    let out = tried("--only ulysses,megatron-tp --max-tp 2");
+    assert!(out.contains("ulysses ulysses=8") && out.contains("ulysses+megatron-tp ulysses=4,tp=2"), "{out}");
+    assert!(!out.contains("ring=") && !out.contains("tp=4") && !out.contains("tp=8"), "{out}");
+    assert!(!tried("--without ulysses,usp").contains("ulysses="));
+    // A strategy that is tried only by name.
+    assert!(tried("--only dist-flash").contains("dist-flash "));
+    for (options, error) in [
+        ("--only ulyses", "did you mean `ulysses`"),
+        ("--only ulysses+ring", "list them, as in `--only ulysses,ring`"),
+        ("--only data-parallel", "the strategies that are tried have no mesh of 8 GPUs"),
+    ] {
+        let refusal = refused(&root, &format!("{PLAN} {options}"));
+        assert!(refusal.contains(error), "{refusal}");
+    }
+    let folder = workplace();
+    said(folder.path(), &format!("{PLAN} --only ring -o plan.json"));
+    let checked = said(folder.path(), "plan --check plan.json");
+    assert!(checked.contains("is the plan that is chosen for its request"), "{checked}");
+}
+
+#[test]
 fn a_plan_is_reviewed() {
     let folder = workplace();
     let at = folder.path();

@@ -29,10 +29,41 @@ pub struct Search {
     /// The only mesh, major to minor; all of as many ranks as GPUs were tried when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Vec<MeshAxis>>,
+    /// What was left out of all layouts.
+    #[serde(default, skip_serializing_if = "Narrowing::is_none")]
+    pub narrowing: Narrowing,
     /// Options of every layout that are not as by default, as in `options` of the plan.
     pub options: BTreeMap<String, String>,
     /// Whether chunks of collectives and two-level collectives were chosen by price.
     pub chooses_fusion: bool,
+}
+
+/// What a search of all layouts leaves out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Narrowing {
+    /// The strategies that are tried, alone and joined; every one if empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub only: Vec<String>,
+    /// Strategies that are not tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
+    /// The most ranks of tensor parallelism.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tp: Option<u64>,
+}
+
+impl Narrowing {
+    /// Whether nothing is left out.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a strategy may be tried.
+    pub fn allows(&self, strategy: &str) -> bool {
+        let names = |list: &[String]| list.iter().any(|name| name == strategy);
+        (self.only.is_empty() || names(&self.only)) && !names(&self.without)
+    }
 }
 
 impl Search {

@@ -47,6 +47,10 @@ pub fn candidates(
                 meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
         };
+        let is_narrow = |mesh: &Mesh| {
+            let most = request.narrowing.max_tp.unwrap_or(u64::MAX);
+            mesh.axis(TENSOR_AXIS).is_none_or(|axis| mesh.size(axis) <= most)
+        };
         let mut meshes = of_axes(&axes);
         if shares && request.strategy.is_none() {
             // Four axes and more are as many meshes as all others together.
@@ -55,7 +59,7 @@ pub fn candidates(
             }
             meshes.extend(of_axes(&others));
         }
-        found.extend(meshes.into_iter().map(|mesh| ShardOptions {
+        found.extend(meshes.into_iter().filter(is_narrow).map(|mesh| ShardOptions {
             strategy: name.clone(),
             mesh,
             ..request.options.clone()
@@ -86,7 +90,8 @@ pub(super) fn staged(
     if request.strategy.is_some() || request.mesh.is_some() {
         return Ok(Vec::new());
     }
-    let pipelines = registry.strategies().filter(|s| s.search() == Search::Stages);
+    let is_tried = |s: &&dyn Strategy| s.search() == Search::Stages && request.narrowing.allows(s.name());
+    let pipelines = registry.strategies().filter(is_tried);
     let pipelines: Vec<&dyn Strategy> = pipelines.collect();
     let splits = |name: &String| registry.product(name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
     let names = strategies(registry, request).into_iter();
@@ -154,6 +159,11 @@ fn no_candidate(request: &Request) -> Diagnostic {
     let what = match (&request.strategy, &request.mesh) {
         (Some(name), _) => format!("strategy `{name}` has no mesh of {}", counted(request.gpus, "GPU")),
         (None, Some(mesh)) => format!("no strategy has the axes of mesh `{mesh}`"),
+        (None, None) if !request.narrowing.is_none() => {
+            let gpus = counted(request.gpus, "GPU");
+            return Diagnostic::new("P30", format!("the strategies that are tried have no mesh of {gpus}"))
+                .help("omit `--only`, `--without` or `--max-tp`, or allow more");
+        }
         (None, None) => format!("no strategy has a mesh of {}", counted(request.gpus, "GPU")),
     };
     Diagnostic::new("P30", what).help("`ithaca list strategies` shows the axes of each")
@@ -169,9 +179,10 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Experts => request.experts > 0,
         // Stages are asked for by a mesh that has them; without one they are tried where nothing else fits.
         Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
-        Search::Named => false,
+        Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),
     };
-    for strategy in registry.strategies().filter(tried) {
+    let allowed = |s: &&dyn Strategy| request.narrowing.allows(s.name());
+    for strategy in registry.strategies().filter(tried).filter(allowed) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);

@@ -5,7 +5,7 @@ use ithaca_ir::ops::experts::Experts;
 use ithaca_ir::{Diagnostic, Mesh, Module, Op};
 use ithaca_layout::shard::ShardOptions;
 
-use crate::plan::{self, Search};
+use crate::plan::{self, Narrowing, Search};
 
 /// The most pipeline stages that are tried unless a mesh names more.
 const MOST_STAGES: u64 = 256;
@@ -21,6 +21,8 @@ pub struct Request {
     pub strategy: Option<String>,
     /// The mesh; every factorisation when `None`.
     pub mesh: Option<Mesh>,
+    /// What the search leaves out, if it names no strategy.
+    pub narrowing: Narrowing,
     /// The other options of every candidate, each of which has a strategy and a mesh of its own.
     pub options: ShardOptions,
     /// Whether chunks of collectives and two-level collectives are chosen by price; else `options` state them.
@@ -95,6 +97,7 @@ impl Request {
             batch: workload.batch,
             strategy: search.strategy.clone(),
             mesh: search.mesh(),
+            narrowing: search.narrowing.clone(),
             options: search.layout()?,
             chooses_fusion: search.chooses_fusion,
             sparsity: Sparsity::of(module),
@@ -108,6 +111,7 @@ impl Request {
         Search {
             strategy: self.strategy.clone(),
             mesh: self.mesh.as_ref().map(plan::mesh_axes),
+            narrowing: self.narrowing.clone(),
             options: plan::layout_options(&self.options),
             chooses_fusion: self.chooses_fusion,
         }
