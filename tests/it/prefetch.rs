@@ -167,7 +167,7 @@ fn other_messages_travel_ahead_alike() {
 fn stages_of_a_pipeline_work_for_neighbours() {
     let all = ["prefetch+pack", "prefetch+fold+pack", "prefetch+none", "prefetch+overlap(chunks=2)"];
     let mut wrong = Vec::new();
-    for (n, pipeline) in PipelineOrder::ALL.into_iter().enumerate() {
+    for (n, pipeline) in tier::one_in(2, PipelineOrder::ALL.into_iter().enumerate().rev()) {
         for (i, layout) in tier::one_in(2, STAGED.into_iter().enumerate()) {
             let recompute = [Recompute::FULL, Recompute::None, Recompute::Selective][(n + i) % 3];
             let training =

@@ -120,7 +120,7 @@ fn run_caught(seed: u64, case: &Case) -> Result<Fate, String> {
 fn check_share(share: u64) {
     let whole_suite = tier::is_full() && !tier::is_replay();
     let known = if whole_suite { 0..KNOWN } else { 0..0 };
-    let seeds = known.chain(tier::draws(CASES, CASES));
+    let seeds = known.chain(tier::draws(CASES / 2, CASES));
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     let mut featured: BTreeMap<&str, u64> = BTreeMap::new();
     let mut failures: Vec<(u64, Case, String)> = Vec::new();

@@ -76,7 +76,7 @@ fn bits(outputs: &Outputs<f32>) -> Vec<(String, Vec<u32>)> {
 #[test]
 fn random_schedules_end_and_broken_ones_are_refused_or_do_no_harm() {
     let (mut communicate, mut swapped, mut refused, mut harmless) = (0, 0, 0, 0);
-    let draws = tier::draws(200, 1000);
+    let draws = tier::draws(120, 1000);
     for seed in draws.clone() {
         let mut choices = Choices::from_seed(seed.wrapping_mul(0x9e37_79b9) + 17);
         let mut case = case(&mut choices);
