@@ -112,10 +112,13 @@ fn small_models_have_layers_for_every_stage() {
 }
 
 #[test]
-fn pictures_show_stages() {
+fn pictures_and_reasons_show_stages() {
     let folder = tiny();
     let at = folder.path();
     said(at, &format!("plan . --mode train --seq 16 --batch 8 {STAGES} -o plan.json"));
+    // The last stage waits for the others to begin.
+    let explained = said(at, "explain plan.json");
+    assert!(explained.contains("waits for rank "), "{explained}");
     let drawn = said(at, "emit plan.json --target mermaid");
     for expected in [
         "box pp=0",

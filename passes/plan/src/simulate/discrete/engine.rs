@@ -311,6 +311,13 @@ impl<'a> Engine<'a> {
         self.walks[class].busy[stream] = Some(self.now);
     }
 
+    /// Accounts for a class whose overlaps are recorded, before the reason changes for which it waits.
+    fn account_overlaps(&mut self, class: usize) {
+        if self.walks[class].ran.overlaps.is_some() {
+            self.account(class);
+        }
+    }
+
     /// Accounts for the time since the last account of a class.
     fn account(&mut self, class: usize) {
         let walk = &mut self.walks[class];
@@ -393,6 +400,8 @@ impl<'a> Engine<'a> {
 
     /// A class reaches a phase of its message; returns the lanes whose peers have all reached it, its own last.
     fn reach(&mut self, (class, stream): Lane, phase: Phase, meeting: &Meeting) -> Vec<Lane> {
+        // Until now the others have waited for this class.
+        meeting.with.iter().for_each(|&other| self.account_overlaps(other));
         let Some(message) = &mut self.walks[class].message[stream] else { return Vec::new() };
         message.stage = phase;
         let number = message.number;
@@ -427,6 +436,7 @@ impl<'a> Engine<'a> {
     /// Starts the message of a lane: every rank that takes part is ready.
     fn start_message(&mut self, lane: Lane) {
         let Some(meeting) = self.meeting(lane) else { return };
+        self.account_overlaps(lane.0);
         let own_end = self.now + meeting.latency + meeting.own;
         if let Some(message) = &mut self.walks[lane.0].message[lane.1] {
             message.stage = Phase::Travels;
