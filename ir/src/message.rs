@@ -158,7 +158,7 @@ impl Sent {
     }
 }
 
-/// What `rank` is expected to send of a message, of whose rows it sends so many bytes.
+/// Bytes of a message of which `rank` sends `rows` bytes if all rows are filled: the bound, and the expected bytes.
 fn expected(space: &Space, parcels: &[Parcel], rank: Rank, rows: u64) -> Sent {
     if !sends_counts(space, parcels) {
         return Sent::all(rows);
@@ -204,7 +204,7 @@ pub fn wire_elements(space: &Space, parcels: &[Parcel], side: Side) -> u64 {
     parcels.iter().map(|parcel| boxes::wire_elements(space, &parcel.op, &parcel.from, &parcel.to, side)).sum()
 }
 
-/// What `rank` sends to others: the bound, and where the message sends counts what is expected.
+/// Bytes that `rank` sends to others: the bound, and the expected bytes of a message that sends counts.
 pub fn sent(space: &Space, parcels: &[Parcel], rank: Rank) -> Sent {
     expected(space, parcels, rank, bytes_sent(space, parcels, rank))
 }
@@ -219,7 +219,7 @@ pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
     parcels.iter().map(|parcel| boxes::bytes_sent(space, &parcel.op, &parcel.from, &parcel.to, rank)).sum()
 }
 
-/// What each of `ranks` sends to others.
+/// The same for each of `ranks`.
 pub fn sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<Sent> {
     let bytes = match parcels {
         [Parcel { op, from, to }] => boxes::bytes_sent_by(space, op, from, to, ranks),

@@ -1,4 +1,4 @@
-// The search for what is no number.
+// The search for NaN.
 #pragma once
 
 #include "numeric.cuh"

@@ -5,8 +5,8 @@
 
 namespace ithaca::kernel {
 
-// Parts of a tensor [outer, tokens, inner] that lie one after another on a wire. Three numbers for each: where it lies on
-// the wire, its first token, its number of tokens; ascending on the wire.
+// Parts of a tensor [outer, tokens, inner] that lie one after another on a wire. Three numbers for each: its offset on
+// the wire, its first token, its number of tokens; by ascending offset.
 struct Pieces {
     const int64_t* table;
     int64_t n;

@@ -60,7 +60,7 @@ __device__ inline void for_row(const Team& team, int64_t width, const Body& body
     for (int64_t i = static_cast<int64_t>(team.lane) * kN; i < width; i += static_cast<int64_t>(team.lanes) * kN) body(i);
 }
 
-// The packs of a row that are this thread's, the first of them in registers; X is what is read of kN elements.
+// The packs of a row that are this thread's, the first of them in registers; X is the type in which kN elements are read.
 template <typename X, int kN>
 struct Held {
     X packs[kHeld];

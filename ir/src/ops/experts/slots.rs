@@ -18,8 +18,8 @@ pub fn bounded_slots(bound: f64, tokens: u64, top: u64, experts: u64) -> u64 {
 
 /// The load of the busiest rank that plans expect, as a factor of the even share: tokens that its experts take from a group.
 ///
-/// An estimate: no load of a trained router was measured here. It is a capacity factor with which Switch Transformers were
-/// trained (Fedus et al., arXiv 2101.03961, section 2.2), whose experts rarely exceed it.
+/// An estimate: no load of a trained router was measured. It is a capacity factor with which Switch Transformers were
+/// trained (Fedus et al., arXiv 2101.03961).
 pub const EXPECTED_LOAD: f64 = 1.25;
 
 /// The slots of an expert for a group that are expected to be filled, of so many: [`EXPECTED_LOAD`] times the even share.

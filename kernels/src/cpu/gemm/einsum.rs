@@ -143,7 +143,7 @@ fn push_merged(loops: &mut Vec<Loop>, inner: Loop) {
     loops.push(inner);
 }
 
-/// The ragged loop or else the longest, taken out; one of length one when there is none.
+/// Removes and returns the loop over a ragged dimension, or the longest loop without one; a loop of length one if `loops` is empty.
 fn take_inner(loops: &mut Vec<Loop>) -> Loop {
     let inner = (0..loops.len()).max_by_key(|&i| (loops[i].is_ragged, loops[i].n));
     inner.map_or(Loop { n: 1, x: 1, y: 1, z: 1, is_ragged: false }, |i| loops.remove(i))

@@ -5,8 +5,8 @@
 //!
 //! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory. A buffer that a stage sends is alive until the other stage reads
-//! what it has received. A buffer in which a stage receives is alive from the start of the stage's second last call before: a
-//! stage that sends may be a call ahead, and does not wait for memory of the stage that receives.
+//! its copy. A receive buffer is alive from the start of the second last call that its stage makes before it: the sending stage
+//! may be a call ahead, and does not wait for memory of the receiving stage.
 
 use std::collections::BTreeMap;
 
