@@ -1,16 +1,15 @@
 //! A request to the planner: of the command line, or of a plan that is made again.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Logits, Mode, Workload};
-use ithaca_passes::plan::{self, Narrowing, Plan, Rates, Search};
-use ithaca_passes::planner::{self, Program, Refusal, Request, Subject};
+use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
+use ithaca_passes::planner::{self, Program, Refusal, Request, Steps, Subject};
 use ithaca_passes::registry::Registry;
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
@@ -95,6 +94,10 @@ impl PlanRequest {
             mesh,
             narrowing: Narrowing { only, without, max_tp },
             chooses_fusion: layout.fuse.is_none(),
+            steps: (workload.mode == Mode::Train).then(|| Steps {
+                training: workload.training.clone(),
+                open: open(workload_args, layout),
+            }),
             ..Request::new(gpus)
         };
         let model = plan::Model::new(model.name, model.config);
@@ -108,6 +111,19 @@ impl PlanRequest {
     pub fn of_plan(plan: &Plan) -> Result<Self> {
         let mut workload = plan.workload.to_import()?;
         workload.training.stages = 1;
+        for choice in &plan.search.open {
+            let (training, default) = (&mut workload.training, Training::default());
+            match choice {
+                Choice::Zero => {}
+                Choice::Recompute => training.recompute = default.recompute,
+                Choice::MicroBatches => training.micro_batches = default.micro_batches,
+                Choice::LossChunks => training.loss_chunks = default.loss_chunks,
+                Choice::Pipeline => {
+                    training.pipeline = default.pipeline;
+                    training.chunks = default.chunks;
+                }
+            }
+        }
         Ok(Self {
             model: plan.model.clone(),
             cluster: plan.cluster.clone(),
@@ -135,36 +151,61 @@ impl PlanRequest {
         let forward = import::import(&model.config, &model.name, workload)?;
         let model_flops = plan::model_flops(&forward, workload.mode);
         // Many candidates have the same number of stages.
-        let programs = RefCell::new(BTreeMap::new());
-        let in_stages = |stages: u64| {
-            if let Some(module) = programs.borrow().get(&stages) {
-                return Ok(Rc::clone(module));
+        let programs = Mutex::new(BTreeMap::new());
+        let of_step = |batch: u64, training: &Training| {
+            let key = (batch, training.to_pipeline());
+            let known = programs.lock().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone);
+            if let Some(module) = known {
+                return Ok(module);
             }
-            let training = Training { stages, ..workload.training.clone() };
-            let staged = Workload { training, ..workload.clone() };
-            let module = import::program(&model.config, &model.name, &staged)?;
-            let module = Rc::new(VerifiedModule::new(module)?);
-            programs.borrow_mut().insert(stages, Rc::clone(&module));
+            let step = Workload { batch, training: training.clone(), ..workload.clone() };
+            let module = import::program(&model.config, &model.name, &step)?;
+            let module = Arc::new(VerifiedModule::new(module)?);
+            programs.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&module));
             Ok(module)
         };
+        let in_stages = |stages: u64| {
+            of_step(workload.batch, &Training { stages, ..workload.training.clone() })
+        };
+        let is_step = workload.mode == Mode::Train;
         let program = Program {
             registry: registry.clone(),
-            of_stages: (workload.mode == Mode::Train).then_some(&in_stages),
+            of_stages: is_step.then_some(&in_stages),
+            of_step: is_step.then_some(&of_step),
+            forward: is_step.then_some(&forward),
             ..Program::new(verify(module)?, cluster)
         };
-        let described = |mesh: &Mesh| plan::Workload::of(&subject::staged(workload.clone(), mesh), module);
+        let described = |mesh: &Mesh, training: Option<&Training>| {
+            let training = training.unwrap_or(&workload.training).clone();
+            let workload = Workload { training, ..workload.clone() };
+            plan::Workload::of(&subject::staged(workload, mesh), module)
+        };
         Ok(match planner::rank(&program, cluster, &request) {
             Ok(ranked) => {
-                let workload = described(&ranked.chosen.options.mesh);
+                let workload = described(&ranked.chosen.options.mesh, ranked.chosen.training.as_ref());
                 let subject = Subject { model: model.clone(), workload, model_flops };
                 Answer::Plan(Box::new(ranked.into_plan(cluster, &request, subject)))
             }
             Err(refusal) => {
-                let rates = Rates::new(&described(&Mesh::single()), model_flops, cluster, *gpus);
+                let rates = Rates::new(&described(&Mesh::single(), None), model_flops, cluster, *gpus);
                 Answer::Refused(refusal, rates)
             }
         })
     }
+}
+
+/// The options of a training step that arguments leave to the search.
+fn open(workload: &WorkloadArgs, layout: &LayoutArgs) -> Vec<Choice> {
+    [
+        (Choice::Zero, layout.zero.is_none()),
+        (Choice::Recompute, workload.recompute.is_none()),
+        (Choice::MicroBatches, workload.micro_batches.is_none()),
+        (Choice::Pipeline, workload.pipeline.is_none()),
+        (Choice::LossChunks, workload.loss_chunks.is_none()),
+    ]
+    .into_iter()
+    .filter_map(|(choice, is_open)| is_open.then_some(choice))
+    .collect()
 }
 
 impl Answer {

@@ -38,6 +38,7 @@ mod tape;
 mod tied;
 mod update;
 
+pub use stages::chunks;
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
 use std::collections::BTreeMap;

@@ -87,6 +87,26 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     Ok(Staged { module: cut, chunks })
 }
 
+/// For each of `n` chunks of a program without stages the calls of `main`, by their number among the calls, with the layers of
+/// each that are in the chunk; nothing where there are fewer layers than chunks.
+pub fn chunks(module: &Module, n: usize) -> Option<Vec<Vec<(usize, u64)>>> {
+    let main = module.functions.values().next_back()?;
+    let units = units(module, main);
+    if n == 0 || units.iter().filter(|u| u.is_layer).count() < n {
+        return None;
+    }
+    let calls: Vec<usize> = (0..main.nodes.len()).filter(|&i| matches!(main.nodes[i].op, Op::Call { .. })).collect();
+    let mut chunks: Vec<Vec<(usize, u64)>> = vec![Vec::new(); n];
+    for (unit, chunk) in units.iter().zip(balance(&units, n)) {
+        let call = calls.iter().position(|&node| node == unit.node)?;
+        match chunks[chunk].last_mut() {
+            Some((known, layers)) if *known == call => *layers += 1,
+            Some(_) | None => chunks[chunk].push((call, 1)),
+        }
+    }
+    Some(chunks)
+}
+
 fn units(module: &Module, main: &Function) -> Vec<Unit> {
     let mut units = Vec::new();
     for (node, call) in main.nodes.iter().enumerate() {

@@ -14,7 +14,7 @@
 //!
 //! A group within one block takes the time of the level's measured curves, where it has some (`curve`).
 
-use ithaca_ir::{AxisId, Op, Rank, Space, TensorType, boxes, message};
+use ithaca_ir::{AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{Collective, CollectiveTime, Pattern};
@@ -80,6 +80,23 @@ impl Cluster {
             inside = here;
         }
         found
+    }
+
+    /// Seconds of a message of `bytes` to the device `distance` further.
+    pub fn hop_seconds(&self, distance: u64, bytes: f64) -> f64 {
+        let hop = self.point_to_point(distance.saturating_add(1), bytes);
+        hop.map_or(0.0, |(level, time)| time.latency + time.transfer * self.levels[level].contention.value)
+    }
+
+    /// Seconds to gather tensors of `bytes` whose parts `ranks` devices have that are `stride` apart; a reduce-scatter takes as long.
+    pub fn gather_seconds(&self, ranks: u64, stride: u64, bytes: f64) -> f64 {
+        if ranks <= 1 {
+            return 0.0;
+        }
+        let mesh = Mesh::new([("outer", ranks), ("inner", stride.max(1))]);
+        let (space, sent) = (Space { mesh, ..Space::default() }, bytes * (ranks - 1) as f64 / ranks as f64);
+        let axis = space.mesh.axis("outer").expect("the mesh has it");
+        self.join(self.along(&space, (Collective::AllGather, axis), sent)).seconds()
     }
 
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.

@@ -36,6 +36,25 @@ pub struct Search {
     pub options: BTreeMap<String, String>,
     /// Whether chunks of collectives and two-level collectives were chosen by price.
     pub chooses_fusion: bool,
+    /// What was chosen of a training step beside its layout.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub open: Vec<Choice>,
+}
+
+/// An option of a training step that a search may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choice {
+    /// The ZeRO stage.
+    Zero,
+    /// The activations that are computed again.
+    Recompute,
+    /// The number of micro-batches.
+    MicroBatches,
+    /// The order of a pipeline, with its chunks of layers.
+    Pipeline,
+    /// The parts of the loss.
+    LossChunks,
 }
 
 /// What a search of all layouts leaves out.

@@ -1,18 +1,20 @@
 //! The compiler of candidates.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
+use ithaca_differentiate::Training;
 use ithaca_ir::verify::{Verified, VerifiedModule};
-use ithaca_ir::{Diagnostic, Diagnostics};
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_layout::compile::{self, Compiled};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 use ithaca_layout::shard::{self, ShardOptions};
 
+use super::estimate::Cut;
 use crate::cluster::Cluster;
 
 /// Compiles a candidate to a schedule. The planner itself knows no model.
-pub trait Compiler {
+pub trait Compiler: Sync {
     /// The strategies that are tried, and their movements.
     fn registry(&self) -> Registry {
         Registry::default()
@@ -29,6 +31,22 @@ pub trait Compiler {
     /// # Errors
     /// The rules that it breaks, or invariants of ours that the passes broke.
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
+
+    /// The compiler of a training step of `batch` sequences with options of its own; nothing where there is one program only.
+    ///
+    /// # Errors
+    /// The rules that such a step breaks.
+    fn of_step(&self, batch: u64, training: &Training) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
+        let _ = (batch, training);
+        Ok(None)
+    }
+
+    /// For each of so many chunks of layers the calls of the model, by number, with their layers; nothing where the model has
+    /// fewer layers.
+    fn cut(&self, chunks: u64) -> Option<Cut> {
+        let _ = chunks;
+        None
+    }
 
     /// Verifies the schedule of a draft.
     ///
@@ -49,13 +67,37 @@ pub struct Program<'a> {
     /// The strategies and movements.
     pub registry: Registry,
     /// Returns the program with as many stages as a candidate's mesh has.
-    pub of_stages: Option<&'a dyn Fn(u64) -> Result<Rc<VerifiedModule>, Diagnostics>>,
+    pub of_stages: Option<&'a OfStages<'a>>,
+    /// Returns the program of a training step of so many sequences.
+    pub of_step: Option<&'a OfStep<'a>>,
+    /// The forward pass of the model, which stages cut.
+    pub forward: Option<&'a Module>,
+}
+
+type OfStages<'a> = dyn Fn(u64) -> Result<Arc<VerifiedModule>, Diagnostics> + Sync + 'a;
+type OfStep<'a> = dyn Fn(u64, &Training) -> Result<Arc<VerifiedModule>, Diagnostics> + Sync + 'a;
+
+/// One training step of several.
+struct Step<'a> {
+    module: Arc<VerifiedModule>,
+    cluster: &'a Cluster,
+    registry: Registry,
+}
+
+impl Compiler for Step<'_> {
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        shard::check(&self.registry, self.module.verified().module(), options).map(|_| ())
+    }
+
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::draft_with(&self.registry, self.module.verified(), options, self.cluster)
+    }
 }
 
 impl<'a> Program<'a> {
     /// A program without stages, with the strategies and movements that come with Ithaca.
     pub fn new(module: Verified<'a>, cluster: &'a Cluster) -> Self {
-        Self { module, cluster, registry: Registry::default(), of_stages: None }
+        Self { module, cluster, registry: Registry::default(), of_stages: None, of_step: None, forward: None }
     }
 
     /// What `f` makes of the program of a candidate.
@@ -85,5 +127,15 @@ impl Compiler for Program<'_> {
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         self.with(options, |program| compile::draft_with(&self.registry, program, options, self.cluster))
+    }
+
+    fn of_step(&self, batch: u64, training: &Training) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
+        let Some(of_step) = self.of_step else { return Ok(None) };
+        let module = of_step(batch, training)?;
+        Ok(Some(Box::new(Step { module, cluster: self.cluster, registry: self.registry.clone() })))
+    }
+
+    fn cut(&self, chunks: u64) -> Option<Cut> {
+        ithaca_differentiate::chunks(self.forward?, usize::try_from(chunks).ok()?)
     }
 }

@@ -6,8 +6,11 @@
 //! nothing fits, stages of a pipeline are tried. Layouts that do not fit or are not legal stay in the list with the reason, and a
 //! request of which nothing is left is refused with repairs that were tried and work.
 
+mod block;
 mod candidates;
 mod compiler;
+mod estimate;
+mod explore;
 mod floor;
 mod fusion;
 mod reasons;
@@ -28,7 +31,7 @@ use tried::{Tried, price};
 pub use candidates::candidates;
 pub use compiler::{Compiler, Program};
 pub use repair::repairs;
-pub use request::{Request, Sparsity, experts};
+pub use request::{Request, Sparsity, Steps, experts};
 pub use table::{Refusals, Rows, View, table};
 pub use tried::Priced;
 
@@ -67,7 +70,11 @@ pub struct Refusal {
 /// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
-    let mut tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
+    let tried = match &request.steps {
+        Some(_) => explore::explore(compiler, cluster, request).map(ranked),
+        None => try_all(compiler, cluster, request),
+    };
+    let mut tried = tried.map_err(|diagnostic| {
         let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
@@ -87,7 +94,7 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
 impl Ranked {
     /// The document of the winner.
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
-        let Ranked { chosen: Priced { options, compiled, simulation, memory, also: _ }, alternatives } = self;
+        let Ranked { chosen: Priced { options, compiled, simulation, memory, .. }, alternatives } = self;
         let Subject { model, workload, model_flops } = subject;
         Plan {
             version: plan::VERSION,
@@ -156,10 +163,15 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
     if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
         tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
     }
+    Ok(ranked(tried))
+}
+
+/// Puts candidates in order, and merges those with the same program.
+fn ranked(mut tried: Tried) -> Tried {
     tried.fits.sort_by(Priced::cmp_rank);
     same::merge(&mut tried.fits);
     tried.too_large.sort_by_key(|(_, over)| *over);
-    Ok(tried)
+    tried
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Requests to the planner.
 
+use ithaca_differentiate::Training;
 use ithaca_import::{Mode, Workload};
 use ithaca_ir::ops::experts::Experts;
 use ithaca_ir::{Diagnostic, Mesh, Module, Op};
 use ithaca_layout::shard::ShardOptions;
 
-use crate::plan::{self, Narrowing, Search};
+use crate::plan::{self, Choice, Narrowing, Search};
 
 /// The most pipeline stages that are tried unless a mesh names more.
 const MOST_STAGES: u64 = 256;
@@ -33,6 +34,17 @@ pub struct Request {
     pub experts: u64,
     /// Numbers of stages of a pipeline to try where nothing fits without; the compiler makes programs of so many.
     pub stages: Vec<u64>,
+    /// The training step, where one is searched.
+    pub steps: Option<Steps>,
+}
+
+/// The training steps of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Steps {
+    /// The options, of which those that are open are as by default.
+    pub training: Training,
+    /// What the search chooses.
+    pub open: Vec<Choice>,
 }
 
 /// Which layers have masks that are more than causal and leave blocks empty.
@@ -103,6 +115,8 @@ impl Request {
             sparsity: Sparsity::of(module),
             experts: experts(module),
             stages,
+            steps: (workload.mode == Mode::Train)
+                .then(|| Steps { training: workload.training.clone(), open: search.open.clone() }),
         })
     }
 
@@ -114,6 +128,7 @@ impl Request {
             narrowing: self.narrowing.clone(),
             options: plan::layout_options(&self.options),
             chooses_fusion: self.chooses_fusion,
+            open: self.steps.as_ref().map_or_else(Vec::new, |steps| steps.open.clone()),
         }
     }
 }

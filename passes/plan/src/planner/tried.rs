@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use ithaca_differentiate::Training;
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
@@ -25,6 +26,8 @@ pub struct Priced {
     pub memory: Memory,
     /// Other candidates with the same program: strategies and meshes.
     pub also: Vec<String>,
+    /// The training step, where it was searched.
+    pub training: Option<Training>,
 }
 
 impl Priced {
@@ -56,5 +59,5 @@ pub(super) fn price(
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(cluster, &compiled.schedule);
-    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new() })
+    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new(), training: None })
 }

@@ -43,17 +43,33 @@ use steps::{Step, steps};
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
 /// the most.
 pub fn simulate(cluster: &Cluster, schedule: &Schedule) -> Simulation {
-    let ranks = simulate_ranks(cluster, schedule);
-    let later = |a: &Simulation, b: &Simulation| {
-        a.seconds.total_cmp(&b.seconds).then(a.compute.total_cmp(&b.compute)).is_gt()
-    };
-    let last = ranks.into_iter().map(|(_, time)| time);
-    last.reduce(|a, b| if later(&b, &a) { b } else { a }).unwrap_or_default()
+    last(simulate_ranks(cluster, schedule).into_iter().map(|(_, time)| time).collect())
 }
 
 /// Times a schedule on each simulated rank, as [`simulate`] does.
 pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simulation)> {
     run(cluster, schedule, None)
+}
+
+/// Times a schedule as [`simulate`] does, and one run of each frame by itself on the rank that takes longest, seconds.
+pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> (Simulation, Vec<f64>) {
+    let classes = Classes::of(schedule);
+    let steps = steps(cluster, schedule, &classes);
+    let used = used_streams(&schedule.frames);
+    let world = World { schedule, steps: &steps, used: &used, ranks: classes.ranks(), recorded: None };
+    let n = classes.ranks().len();
+    let mut frames: Vec<Run> = schedule.frames.ids().map(|id| world.frame(id, 0, (&vec![0.0; n], &vec![true; n]))).collect();
+    let seconds = frames.iter().map(|run| run.ends.iter().copied().fold(0.0, f64::max)).collect();
+    let step = frames.pop().map(|main| last(main.ranks)).unwrap_or_default();
+    (step, seconds)
+}
+
+/// The time of the rank that ends last; of several the one that computes the most.
+fn last(ranks: Vec<Simulation>) -> Simulation {
+    let later = |a: &Simulation, b: &Simulation| {
+        a.seconds.total_cmp(&b.seconds).then(a.compute.total_cmp(&b.compute)).is_gt()
+    };
+    ranks.into_iter().reduce(|a, b| if later(&b, &a) { b } else { a }).unwrap_or_default()
 }
 
 /// Runs `main` on each simulated rank; `recorded` takes the runs of its tasks.

@@ -1,0 +1,249 @@
+//! The parts of a training step without stages: the seconds and the bytes of each call of the model for one micro-batch, from
+//! which steps with more micro-batches and with stages are composed.
+
+use ithaca_ir::Op;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
+use ithaca_ir::phase::Phase;
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use ithaca_layout::compile::Compiled;
+
+use crate::cluster::Cluster;
+use crate::memory::{self, Memory};
+use crate::cost::op_seconds;
+use crate::simulate::simulate_frames;
+
+/// A step without stages, by the calls of the model.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// The calls, in the order of the forward pass.
+    pub(super) calls: Vec<Call>,
+    /// Seconds of a step beside its calls; below zero where calls overlap.
+    pub(super) rest: f64,
+    /// Bytes of the arena beside calls and saved tensors.
+    pub(super) arena: u64,
+    /// Inputs of a micro-batch, bytes.
+    pub(super) inputs: u64,
+    /// Micro-batches of the step.
+    pub(super) micro_batches: u64,
+    /// Seconds of the whole step.
+    pub(super) seconds: f64,
+    /// Memory of the whole step.
+    pub(super) memory: Memory,
+}
+
+/// A call of the model: a loop over layers, or one function.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Call {
+    /// Layers of the loop; 1 of a function outside of loops.
+    pub(super) layers: u64,
+    /// Seconds of a layer, by part of the step.
+    pub(super) seconds: Seconds,
+    /// Bytes that a layer saves for the backward pass of a micro-batch.
+    pub(super) saved: u64,
+    /// Bytes of the tensors that the call hands to the next one.
+    pub(super) handed: u64,
+    /// Bytes of the largest frame of its functions.
+    pub(super) frame: u64,
+    /// Parameters and states.
+    pub(super) held: Vec<Held>,
+}
+
+/// Seconds of one layer of a call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seconds {
+    /// The forward pass.
+    pub(super) forward: f64,
+    /// Its products with weights.
+    pub(super) products: f64,
+    /// The backward pass of a micro-batch that is not the last.
+    pub(super) backward: f64,
+    /// That of the last, which completes the gradients.
+    pub(super) complete: f64,
+    /// What is cleared before the step, and the update.
+    pub(super) update: f64,
+}
+
+/// A parameter or a state of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// The number of its name: several calls may hold one tensor.
+    pub(super) name: usize,
+    pub(super) kind: Kind,
+    /// Of a layer, or of all layers that share it.
+    pub(super) bytes: u64,
+    pub(super) is_per_layer: bool,
+}
+
+/// What memory outside the arena is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Parameters,
+    Gradients,
+    /// Sums of gradients over micro-batches.
+    Sums,
+    Optimizer,
+    States,
+}
+
+/// The prefix of the names of sums of gradients.
+const SUM: &str = "sum.";
+
+impl Block {
+    /// The parts of a compiled step without stages.
+    pub(super) fn of(cluster: &Cluster, compiled: &Compiled) -> Option<Self> {
+        let schedule = &compiled.schedule;
+        let main = &schedule.frames[schedule.main()?];
+        let (step, seconds) = simulate_frames(cluster, schedule);
+        let step = step.seconds;
+        let memory = memory::of_schedule(cluster, schedule);
+        // Of several micro-batches each but the last is one run of a frame, and the last of another.
+        let passes: Vec<Called<'_>> = main.tasks.iter().filter_map(|task| Called::of(schedule, task)).filter(Called::has_calls).collect();
+        let micro_batches: u64 = passes.iter().map(|pass| pass.layers).sum::<u64>().max(1);
+        let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
+        let (other, pass) = (frame(passes.first()), frame(passes.last()));
+        let of_phase = |frame, phase| calls_of(schedule, frame, phase);
+        let (forward, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
+        let (backward, update) = (of_phase(other, Phase::Backward), of_phase(main, Phase::Update));
+        let n = forward.len();
+        let mut calls: Vec<Call> = Vec::new();
+        if n == 0 || backward.len() != n || complete.len() != n {
+            return None;
+        }
+        let mut names: Vec<String> = Vec::new();
+        for i in 0..n {
+            let (there, back) = (&forward[i], &backward[n - 1 - i]);
+            let complete = &complete[n - 1 - i];
+            let on = |called: &Called<'_>| seconds[called.id.index()];
+            let mut call = Call { layers: there.layers, ..Call::default() };
+            call.seconds = Seconds {
+                forward: on(there),
+                products: products(cluster, schedule, there.frame),
+                backward: on(back),
+                complete: on(complete),
+                update: 0.0,
+            };
+            for called in [there, back, complete] {
+                call.frame = call.frame.max(called.frame.bytes);
+                called.hold(schedule, &mut names, &mut call.held);
+            }
+            let is_saved = |b: &&BufferId| {
+                let reads = |task: &Task| Called::of(schedule, task).is_some_and(|c| c.frame.phase == Phase::Backward && task.reads.contains(b));
+                pass.tasks.iter().any(reads)
+            };
+            let bytes = |b: &BufferId| pass.buffers[*b].bytes(&schedule.space);
+            let (handed, stacked) = there.task.writes.split_at(there.carried.min(there.task.writes.len()));
+            call.saved = stacked.iter().filter(is_saved).map(bytes).sum::<u64>().div_ceil(there.layers.max(1));
+            call.handed = handed.iter().map(bytes).sum();
+            calls.push(call);
+        }
+        for called in &update {
+            let mut held = Vec::new();
+            called.hold(schedule, &mut names, &mut held);
+            let has = |call: &Call| held.iter().any(|one: &Held| call.held.iter().any(|known| known.name == one.name));
+            let Some(owner) = calls.iter_mut().find(|call| has(call)) else { continue };
+            owner.seconds.update += seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
+            called.hold(schedule, &mut names, &mut owner.held);
+        }
+        let mut block = Self {
+            calls,
+            rest: 0.0,
+            arena: 0,
+            inputs: memory.inputs / micro_batches,
+            micro_batches,
+            seconds: step,
+            memory,
+        };
+        let sum = |f: &dyn Fn(&Seconds) -> f64| block.calls.iter().map(|c| c.layers as f64 * f(&c.seconds)).sum::<f64>();
+        let others = block.micro_batches - 1;
+        let of_calls = sum(&|s| (others + 1) as f64 * s.forward + others as f64 * s.backward + s.complete + s.update);
+        block.rest = step - of_calls;
+        let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
+        let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
+        block.arena = block.memory.arena.saturating_sub(saved + frame);
+        Some(block)
+    }
+}
+
+/// A task of `main` that calls a frame.
+struct Called<'a> {
+    task: &'a Task,
+    id: FrameId,
+    frame: &'a Frame,
+    first: u64,
+    layers: u64,
+    carried: usize,
+}
+
+impl<'a> Called<'a> {
+    fn of(schedule: &'a Schedule, task: &'a Task) -> Option<Self> {
+        let Work::Call { callee, layers, scan, .. } = &task.work else { return None };
+        let carried = scan.map_or(usize::MAX, |scan| scan.carried);
+        Some(Self {
+            task,
+            id: *callee,
+            frame: &schedule.frames[*callee],
+            first: layers.start,
+            layers: layers.end - layers.start,
+            carried,
+        })
+    }
+
+    fn has_calls(&self) -> bool {
+        self.frame.tasks.iter().any(|task| task.work.callee().is_some())
+    }
+
+    /// Adds the parameters and states that the frame reads or writes.
+    fn hold(&self, schedule: &Schedule, names: &mut Vec<String>, held: &mut Vec<Held>) {
+        for buffer in self.frame.buffers.values() {
+            let Content::Tensor(ty) = &buffer.content else { continue };
+            let (binding, kind) = match &buffer.place {
+                Place::Weight(binding) => (binding, Kind::Parameters),
+                Place::State(binding) if binding.name.starts_with(SUM) => (binding, Kind::Sums),
+                Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
+                Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
+                Place::State(binding) => (binding, Kind::States),
+                Place::Input(_) | Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+            };
+            let bytes = schedule.space.max_local_bytes(ty);
+            let known = names.iter().position(|name| *name == binding.name);
+            let name = known.unwrap_or_else(|| {
+                names.push(binding.name.clone());
+                names.len() - 1
+            });
+            match held.iter_mut().find(|one| one.name == name) {
+                Some(one) => one.bytes = one.bytes.max(bytes),
+                None => held.push(Held { name, kind, bytes, is_per_layer: binding.is_per_layer() }),
+            }
+        }
+    }
+}
+
+/// The calls in a frame of functions of a phase that call no others.
+fn calls_of<'a>(schedule: &'a Schedule, frame: &'a Frame, phase: Phase) -> Vec<Called<'a>> {
+    let called = frame.tasks.iter().filter_map(|task| Called::of(schedule, task));
+    called.filter(|called| called.frame.phase == phase && !called.has_calls()).collect()
+}
+
+/// Seconds of the products of a frame with weights.
+fn products(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
+    let reads_weight = |task: &Task| {
+        task.reads.iter().any(|&b| matches!(frame.buffers[frame.holder(b)].place, Place::Weight(_)))
+    };
+    let seconds = |task: &Task| {
+        let types = |buffers: &[BufferId]| -> Option<Vec<_>> {
+            let ty = |&b: &BufferId| match &frame.buffers[b].content {
+                Content::Tensor(ty) => Some(ty),
+                Content::Wire { .. } => None,
+            };
+            buffers.iter().map(ty).collect()
+        };
+        match (&task.work, types(&task.reads), types(&task.writes)) {
+            (Work::Compute(op @ Op::Einsum), Some(reads), Some(writes)) => {
+                op_seconds(cluster, &schedule.space, op, &reads, &writes)
+            }
+            _ => 0.0,
+        }
+    };
+    frame.tasks.iter().filter(|task| reads_weight(task)).map(seconds).sum()
+}

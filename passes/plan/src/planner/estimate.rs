@@ -1,0 +1,142 @@
+//! The estimate of a training step: the parts of a step without stages, put together in closed form.
+//!
+//! With p stages and m micro-batches the busiest stage works m times, and the others fill and drain the pipeline once: whole
+//! stages in the orders GPipe and 1F1B, chunks of stages in interleaved order, and in order ZB-H1 what the gradients of
+//! weights do not fill. Transfers between stages count while the pipeline fills and drains.
+
+use ithaca_differentiate::PipelineOrder;
+
+use super::block::{Block, Kind};
+
+/// Stages and micro-batches of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shape {
+    pub(super) stages: u64,
+    pub(super) micro_batches: u64,
+    pub(super) order: PipelineOrder,
+    /// Chunks of layers of a stage.
+    pub(super) chunks: u64,
+}
+
+/// A step that was not compiled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Estimate {
+    /// Seconds of the step.
+    pub(super) seconds: f64,
+    /// Bytes on the busiest rank.
+    pub(super) memory: u64,
+}
+
+/// The calls of each chunk of layers, by number, with their layers.
+pub type Cut = Vec<Vec<(usize, u64)>>;
+
+/// One stage.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stage {
+    forward: f64,
+    backward: f64,
+    complete: f64,
+    update: f64,
+    products: f64,
+}
+
+impl Stage {
+    fn pass(&self) -> f64 {
+        self.forward + self.backward
+    }
+}
+
+impl Block {
+    /// The step of a shape; `hop` are the seconds of a transfer between stages.
+    pub(super) fn compose(&self, cut: &Cut, shape: Shape, hop: f64) -> Estimate {
+        let p = shape.stages.max(1) as usize;
+        let calls = |stage: usize| cut.iter().enumerate().filter(move |(c, _)| c % p == stage).flat_map(|(_, calls)| calls.iter().copied());
+        let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage))).collect();
+        let memory = (0..p).map(|stage| self.memory_of(&calls(stage).collect::<Vec<_>>(), stage, shape));
+        Estimate { seconds: self.seconds_of(&stages, shape, hop), memory: memory.max().unwrap_or(0) }
+    }
+
+    fn stage(&self, calls: impl Iterator<Item = (usize, u64)>) -> Stage {
+        let mut stage = Stage::default();
+        for (call, layers) in calls {
+            let (seconds, layers) = (&self.calls[call].seconds, layers as f64);
+            stage.forward += layers * seconds.forward;
+            stage.backward += layers * seconds.backward;
+            stage.complete += layers * seconds.complete;
+            stage.update += layers * seconds.update;
+            stage.products += layers * seconds.products;
+        }
+        stage
+    }
+
+    fn seconds_of(&self, stages: &[Stage], shape: Shape, hop: f64) -> f64 {
+        let m = shape.micro_batches as f64;
+        let most = |f: &dyn Fn(&Stage) -> f64| stages.iter().map(f).fold(0.0, f64::max);
+        let sum = |f: &dyn Fn(&Stage) -> f64| stages.iter().map(f).sum::<f64>();
+        let busiest = most(&Stage::pass);
+        let waits = match shape.order {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => sum(&Stage::pass) - busiest,
+            PipelineOrder::Interleaved => (sum(&Stage::pass) - busiest) / shape.chunks.max(1) as f64,
+            PipelineOrder::ZbH1 => {
+                let unfilled = |s: &Stage| (s.pass() - 2.0 * s.products).max(0.0);
+                sum(&unfilled) - most(&unfilled)
+            }
+        };
+        let hops = 2.0 * (stages.len() - 1) as f64 * hop;
+        let completes = most(&|s| s.complete - s.backward).max(0.0);
+        self.rest + m * busiest + waits + hops + completes + most(&|s| s.update)
+    }
+
+    fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> u64 {
+        let mut shared: Vec<usize> = Vec::new();
+        let mut lasting = 0;
+        let (mut saved, mut frame) = (0, 0);
+        for &(number, layers) in calls {
+            let call = &self.calls[number];
+            saved += layers * call.saved;
+            frame = frame.max(call.frame);
+            for one in &call.held {
+                if one.is_per_layer {
+                    lasting += layers * one.bytes;
+                } else if !shared.contains(&one.name) {
+                    shared.push(one.name);
+                    lasting += one.bytes;
+                }
+            }
+        }
+        let (p, v, m) = (shape.stages, shape.chunks.max(1), shape.micro_batches);
+        let behind = p.saturating_sub(stage as u64);
+        // Micro-batches whose saved tensors a stage has, in parts of a chunk.
+        let (passes, of) = match shape.order {
+            _ if p <= 1 => (1, 1),
+            PipelineOrder::Gpipe => (m, 1),
+            PipelineOrder::OneForwardOneBackward => (behind.min(m), 1),
+            PipelineOrder::ZbH1 => (p.min(m), 1),
+            PipelineOrder::Interleaved => ((2 * (behind - 1) + (v - 1) * p + 1).min(m * v), v),
+        };
+        lasting + (saved * passes).div_ceil(of) + frame + self.arena + self.inputs * m
+    }
+
+    /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.
+    pub(super) fn scaled(&self, times: u64) -> Self {
+        let mut scaled = self.clone();
+        let more = times as f64;
+        for call in &mut scaled.calls {
+            let seconds = &mut call.seconds;
+            for part in [&mut seconds.forward, &mut seconds.products, &mut seconds.backward, &mut seconds.complete] {
+                *part *= more;
+            }
+            for bytes in [&mut call.saved, &mut call.handed, &mut call.frame] {
+                *bytes *= times;
+            }
+        }
+        scaled.arena *= times;
+        scaled.inputs *= times;
+        scaled
+    }
+
+    /// Bytes of the parameters, or of other tensors outside the arena, of one layer of a call.
+    pub(super) fn layer_bytes(&self, call: usize, kind: Kind) -> u64 {
+        self.calls[call].held.iter().filter(|held| held.kind == kind).map(|held| held.bytes).sum()
+    }
+}
