@@ -11,7 +11,7 @@ use ithaca_layout::compile::Compiled;
 use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
 use crate::cost::op_seconds;
-use crate::simulate::simulate_frames;
+use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
 #[derive(Clone, Debug)]
@@ -26,8 +26,6 @@ pub(super) struct Block {
     pub(super) inputs: u64,
     /// Micro-batches of the step.
     pub(super) micro_batches: u64,
-    /// Seconds of the whole step.
-    pub(super) seconds: f64,
     /// Memory of the whole step.
     pub(super) memory: Memory,
 }
@@ -80,22 +78,28 @@ pub(super) struct Held {
 pub(super) enum Kind {
     Parameters,
     Gradients,
-    /// Sums of gradients over micro-batches.
-    Sums,
     Optimizer,
     States,
 }
 
-/// The prefix of the names of sums of gradients.
-const SUM: &str = "sum.";
-
 impl Block {
-    /// The parts of a compiled step without stages.
-    pub(super) fn of(cluster: &Cluster, compiled: &Compiled) -> Option<Self> {
+    /// The parts of a compiled step without stages; gathers over the axes `prefetched` are to run before their layer.
+    pub(super) fn of(cluster: &Cluster, compiled: &Compiled, prefetched: &[String]) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
-        let (step, seconds) = simulate_frames(cluster, schedule);
-        let step = step.seconds;
+        let frames = simulate_frames(cluster, schedule);
+        let step = frames.last()?.seconds;
+        // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
+        let prefetched = |frame: &Simulation| {
+            let is_gather = |(kind, axis): &(&str, String)| {
+                ["all_gather", "reduce_scatter"].contains(kind) && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
+            };
+            let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
+            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
+            let busy = frame.streams.values().copied().fold(0.0, f64::max);
+            (frame.seconds - exposed).max(busy).min(frame.seconds)
+        };
+        let seconds: Vec<f64> = frames.iter().map(prefetched).collect();
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
         let passes: Vec<Called<'_>> = main.tasks.iter().filter_map(|task| Called::of(schedule, task)).filter(Called::has_calls).collect();
@@ -127,14 +131,22 @@ impl Block {
                 call.frame = call.frame.max(called.frame.bytes);
                 called.hold(schedule, &mut names, &mut call.held);
             }
-            let is_saved = |b: &&BufferId| {
-                let reads = |task: &Task| Called::of(schedule, task).is_some_and(|c| c.frame.phase == Phase::Backward && task.reads.contains(b));
+            let is_read = |b: &BufferId, phase: Phase| {
+                let reads = |task: &Task| {
+                    task.reads.contains(b) && Called::of(schedule, task).is_some_and(|c| c.frame.phase == phase)
+                };
                 pass.tasks.iter().any(reads)
             };
             let bytes = |b: &BufferId| pass.buffers[*b].bytes(&schedule.space);
-            let (handed, stacked) = there.task.writes.split_at(there.carried.min(there.task.writes.len()));
-            call.saved = stacked.iter().filter(is_saved).map(bytes).sum::<u64>().div_ceil(there.layers.max(1));
-            call.handed = handed.iter().map(bytes).sum();
+            let mut saved = 0;
+            for (i, result) in there.task.writes.iter().enumerate() {
+                if i < there.carried && is_read(result, Phase::Forward) {
+                    call.handed += bytes(result);
+                } else if is_read(result, Phase::Backward) {
+                    saved += bytes(result);
+                }
+            }
+            call.saved = saved.div_ceil(there.layers.max(1));
             calls.push(call);
         }
         for called in &update {
@@ -151,7 +163,6 @@ impl Block {
             arena: 0,
             inputs: memory.inputs / micro_batches,
             micro_batches,
-            seconds: step,
             memory,
         };
         let sum = |f: &dyn Fn(&Seconds) -> f64| block.calls.iter().map(|c| c.layers as f64 * f(&c.seconds)).sum::<f64>();
@@ -199,7 +210,6 @@ impl<'a> Called<'a> {
             let Content::Tensor(ty) = &buffer.content else { continue };
             let (binding, kind) = match &buffer.place {
                 Place::Weight(binding) => (binding, Kind::Parameters),
-                Place::State(binding) if binding.name.starts_with(SUM) => (binding, Kind::Sums),
                 Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
                 Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
                 Place::State(binding) => (binding, Kind::States),

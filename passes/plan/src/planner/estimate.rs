@@ -4,7 +4,7 @@
 //! stages in the orders GPipe and 1F1B, chunks of stages in interleaved order, and in order ZB-H1 what the gradients of
 //! weights do not fill. Transfers between stages count while the pipeline fills and drains.
 
-use ithaca_differentiate::PipelineOrder;
+use ithaca_differentiate::{PipelineOrder, Recompute};
 
 use super::block::{Block, Kind};
 
@@ -133,6 +133,38 @@ impl Block {
         scaled.arena *= times;
         scaled.inputs *= times;
         scaled
+    }
+
+    /// The step with another policy of recomputation than it has, for a first look.
+    pub(super) fn recomputing(&self, has: Recompute, policy: Recompute) -> Self {
+        let mut block = self.clone();
+        if has != Recompute::None || policy == Recompute::None {
+            return block;
+        }
+        for call in block.calls.iter_mut().filter(|call| call.saved > 0) {
+            let seconds = &mut call.seconds;
+            let others = seconds.forward - seconds.products;
+            // A function keeps its argument, and all else that it saves is in its frame.
+            let (again, saved) = match policy {
+                Recompute::None => continue,
+                Recompute::Selective => (others / 2.0, call.saved - call.saved / 8),
+                Recompute::KeepAttention => (seconds.products + others / 2.0, 3 * call.handed),
+                Recompute::Full { .. } => (seconds.forward, call.handed),
+            };
+            seconds.backward += again;
+            seconds.complete += again;
+            if policy != Recompute::Selective {
+                call.frame += call.saved;
+            }
+            call.saved = saved.min(call.saved);
+        }
+        block
+    }
+
+    /// With the parameters of the next layer beside those of a layer, each of which a rank holds one of so many parts.
+    pub(super) fn hold_ahead(&mut self, parts: u64) {
+        let ahead = (0..self.calls.len()).map(|i| self.layer_bytes(i, Kind::Parameters) * parts).max();
+        self.arena += ahead.unwrap_or(0);
     }
 
     /// Bytes of the parameters, or of other tensors outside the arena, of one layer of a call.

@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
-use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_ir::{AxisId, Diagnostic, Mesh};
+use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
-use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
+use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS, placement};
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
@@ -24,13 +25,19 @@ use crate::cluster::Cluster;
 use crate::plan::{Choice, Narrowing};
 
 /// Insides of one size from which larger ones are made.
-const KEPT: usize = 8;
+const KEPT: usize = 4;
+
+/// How much longer than the best step so far one may take by the first look whose inside is split further.
+const WORTH: f64 = 1.2;
 
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 48;
 
+/// Blocks that are compiled at once; not a number of threads, on which no result depends.
+const AT_ONCE: usize = 8;
+
 /// Steps that are compiled whole and simulated.
-const EXACT: usize = 16;
+const EXACT: usize = 12;
 
 /// Calls of `main` in all of those, at most, but for the first: each micro-batch calls each chunk of layers twice.
 const EXACT_CALLS: u64 = 4096;
@@ -91,10 +98,16 @@ pub(super) fn explore(compiler: &dyn Compiler, cluster: &Cluster, request: &Requ
     // Errors of the request itself are those of all candidates.
     candidates(&search.registry, cluster, request)?;
     let mut tried = Tried::default();
+    let t = std::time::Instant::now();
     let insides = search.insides(&mut tried);
+    eprintln!("insides {} refused {} {:?}", insides.len(), tried.refused.len(), t.elapsed());
     let looked = search.looked(&insides);
+    eprintln!("looked {} {:?}", looked.len(), t.elapsed());
     let estimated = search.estimated(&insides, looked);
+    eprintln!("estimated {} {:?}", estimated.len(), t.elapsed());
+    for l in estimated.iter().take(12) { eprintln!("  {:?} {} {:.4} {:.2} pp{} dp{} {:?} {:?} b{} {:?}", insides[l.inside].options.strategy, insides[l.inside].options.mesh.to_string(), l.estimate.seconds, l.estimate.memory as f64/1073741824., l.stages, l.data, l.zero, l.recompute, l.sequences, l.shape); }
     search.exact(&insides, estimated, &mut tried);
+    eprintln!("exact {:?}", t.elapsed());
     Ok(tried)
 }
 
@@ -115,41 +128,45 @@ impl<'a> Search<'a> {
     /// The insides of every size, smallest first.
     fn insides(&self, tried: &mut Tried) -> Vec<Inside> {
         let mut found: Vec<Inside> = Vec::new();
-        // Insides of the sizes so far that others are made of.
-        let mut kept: Vec<usize> = Vec::new();
+        // Insides of the sizes so far that others are made of, with the seconds that no larger one stays below.
+        let mut kept: Vec<(usize, f64)> = Vec::new();
+        // Seconds of the best step that fits.
+        let mut best = f64::INFINITY;
         for size in divisors(self.request.gpus) {
-            let children: Vec<(ShardOptions, Option<u64>)> = self
-                .of_size(size)
-                .into_iter()
-                .filter(|(options, _)| {
-                    let is_part = |&i: &usize| is_within(&found[i].options.mesh, &options.mesh);
-                    self.request.mesh.is_some() || size == 1 || kept.iter().any(is_part)
-                })
-                .collect();
+            let is_made = |(options, _): &(ShardOptions, Option<u64>)| {
+                let is_part = |&(i, floor): &(usize, f64)| {
+                    floor <= best && is_within(&found[i].options.mesh, &options.mesh)
+                };
+                self.request.mesh.is_some() || size == 1 || kept.iter().any(is_part)
+            };
+            let children: Vec<(ShardOptions, Option<u64>)> = self.of_size(size).into_iter().filter(is_made).collect();
             let compiled: Vec<Result<Inside, (ShardOptions, Diagnostic)>> =
                 children.into_par_iter().map(|(options, data)| self.inside(options, data)).collect();
-            let first = found.len();
+            // In order of the time of what fits; what fits nowhere behind, in order of its memory.
+            let mut order: Vec<((u32, f64), usize, f64)> = Vec::new();
             for inside in compiled {
-                match inside {
-                    Ok(inside) => {
-                        let looks = self.first_looks(found.len(), &inside);
-                        found.push(Inside { looks, ..inside });
+                let inside = match inside {
+                    Ok(inside) => inside,
+                    Err(refused) => {
+                        tried.refused.push(refused);
+                        continue;
                     }
-                    Err(refused) => tried.refused.push(refused),
+                };
+                let looks = self.first_looks(found.len(), &inside);
+                let (mut floor, mut fit, mut least) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
+                for Estimate { seconds, memory } in looks.iter().map(|look| look.estimate) {
+                    (floor, least) = (floor.min(seconds), least.min(memory as f64));
+                    if memory as f64 <= self.usable() {
+                        fit = fit.min(seconds);
+                    }
                 }
+                best = best.min(fit);
+                order.push((if fit.is_finite() { (0, fit) } else { (1, least) }, found.len(), floor));
+                found.push(Inside { looks, ..inside });
             }
-            let mut best: Vec<(f64, usize)> = (first..found.len())
-                .map(|i| {
-                    let looks = &found[i].looks;
-                    let fits = |l: &&Looked| l.estimate.memory as f64 <= self.usable();
-                    let seconds = looks.iter().filter(fits).map(|l| l.estimate.seconds).fold(f64::INFINITY, f64::min);
-                    let least = looks.iter().map(|l| l.estimate.memory).min().unwrap_or(u64::MAX);
-                    // What fits nowhere is in order of its memory, behind all others.
-                    (if seconds.is_finite() { seconds } else { 1e12 * least as f64 }, i)
-                })
-                .collect();
-            best.sort_by(|a, b| a.0.total_cmp(&b.0));
-            kept.extend(best.into_iter().take(KEPT).map(|(_, i)| i));
+            order.sort_by(|a, b| a.0.0.cmp(&b.0.0).then(a.0.1.total_cmp(&b.0.1)));
+            order.retain(|((rank, fit), ..)| *rank > 0 && best.is_infinite() || *rank == 0 && *fit <= WORTH * best);
+            kept.extend(order.into_iter().take(KEPT).map(|(_, i, floor)| (i, floor)));
         }
         found
     }
@@ -179,28 +196,33 @@ impl<'a> Search<'a> {
         let mesh = mesh.filter(|_| size > 1);
         let inner = Request { gpus: size, strategy, mesh, narrowing, steps: None, ..request.clone() };
         let found = candidates(&self.registry, self.cluster, &inner).unwrap_or_default();
-        found.into_iter().map(|options| (options, None)).collect()
+        let mut seen: Vec<(String, Vec<(String, u64)>)> = Vec::new();
+        let is_first = |options: &ShardOptions| {
+            let mut axes: Vec<(String, u64)> = options.mesh.axes.values().map(|a| (a.name.clone(), a.size)).collect();
+            axes.sort();
+            let key = (options.strategy_text(), axes);
+            let is_new = !seen.contains(&key);
+            seen.push(key);
+            is_new
+        };
+        let mut is_first = is_first;
+        found.into_iter().filter(|options| is_first(options)).map(|options| (options, None)).collect()
     }
 
     /// Compiles one micro-batch of one sequence.
     fn inside(&self, options: ShardOptions, data: Option<u64>) -> Result<Inside, (ShardOptions, Diagnostic)> {
         let options = ShardOptions { zero: Zero::Off, ..options };
-        let mut training = Training { micro_batches: 2, stages: 1, ..self.training.clone() };
+        let mut training = Training { micro_batches: 1, stages: 1, ..self.training.clone() };
         if self.is_open(Choice::LossChunks) {
             training.loss_chunks = 1;
         }
-        let mut blocks: Vec<(Recompute, Block)> = Vec::new();
-        for recompute in self.policies() {
-            training.recompute = recompute;
-            let block = self.block(1, &training, &options).map_err(|d| (options.clone(), d))?;
-            blocks.push((recompute, block));
+        if self.is_open(Choice::Recompute) {
+            training.recompute = Recompute::None;
         }
+        let block = self.block(1, &training, &options).map_err(|d| (options.clone(), d))?;
+        let policies = if self.is_open(Choice::Recompute) { Recompute::ALL.to_vec() } else { vec![training.recompute] };
+        let blocks = policies.into_iter().map(|policy| (policy, block.recomputing(training.recompute, policy))).collect();
         Ok(Inside { options, data, blocks, loss_chunks: training.loss_chunks, looks: Vec::new() })
-    }
-
-    /// The policies of recomputation.
-    fn policies(&self) -> Vec<Recompute> {
-        if self.is_open(Choice::Recompute) { vec![Recompute::None, Recompute::FULL] } else { vec![self.training.recompute] }
     }
 
     /// A step without stages, with so many sequences in a micro-batch on all ranks.
@@ -208,9 +230,30 @@ impl<'a> Search<'a> {
         let compiler = self.compiler.of_step(sequences * training.micro_batches, training).map_err(ithaca_pass::first)?;
         let compiler = compiler.as_deref().unwrap_or(self.compiler);
         compiler.check(options)?;
-        let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
+        // Weights that are gathered ahead are arguments of layers, which then are no longer alike.
+        let prefetched = match (options.zero, options.fusion.prefetch) {
+            (Zero::Parameters, Some(_)) => self.replica_axes(options),
+            _ => Vec::new(),
+        };
+        let fusion = Fusion { prefetch: None, ..options.fusion };
+        let options = ShardOptions { fusion, ..options.clone() };
+        let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
-        Block::of(self.cluster, &compiled).ok_or_else(stageless)
+        let mut block = Block::of(self.cluster, &compiled, &prefetched).ok_or_else(stageless)?;
+        if !prefetched.is_empty() {
+            block.hold_ahead(options.mesh.axis(DATA_AXIS).map_or(1, |axis| options.mesh.size(axis)));
+        }
+        Ok(block)
+    }
+
+    /// The axes along which ranks have the same weights.
+    fn replica_axes(&self, options: &ShardOptions) -> Vec<String> {
+        let mesh = &options.mesh;
+        let placement = self.registry.product(&options.strategy).and_then(|s| placement(&s, mesh, &[]));
+        let placement = placement.unwrap_or_default();
+        let splits = |axis: &AxisId| [&placement.weights, &placement.experts, &placement.stages].iter().any(|s| s.contains(axis));
+        let axes = mesh.axes.ids().filter(|axis| !splits(axis));
+        axes.map(|axis| mesh.axes[axis].name.clone()).collect()
     }
 
     /// A first look at all steps, the fastest that may fit first.
@@ -258,7 +301,7 @@ impl<'a> Search<'a> {
                 let sequences = share / micro_batches;
                 for zero in self.zeros(data * size) {
                     for (recompute, block) in &inside.blocks {
-                        let block = self.replicated(block, (size, data), zero, sequences);
+                        let block = self.replicated(block, (size, data), zero, sequences, micro_batches);
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             let shape = Shape { stages, micro_batches, order, chunks };
                             let estimate = self.composed(&block, shape, size * data);
@@ -301,7 +344,7 @@ impl<'a> Search<'a> {
     }
 
     /// A block of one sequence with data-parallel ranks, ZeRO and a larger micro-batch, roughly.
-    fn replicated(&self, block: &Block, (size, data): (u64, u64), zero: Zero, sequences: u64) -> Block {
+    fn replicated(&self, block: &Block, (size, data): (u64, u64), zero: Zero, sequences: u64, micro_batches: u64) -> Block {
         let mut block = block.scaled(sequences);
         for i in 0..block.calls.len() {
             let gradients = block.layer_bytes(i, Kind::Gradients) as f64;
@@ -329,60 +372,80 @@ impl<'a> Search<'a> {
                 }
             }
             for held in &mut call.held {
+                // Gradients of several micro-batches are summed beside those of one.
+                let sums = match zero {
+                    Zero::Off | Zero::Optimizer if held.kind == Kind::Gradients && micro_batches > 1 => held.bytes,
+                    _ => 0,
+                };
                 let parts = match (held.kind, zero) {
-                    (_, Zero::Off) | (Kind::States, _) => 1,
-                    (Kind::Parameters | Kind::Sums, Zero::Optimizer) | (Kind::Parameters, Zero::Gradients) => 1,
-                    // Sums are what is split.
-                    (Kind::Sums, Zero::Gradients | Zero::Parameters) => u64::MAX,
+                    (_, Zero::Off) | (Kind::Parameters, Zero::Optimizer | Zero::Gradients) | (Kind::States, _) => 1,
                     (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data,
                 };
-                held.bytes /= parts;
+                held.bytes = held.bytes.div_ceil(parts) + sums;
             }
         }
         block
     }
 
     /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
+    ///
+    /// As long as one of the best was only looked at, it is estimated.
     fn estimated(&self, insides: &[Inside], looked: Vec<Looked>) -> Vec<Looked> {
-        let mut keys: Vec<Key> = Vec::new();
-        let mut chosen: Vec<(usize, Looked)> = Vec::new();
+        let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut steps: Vec<(usize, Looked)> = Vec::with_capacity(looked.len());
         for look in looked {
-            let known = keys.iter().position(|key| key.is_of(&look));
-            if known.is_none() && keys.len() == ESTIMATED {
-                continue;
-            }
-            let key = known.unwrap_or_else(|| {
-                keys.push(Key::of(&look));
-                keys.len() - 1
+            let n = numbers.len();
+            steps.push((*numbers.entry(Key::of(&look)).or_insert(n), look));
+        }
+        let mut keys: Vec<Option<Key>> = vec![None; numbers.len()];
+        for (key, number) in numbers {
+            keys[number] = Some(key);
+        }
+        // Whether the steps of a key were estimated.
+        let mut done = vec![false; keys.len()];
+        let mut left = ESTIMATED;
+        let usable = self.cluster.usable_bytes() as f64;
+        loop {
+            let order = |(key, look): &(usize, Looked)| {
+                let usable = if done[*key] { usable } else { TOLERANCE * usable };
+                let Estimate { seconds, memory } = look.estimate;
+                if memory as f64 <= usable { (0, seconds) } else { (1, memory as f64) }
+            };
+            steps.sort_by(|a, b| {
+                let (a, b) = (order(a), order(b));
+                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
             });
-            chosen.push((key, look));
-        }
-        let blocks: Vec<Option<Block>> = keys
-            .par_iter()
-            .map(|key| {
-                let step = self.step(&insides[key.inside], key, 1);
-                let training = Training { micro_batches: key.micro_batches, ..step.training };
-                self.block(key.sequences * key.data, &training, &step.options).ok()
-            })
-            .collect();
-        let mut estimated: Vec<Looked> = Vec::new();
-        for (key, look) in chosen {
-            let Some(block) = &blocks[key] else { continue };
-            let ranks = look.data * insides[look.inside].options.mesh.ranks();
-            let Some(estimate) = self.composed(block, look.shape, ranks) else { continue };
-            estimated.push(Looked { estimate, ..look });
-        }
-        let usable = self.cluster.usable_bytes();
-        estimated.sort_by(|a, b| {
-            let fits = |l: &Looked| l.estimate.memory <= usable;
-            let by_time = || a.estimate.seconds.total_cmp(&b.estimate.seconds).then(a.estimate.memory.cmp(&b.estimate.memory));
-            match (fits(a), fits(b)) {
-                (true, true) => by_time(),
-                (false, false) => a.estimate.memory.cmp(&b.estimate.memory),
-                (a, b) => b.cmp(&a),
+            let mut next: Vec<usize> = Vec::new();
+            for (key, _) in steps.iter().take(EXACT) {
+                if !done[*key] && !next.contains(key) {
+                    next.push(*key);
+                }
             }
-        });
-        estimated
+            next.truncate(AT_ONCE.min(left));
+            if next.is_empty() {
+                break;
+            }
+            left -= next.len();
+            let blocks: Vec<Option<Block>> = next
+                .par_iter()
+                .map(|&number| {
+                    let key = keys[number].as_ref()?;
+                    let step = self.step(&insides[key.inside], key, 1);
+                    let training = Training { micro_batches: key.micro_batches, ..step.training };
+                    self.block(key.sequences * key.data, &training, &step.options).ok()
+                })
+                .collect();
+            for (&number, block) in next.iter().zip(&blocks) {
+                done[number] = true;
+                for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
+                    let ranks = look.data * insides[look.inside].options.mesh.ranks();
+                    let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
+                    look.estimate = estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX });
+                }
+            }
+        }
+        let estimated = steps.into_iter().filter(|(key, look)| done[*key] && look.estimate.seconds.is_finite());
+        estimated.map(|(_, look)| look).collect()
     }
 
     /// The step of a block, with so many stages.
@@ -429,6 +492,7 @@ impl<'a> Search<'a> {
             })
             .collect();
         for (step, priced) in priced {
+            if let Ok(p) = &priced { eprintln!("  {:?} {} {:.4} {:.2}", step.options.strategy, step.options.mesh, p.simulation.seconds, p.memory.total as f64/1073741824.); }
             match priced {
                 Ok(priced) => match priced.memory.over() {
                     None => tried.fits.push(priced),
@@ -451,7 +515,7 @@ impl<'a> Search<'a> {
 const MOST_CHUNKS: u64 = 512;
 
 /// A block that is compiled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     inside: usize,
     data: u64,
@@ -472,10 +536,6 @@ impl Key {
             sequences: look.sequences,
             micro_batches: look.shape.micro_batches.min(2),
         }
-    }
-
-    fn is_of(&self, look: &Looked) -> bool {
-        *self == Self::of(look)
     }
 }
 

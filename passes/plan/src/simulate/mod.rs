@@ -51,17 +51,16 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     run(cluster, schedule, None)
 }
 
-/// Times a schedule as [`simulate`] does, and one run of each frame by itself on the rank that takes longest, seconds.
-pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> (Simulation, Vec<f64>) {
+/// Times one run of each frame of a schedule by itself, on the rank that ends last; the last of them is the step, as
+/// [`simulate`] times it.
+pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation> {
     let classes = Classes::of(schedule);
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
     let world = World { schedule, steps: &steps, used: &used, ranks: classes.ranks(), recorded: None };
     let n = classes.ranks().len();
-    let mut frames: Vec<Run> = schedule.frames.ids().map(|id| world.frame(id, 0, (&vec![0.0; n], &vec![true; n]))).collect();
-    let seconds = frames.iter().map(|run| run.ends.iter().copied().fold(0.0, f64::max)).collect();
-    let step = frames.pop().map(|main| last(main.ranks)).unwrap_or_default();
-    (step, seconds)
+    let frame = |id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
+    schedule.frames.ids().map(frame).collect()
 }
 
 /// The time of the rank that ends last; of several the one that computes the most.
