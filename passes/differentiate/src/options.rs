@@ -105,6 +105,16 @@ impl PipelineOrder {
         PipelineOrder::ZbH1,
     ];
 
+    /// The spelling in pipelines and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            PipelineOrder::Gpipe => "gpipe",
+            PipelineOrder::OneForwardOneBackward => "1f1b",
+            PipelineOrder::Interleaved => "interleaved",
+            PipelineOrder::ZbH1 => "zb-h1",
+        }
+    }
+
     /// Whether a stage computes gradients of weights apart from those of arguments.
     pub(super) fn defers_weights(self) -> bool {
         match self {

@@ -310,6 +310,9 @@ pub struct Alternative {
     pub strategy: String,
     /// The mesh, major to minor.
     pub mesh: Vec<MeshAxis>,
+    /// What the search chose of the training step beside the layout, as flags of the command line.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub flags: String,
     /// Other strategies and meshes with the same program, up to the order of the axes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,

@@ -181,7 +181,6 @@ struct Called<'a> {
     task: &'a Task,
     id: FrameId,
     frame: &'a Frame,
-    first: u64,
     layers: u64,
     carried: usize,
 }
@@ -194,7 +193,6 @@ impl<'a> Called<'a> {
             task,
             id: *callee,
             frame: &schedule.frames[*callee],
-            first: layers.start,
             layers: layers.end - layers.start,
             carried,
         })

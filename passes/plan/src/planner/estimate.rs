@@ -161,6 +161,13 @@ impl Block {
         block
     }
 
+    /// With a loss of so many parts, for a first look.
+    pub(super) fn chunk_loss(&mut self, parts: u64) {
+        if let Some(head) = self.calls.last_mut() {
+            head.frame /= parts;
+        }
+    }
+
     /// With the parameters of the next layer beside those of a layer, each of which a rank holds one of so many parts.
     pub(super) fn hold_ahead(&mut self, parts: u64) {
         let ahead = (0..self.calls.len()).map(|i| self.layer_bytes(i, Kind::Parameters) * parts).max();

@@ -56,13 +56,21 @@ pub(super) struct Step {
 #[derive(Clone, Debug)]
 struct Inside {
     options: ShardOptions,
-    /// The data-parallel ranks, where experts are split over them too; else any number.
+    /// The data-parallel ranks where experts are split over them too, and `options` has them; else there may be any number
+    /// of them around the inside.
     data: Option<u64>,
     /// One micro-batch of one sequence, by recomputation.
     blocks: Vec<(Recompute, Block)>,
-    /// Parts of the loss.
-    loss_chunks: u64,
+    /// Parts of the loss that are worth a try.
+    loss_chunks: Vec<u64>,
     looks: Vec<Looked>,
+}
+
+impl Inside {
+    /// Ranks without those that are data-parallel.
+    fn size(&self) -> u64 {
+        self.options.mesh.ranks() / self.data.unwrap_or(1)
+    }
 }
 
 /// A step with a first look at it.
@@ -70,10 +78,10 @@ struct Inside {
 struct Looked {
     inside: usize,
     estimate: Estimate,
-    stages: u64,
     data: u64,
     zero: Zero,
     recompute: Recompute,
+    loss_chunks: u64,
     /// Sequences of a micro-batch on a data-parallel rank.
     sequences: u64,
     shape: Shape,
@@ -98,17 +106,16 @@ pub(super) fn explore(compiler: &dyn Compiler, cluster: &Cluster, request: &Requ
     // Errors of the request itself are those of all candidates.
     candidates(&search.registry, cluster, request)?;
     let mut tried = Tried::default();
-    let t = std::time::Instant::now();
     let insides = search.insides(&mut tried);
-    eprintln!("insides {} refused {} {:?}", insides.len(), tried.refused.len(), t.elapsed());
     let looked = search.looked(&insides);
-    eprintln!("looked {} {:?}", looked.len(), t.elapsed());
     let estimated = search.estimated(&insides, looked);
-    eprintln!("estimated {} {:?}", estimated.len(), t.elapsed());
-    for l in estimated.iter().take(12) { eprintln!("  {:?} {} {:.4} {:.2} pp{} dp{} {:?} {:?} b{} {:?}", insides[l.inside].options.strategy, insides[l.inside].options.mesh.to_string(), l.estimate.seconds, l.estimate.memory as f64/1073741824., l.stages, l.data, l.zero, l.recompute, l.sequences, l.shape); }
     search.exact(&insides, estimated, &mut tried);
-    eprintln!("exact {:?}", t.elapsed());
     Ok(tried)
+}
+
+/// Whether a step of the request fits.
+pub(super) fn fits(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool {
+    explore(compiler, cluster, request).is_ok_and(|tried| !tried.fits.is_empty())
 }
 
 impl<'a> Search<'a> {
@@ -206,7 +213,19 @@ impl<'a> Search<'a> {
             is_new
         };
         let mut is_first = is_first;
-        found.into_iter().filter(|options| is_first(options)).map(|options| (options, None)).collect()
+        let found = found.into_iter().filter(|options| is_first(options));
+        found.flat_map(|options| self.with_data(options, request.gpus / size)).collect()
+    }
+
+    /// The layout, or where its experts share the axes of tokens, the layout with every number of data-parallel ranks.
+    fn with_data(&self, options: ShardOptions, outer: u64) -> Vec<(ShardOptions, Option<u64>)> {
+        let strategies = self.registry.product(&options.strategy).unwrap_or_default();
+        let shares = strategies.iter().any(|s| s.shares_axes() && s.axes().iter().all(|axis| options.mesh.axis(axis).is_none()));
+        if !shares {
+            return vec![(options, None)];
+        }
+        let with = |data: u64| (data_parallel(&options, data), Some(data));
+        divisors(outer).into_iter().filter(|data| self.request.batch.is_multiple_of(*data)).map(with).collect()
     }
 
     /// Compiles one micro-batch of one sequence.
@@ -219,10 +238,18 @@ impl<'a> Search<'a> {
         if self.is_open(Choice::Recompute) {
             training.recompute = Recompute::None;
         }
-        let block = self.block(1, &training, &options).map_err(|d| (options.clone(), d))?;
+        let block = self.block(data.unwrap_or(1), &training, &options).map_err(|d| (options.clone(), d))?;
+        // In so many parts, the loss needs no more memory than a layer.
+        let (head, others) = block.calls.split_last().expect("a block has calls");
+        let layer = others.iter().map(|call| call.frame + call.saved).max().unwrap_or(head.frame).max(1);
+        let parts = head.frame.div_ceil(layer).next_power_of_two().min(MOST_LOSS_CHUNKS);
+        let mut loss_chunks = vec![training.loss_chunks];
+        if self.is_open(Choice::LossChunks) && parts > 1 {
+            loss_chunks.push(parts);
+        }
         let policies = if self.is_open(Choice::Recompute) { Recompute::ALL.to_vec() } else { vec![training.recompute] };
         let blocks = policies.into_iter().map(|policy| (policy, block.recomputing(training.recompute, policy))).collect();
-        Ok(Inside { options, data, blocks, loss_chunks: training.loss_chunks, looks: Vec::new() })
+        Ok(Inside { options, data, blocks, loss_chunks, looks: Vec::new() })
     }
 
     /// A step without stages, with so many sequences in a micro-batch on all ranks.
@@ -270,7 +297,7 @@ impl<'a> Search<'a> {
 
     fn first_looks(&self, number: usize, inside: &Inside) -> Vec<Looked> {
         let (gpus, batch) = (self.request.gpus, self.request.batch);
-        let size = inside.options.mesh.ranks();
+        let size = inside.size();
         let outer = gpus / size;
         let fixed = |axis: &str| self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |a| mesh.size(a)));
         let named = |strategy: &str| self.request.strategy.as_ref().is_none_or(|n| n.split('+').any(|n| n == strategy));
@@ -300,13 +327,18 @@ impl<'a> Search<'a> {
                 }
                 let sequences = share / micro_batches;
                 for zero in self.zeros(data * size) {
-                    for (recompute, block) in &inside.blocks {
-                        let block = self.replicated(block, (size, data), zero, sequences, micro_batches);
+                    let policies = inside.blocks.iter();
+                    let policies = policies.flat_map(|block| inside.loss_chunks.iter().map(move |&parts| (block, parts)));
+                    for ((recompute, block), loss_chunks) in policies {
+                        let mut block = self.replicated(block, (size, data), zero, sequences, micro_batches);
+                        if loss_chunks > self.training.loss_chunks {
+                            block.chunk_loss(loss_chunks);
+                        }
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             let shape = Shape { stages, micro_batches, order, chunks };
                             let estimate = self.composed(&block, shape, size * data);
                             let Some(estimate) = estimate else { continue };
-                            found.push(Looked { inside: number, estimate, stages, data, zero, recompute: *recompute, sequences, shape });
+                            found.push(Looked { inside: number, estimate, data, zero, recompute: *recompute, loss_chunks, sequences, shape });
                         }
                     }
                 }
@@ -438,7 +470,7 @@ impl<'a> Search<'a> {
             for (&number, block) in next.iter().zip(&blocks) {
                 done[number] = true;
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
-                    let ranks = look.data * insides[look.inside].options.mesh.ranks();
+                    let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
                     look.estimate = estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX });
                 }
@@ -450,19 +482,13 @@ impl<'a> Search<'a> {
 
     /// The step of a block, with so many stages.
     fn step(&self, inside: &Inside, key: &Key, stages: u64) -> Step {
-        let mut strategy = inside.options.strategy.clone();
-        let mut axes: Vec<(String, u64)> = inside.options.mesh.axes.values().map(|a| (a.name.clone(), a.size)).collect();
-        for (name, axis, size) in [("data-parallel", DATA_AXIS, key.data), ("pipeline", STAGE_AXIS, stages)] {
-            if size > 1 {
-                strategy = if strategy == "single" { name.to_owned() } else { format!("{name}+{strategy}") };
-                axes.insert(0, (axis.to_owned(), size));
-            }
-        }
+        let options = if inside.data.is_some() { inside.options.clone() } else { data_parallel(&inside.options, key.data) };
+        let options = around(&options, ("pipeline", STAGE_AXIS), stages);
         let fusion = if self.request.chooses_fusion { key.zero.usual_fusion() } else { self.request.options.fusion };
-        let options = ShardOptions { strategy, mesh: Mesh::new(axes), zero: key.zero, fusion, ..inside.options.clone() };
+        let options = ShardOptions { zero: key.zero, fusion, ..options };
         let training = Training {
             recompute: key.recompute,
-            loss_chunks: inside.loss_chunks,
+            loss_chunks: key.loss_chunks,
             stages,
             ..self.training.clone()
         };
@@ -492,7 +518,6 @@ impl<'a> Search<'a> {
             })
             .collect();
         for (step, priced) in priced {
-            if let Ok(p) = &priced { eprintln!("  {:?} {} {:.4} {:.2}", step.options.strategy, step.options.mesh, p.simulation.seconds, p.memory.total as f64/1073741824.); }
             match priced {
                 Ok(priced) => match priced.memory.over() {
                     None => tried.fits.push(priced),
@@ -507,9 +532,13 @@ impl<'a> Search<'a> {
         let compiler = self.compiler.of_step(self.request.batch, &step.training).map_err(ithaca_pass::first)?;
         let compiler = compiler.as_deref().unwrap_or(self.compiler);
         let priced = price(compiler, self.cluster, &step.options)?;
-        Ok(Priced { training: Some(step.training.clone()), ..priced })
+        let flags = flags(self.open, step);
+        Ok(Priced { training: Some(step.training.clone()), flags, ..priced })
     }
 }
+
+/// The most parts of a loss that are tried.
+const MOST_LOSS_CHUNKS: u64 = 64;
 
 /// The most chunks of layers of a pipeline that are tried.
 const MOST_CHUNKS: u64 = 512;
@@ -521,6 +550,7 @@ struct Key {
     data: u64,
     zero: Zero,
     recompute: Recompute,
+    loss_chunks: u64,
     sequences: u64,
     /// One, or two for any number of them.
     micro_batches: u64,
@@ -533,10 +563,48 @@ impl Key {
             data: look.data,
             zero: look.zero,
             recompute: look.recompute,
+            loss_chunks: look.loss_chunks,
             sequences: look.sequences,
             micro_batches: look.shape.micro_batches.min(2),
         }
     }
+}
+
+/// A layout with so many data-parallel ranks around it.
+fn data_parallel(options: &ShardOptions, ranks: u64) -> ShardOptions {
+    around(options, ("data-parallel", DATA_AXIS), ranks)
+}
+
+/// A layout with a strategy and its axis around it.
+fn around(options: &ShardOptions, (name, axis): (&str, &str), size: u64) -> ShardOptions {
+    if size == 1 {
+        return options.clone();
+    }
+    let strategy = match options.strategy.as_str() {
+        "single" => name.to_owned(),
+        inner => format!("{name}+{inner}"),
+    };
+    let inner = options.mesh.axes.values().map(|a| (a.name.clone(), a.size));
+    let mesh = Mesh::new(std::iter::once((axis.to_owned(), size)).chain(inner));
+    ShardOptions { strategy, mesh, ..options.clone() }
+}
+
+/// What a search chose of a step beside its layout, as flags.
+fn flags(open: &[Choice], Step { options, training }: &Step) -> String {
+    let is_staged = training.stages > 1;
+    let flag = |choice: &Choice| match choice {
+        Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
+        Choice::Recompute => {
+            (training.recompute != Recompute::None).then(|| format!("--recompute {}", training.recompute))
+        }
+        Choice::MicroBatches => (training.micro_batches > 1).then(|| format!("--micro-batches {}", training.micro_batches)),
+        Choice::LossChunks => (training.loss_chunks > 1).then(|| format!("--loss-chunks {}", training.loss_chunks)),
+        Choice::Pipeline if is_staged && training.pipeline == PipelineOrder::Interleaved => {
+            Some(format!("--pipeline {} --train chunks={}", training.pipeline.name(), training.chunks))
+        }
+        Choice::Pipeline => is_staged.then(|| format!("--pipeline {}", training.pipeline.name())),
+    };
+    open.iter().filter_map(flag).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether every axis of a mesh is one of another, with a size that divides the other's.

@@ -6,10 +6,9 @@
 
 use ithaca_layout::fuse::levels::Choose;
 use ithaca_layout::fuse::{Fusion, Messages};
-use ithaca_layout::shard::ShardOptions;
 
 use super::compiler::Compiler;
-use super::tried::{Priced, price};
+use super::tried::Priced;
 use crate::cluster::Cluster;
 
 /// The part of a step by which a plan in chunks or levels must be faster.
@@ -22,13 +21,13 @@ const TRIED: usize = 3;
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
 /// Replaces the best candidates by faster ones with other fusion passes, if that makes the best step faster.
-pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
+pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, batch: u64, fits: &mut [Priced]) {
     let Some(plain) = fits.first().map(|first| first.simulation.seconds) else { return };
     // Seconds that a step must stay below.
     let mut limit = plain * (1.0 - WORTH);
     let mut faster: Vec<(usize, Priced)> = Vec::new();
     for (i, candidate) in fits.iter().enumerate().take(TRIED) {
-        if let Some(other) = fastest(compiler, cluster, candidate, limit) {
+        if let Some(other) = fastest((compiler, cluster, batch), candidate, limit) {
             limit = other.simulation.seconds;
             faster.push((i, other));
         }
@@ -43,7 +42,11 @@ pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Pri
 }
 
 /// The fastest of the tried choices that fit, if its step stays below `limit` seconds.
-fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced, limit: f64) -> Option<Priced> {
+fn fastest(
+    (compiler, cluster, batch): (&dyn Compiler, &Cluster, u64),
+    candidate: &Priced,
+    limit: f64,
+) -> Option<Priced> {
     let mut found: Option<Priced> = None;
     // `hidden` is the part of the exposed communication that a choice may hide.
     let mut attempt = |hidden: f64, change: &dyn Fn(Fusion) -> Fusion| {
@@ -52,8 +55,7 @@ fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced, limit
         if current.simulation.seconds - hidden * current.simulation.exposed() >= limit {
             return true;
         }
-        let options = ShardOptions { fusion: change(current.options.fusion), ..current.options.clone() };
-        let other = price(compiler, cluster, &options).ok();
+        let other = current.fused(compiler, cluster, batch, change(current.options.fusion)).ok();
         let is_faster = |other: &Priced| {
             other.memory.over().is_none() && other.simulation.seconds < current.simulation.seconds
         };

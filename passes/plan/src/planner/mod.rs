@@ -70,16 +70,17 @@ pub struct Refusal {
 /// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
-    let tried = match &request.steps {
-        Some(_) => explore::explore(compiler, cluster, request).map(ranked),
-        None => try_all(compiler, cluster, request),
+    let tried = if request.is_search_of_steps() {
+        explore::explore(compiler, cluster, request).map(ranked)
+    } else {
+        try_all(compiler, cluster, request)
     };
     let mut tried = tried.map_err(|diagnostic| {
         let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
     if request.chooses_fusion {
-        fusion::refine(compiler, cluster, &mut tried.fits);
+        fusion::refine(compiler, cluster, request.batch, &mut tried.fits);
     }
     tried.check_winner(compiler);
     if tried.fits.is_empty() {

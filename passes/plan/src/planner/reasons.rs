@@ -14,7 +14,7 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
     let step_seconds = rounded(simulation.seconds);
     let exposed_seconds = rounded(simulation.exposed());
     let memory_bytes = memory.total;
-    let outcome = if priced.options == winner.options {
+    let outcome = if (&priced.options, &priced.training) == (&winner.options, &winner.training) {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason: why_chosen(simulation) }
     } else {
         Outcome::Slower {
@@ -25,7 +25,7 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
             reason: why_slower(priced, winner),
         }
     };
-    Alternative { also: priced.also.clone(), ..alternative(options, outcome) }
+    Alternative { also: priced.also.clone(), flags: priced.flags.clone(), ..alternative(options, outcome) }
 }
 
 /// A candidate that does not fit by `over` bytes.
@@ -40,7 +40,7 @@ pub(super) fn too_large(priced: &Priced, over: u64) -> Alternative {
         tensor: largest.map_or_else(String::new, |h| h.name.clone()),
         tensor_bytes: largest.map_or(0, |h| h.bytes),
     };
-    alternative(options, outcome)
+    Alternative { flags: priced.flags.clone(), ..alternative(options, outcome) }
 }
 
 /// A candidate that is not legal.
@@ -54,6 +54,7 @@ fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
     Alternative {
         strategy: options.strategy_text(),
         mesh: plan::mesh_axes(&options.mesh),
+        flags: String::new(),
         also: Vec::new(),
         outcome,
     }

@@ -8,9 +8,10 @@ use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 use crate::cluster::Cluster;
 use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
+use crate::planner::explore;
 use crate::planner::request::Request;
 use crate::planner::search::Search;
-use crate::planner::tried::Tried;
+use crate::planner::tried::{Priced, Tried};
 
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;
@@ -81,7 +82,11 @@ pub(super) fn refusal(
     request: &Request,
     tried: &Tried,
 ) -> Diagnostic {
-    let repairs = of_request(&Search::new(compiler, cluster), request, tried);
+    let repairs = if request.is_search_of_steps() {
+        of_steps(compiler, cluster, request, tried)
+    } else {
+        of_request(&Search::new(compiler, cluster), request, tried)
+    };
     let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
         (Some((priced, over)), _) => {
             let largest = priced.memory.largest.first();
@@ -173,6 +178,41 @@ fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
 fn layout(options: &ShardOptions) -> String {
     let ShardOptions { strategy, mesh, .. } = options;
     if mesh.axes.is_empty() { format!("`{strategy}`") } else { format!("`{strategy}` on `{mesh}`") }
+}
+
+/// How often the GPUs are doubled and the batch is halved for a repair.
+const STEPS: usize = 4;
+
+/// Changes of a search of training steps, the nearest of each kind.
+fn of_steps(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
+    let works = |request: &Request| explore::fits(compiler, cluster, request);
+    let mut repairs = Vec::new();
+    if request.strategy.is_some() || request.mesh.is_some() {
+        let free = Request { strategy: None, mesh: None, ..request.clone() };
+        let found = explore::explore(compiler, cluster, &free).ok();
+        let best = found.and_then(|tried| tried.fits.into_iter().min_by(Priced::cmp_rank));
+        repairs.extend(best.map(|best| {
+            let ShardOptions { strategy, mesh, .. } = &best.options;
+            format!("--strategy {strategy} --mesh {mesh} {}", best.flags).trim_end().to_owned()
+        }));
+    }
+    if tried.too_large.is_empty() {
+        for (heads, sequence, text) in relaxations(request.options.heads, request.options.sequence) {
+            let options = ShardOptions { heads, sequence, ..request.options.clone() };
+            if repairs.is_empty() && works(&Request { options, ..request.clone() }) {
+                repairs.push(text.to_owned());
+            }
+        }
+    }
+    let more = doubled(request.gpus, cluster).into_iter().take(STEPS);
+    let with_gpus = |&gpus: &u64| works(&Request { gpus, mesh: None, ..request.clone() });
+    if request.mesh.is_none() {
+        repairs.extend({ more }.find(with_gpus).map(|gpus| format!("--gpus {gpus}")));
+    }
+    let less = std::iter::successors(Some(request.batch), |batch| (batch % 2 == 0).then_some(batch / 2)).skip(1);
+    let with_batch = |&batch: &u64| works(&Request { batch, ..request.clone() });
+    repairs.extend(less.take(STEPS).find(with_batch).map(|batch| format!("--batch {batch}")));
+    repairs
 }
 
 fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {

@@ -120,6 +120,12 @@ impl Request {
         })
     }
 
+    /// Whether there is something to choose of a training step.
+    pub(super) fn is_search_of_steps(&self) -> bool {
+        let is_one = self.strategy.is_some() && self.mesh.is_some();
+        self.steps.as_ref().is_some_and(|steps| !is_one || !steps.open.is_empty())
+    }
+
     /// The search of this request, as a plan records it.
     pub fn search(&self) -> Search {
         Search {

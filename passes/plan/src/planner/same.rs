@@ -3,6 +3,8 @@
 //! Two candidates have the same program if their ranks compute and hold the same for as long and send the same messages along
 //! axes of the same names and sizes. Then only the order of the axes differs, on links that are alike.
 
+use ithaca_differentiate::Training;
+
 use crate::plan::{self, Collective, MeshAxis, rounded};
 use crate::planner::tried::Priced;
 
@@ -35,6 +37,7 @@ pub(super) fn merge(sorted: &mut Vec<Priced>) {
 /// What candidates with the same program share.
 #[derive(PartialEq)]
 struct Traits {
+    training: Option<Training>,
     axes: Vec<MeshAxis>,
     compute: f64,
     exposed: f64,
@@ -60,6 +63,7 @@ impl Traits {
         }
         collectives.sort_by(|a, b| (&a.kind, &a.axis, &a.phase).cmp(&(&b.kind, &b.axis, &b.phase)));
         Self {
+            training: candidate.training.clone(),
             axes,
             compute: rounded(candidate.simulation.compute),
             exposed: rounded(candidate.simulation.exposed()),

@@ -89,7 +89,7 @@ fn is_plan(outcome: &Outcome) -> bool {
 }
 
 fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
-    let Alternative { strategy, mesh, also, outcome } = alternative;
+    let Alternative { strategy, mesh, flags, also, outcome } = alternative;
     let (step, exposed, memory, reason) = match outcome {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason }
         | Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
@@ -109,7 +109,7 @@ fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
         strategy: strategy.clone(),
         mesh: mesh_text(mesh),
         figures: [seconds(step), tokens, utilization, seconds(exposed), bytes(memory)],
-        reason: format!("{reason}{others}"),
+        reason: if flags.is_empty() { format!("{reason}{others}") } else { format!("{flags}: {reason}{others}") },
     }
 }
 
@@ -191,6 +191,8 @@ fn summed(others: &[&Alternative], width: usize, out: &mut String) {
     if let Some((over, nearest)) = too_large.iter().min_by_key(|(over, _)| *over) {
         let verb = if n == 1 { "does" } else { "do" };
         let layout = layout_text(&nearest.strategy, &nearest.mesh);
+        let layout = format!("{layout} {}", nearest.flags);
+        let layout = layout.trim_end();
         lines.push(format!("{} {verb} not fit: {layout} lacks {}", counted(n, "layout"), bytes(*over)));
     }
     let mut refused: Vec<_> = refused.into_iter().collect();
@@ -211,8 +213,9 @@ fn summed(others: &[&Alternative], width: usize, out: &mut String) {
 
 /// A line for each layout.
 fn each(others: &[&Alternative], width: usize, out: &mut String) {
-    for Alternative { strategy, mesh, also: _, outcome } in others {
-        let layout = layout_text(strategy, mesh);
+    for Alternative { strategy, mesh, flags, also: _, outcome } in others {
+        let layout = format!("{} {flags}", layout_text(strategy, mesh));
+        let layout = layout.trim_end();
         let line = match outcome {
             Outcome::OutOfMemory { memory_bytes, over_bytes, tensor, tensor_bytes, .. } => format!(
                 "{layout}: does not fit, {} is {} too large; the largest tensor is `{tensor}`, {}",

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use ithaca_differentiate::Training;
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
+use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::ShardOptions;
 
 use super::compiler::Compiler;
@@ -28,6 +29,8 @@ pub struct Priced {
     pub also: Vec<String>,
     /// The training step, where it was searched.
     pub training: Option<Training>,
+    /// What the search chose of it beside the layout, as flags.
+    pub flags: String,
 }
 
 impl Priced {
@@ -51,6 +54,19 @@ pub(super) struct Tried {
     pub(super) refused: Vec<(ShardOptions, Diagnostic)>,
 }
 
+impl Priced {
+    /// The same step with another fusion of collectives.
+    pub(super) fn fused(&self, compiler: &dyn Compiler, cluster: &Cluster, batch: u64, fusion: Fusion) -> Result<Self, Diagnostic> {
+        let options = ShardOptions { fusion, ..self.options.clone() };
+        let step = match &self.training {
+            Some(training) => compiler.of_step(batch, training).map_err(ithaca_pass::first)?,
+            None => None,
+        };
+        let priced = price(step.as_deref().unwrap_or(compiler), cluster, &options)?;
+        Ok(Self { training: self.training.clone(), flags: self.flags.clone(), ..priced })
+    }
+}
+
 pub(super) fn price(
     compiler: &dyn Compiler,
     cluster: &Cluster,
@@ -59,5 +75,5 @@ pub(super) fn price(
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(cluster, &compiled.schedule);
-    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new(), training: None })
+    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new(), training: None, flags: String::new() })
 }
