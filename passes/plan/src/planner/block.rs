@@ -9,8 +9,8 @@ use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Ta
 use ithaca_layout::compile::Compiled;
 
 use crate::cluster::Cluster;
-use crate::memory::{self, Memory};
 use crate::cost::op_seconds;
+use crate::memory::{self, Memory};
 use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -92,7 +92,8 @@ impl Block {
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let prefetched = |frame: &Simulation| {
             let is_gather = |(kind, axis): &(&str, String)| {
-                ["all_gather", "reduce_scatter"].contains(kind) && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
+                ["all_gather", "reduce_scatter"].contains(kind)
+                    && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
             };
             let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
             let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
@@ -102,7 +103,12 @@ impl Block {
         let seconds: Vec<f64> = frames.iter().map(prefetched).collect();
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
-        let passes: Vec<Called<'_>> = main.tasks.iter().filter_map(|task| Called::of(schedule, task)).filter(Called::has_calls).collect();
+        let passes: Vec<Called<'_>> = main
+            .tasks
+            .iter()
+            .filter_map(|task| Called::of(schedule, task))
+            .filter(Called::has_calls)
+            .collect();
         let micro_batches: u64 = passes.iter().map(|pass| pass.layers).sum::<u64>().max(1);
         let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
         let (other, pass) = (frame(passes.first()), frame(passes.last()));
@@ -133,7 +139,8 @@ impl Block {
             }
             let is_read = |b: &BufferId, phase: Phase| {
                 let reads = |task: &Task| {
-                    task.reads.contains(b) && Called::of(schedule, task).is_some_and(|c| c.frame.phase == phase)
+                    task.reads.contains(b)
+                        && Called::of(schedule, task).is_some_and(|c| c.frame.phase == phase)
                 };
                 pass.tasks.iter().any(reads)
             };
@@ -152,22 +159,22 @@ impl Block {
         for called in &update {
             let mut held = Vec::new();
             called.hold(schedule, &mut names, &mut held);
-            let has = |call: &Call| held.iter().any(|one: &Held| call.held.iter().any(|known| known.name == one.name));
+            let has = |call: &Call| {
+                held.iter().any(|one: &Held| call.held.iter().any(|known| known.name == one.name))
+            };
             let Some(owner) = calls.iter_mut().find(|call| has(call)) else { continue };
-            owner.seconds.update += seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
+            owner.seconds.update +=
+                seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
             called.hold(schedule, &mut names, &mut owner.held);
         }
-        let mut block = Self {
-            calls,
-            rest: 0.0,
-            arena: 0,
-            inputs: memory.inputs / micro_batches,
-            micro_batches,
-            memory,
+        let mut block =
+            Self { calls, rest: 0.0, arena: 0, inputs: memory.inputs / micro_batches, micro_batches, memory };
+        let sum = |f: &dyn Fn(&Seconds) -> f64| {
+            block.calls.iter().map(|c| c.layers as f64 * f(&c.seconds)).sum::<f64>()
         };
-        let sum = |f: &dyn Fn(&Seconds) -> f64| block.calls.iter().map(|c| c.layers as f64 * f(&c.seconds)).sum::<f64>();
         let others = block.micro_batches - 1;
-        let of_calls = sum(&|s| (others + 1) as f64 * s.forward + others as f64 * s.backward + s.complete + s.update);
+        let of_calls =
+            sum(&|s| (others + 1) as f64 * s.forward + others as f64 * s.backward + s.complete + s.update);
         block.rest = step - of_calls;
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
         let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
@@ -211,7 +218,11 @@ impl<'a> Called<'a> {
                 Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
                 Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
                 Place::State(binding) => (binding, Kind::States),
-                Place::Input(_) | Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+                Place::Input(_)
+                | Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Argument(_)
+                | Place::Result(_) => continue,
             };
             let bytes = schedule.space.max_local_bytes(ty);
             let known = names.iter().position(|name| *name == binding.name);

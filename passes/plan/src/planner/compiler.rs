@@ -36,7 +36,11 @@ pub trait Compiler: Sync {
     ///
     /// # Errors
     /// The rules that such a step breaks.
-    fn of_step(&self, batch: u64, training: &Training) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
+    fn of_step(
+        &self,
+        batch: u64,
+        training: &Training,
+    ) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
         let _ = (batch, training);
         Ok(None)
     }
@@ -129,7 +133,11 @@ impl Compiler for Program<'_> {
         self.with(options, |program| compile::draft_with(&self.registry, program, options, self.cluster))
     }
 
-    fn of_step(&self, batch: u64, training: &Training) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
+    fn of_step(
+        &self,
+        batch: u64,
+        training: &Training,
+    ) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
         let Some(of_step) = self.of_step else { return Ok(None) };
         let module = of_step(batch, training)?;
         Ok(Some(Box::new(Step { module, cluster: self.cluster, registry: self.registry.clone() })))

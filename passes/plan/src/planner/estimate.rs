@@ -28,7 +28,7 @@ pub(super) struct Estimate {
 }
 
 /// The calls of each chunk of layers, by number, with their layers.
-pub type Cut = Vec<Vec<(usize, u64)>>;
+pub(super) type Cut = Vec<Vec<(usize, u64)>>;
 
 /// One stage.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +50,12 @@ impl Block {
     /// The step of a shape; `hop` are the seconds of a transfer between stages.
     pub(super) fn compose(&self, cut: &Cut, shape: Shape, hop: f64) -> Estimate {
         let p = shape.stages.max(1) as usize;
-        let calls = |stage: usize| cut.iter().enumerate().filter(move |(c, _)| c % p == stage).flat_map(|(_, calls)| calls.iter().copied());
+        let calls = |stage: usize| {
+            cut.iter()
+                .enumerate()
+                .filter(move |(c, _)| c % p == stage)
+                .flat_map(|(_, calls)| calls.iter().copied())
+        };
         let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage))).collect();
         let memory = (0..p).map(|stage| self.memory_of(&calls(stage).collect::<Vec<_>>(), stage, shape));
         Estimate { seconds: self.seconds_of(&stages, shape, hop), memory: memory.max().unwrap_or(0) }
@@ -123,7 +128,9 @@ impl Block {
         let more = times as f64;
         for call in &mut scaled.calls {
             let seconds = &mut call.seconds;
-            for part in [&mut seconds.forward, &mut seconds.products, &mut seconds.backward, &mut seconds.complete] {
+            for part in
+                [&mut seconds.forward, &mut seconds.products, &mut seconds.backward, &mut seconds.complete]
+            {
                 *part *= more;
             }
             for bytes in [&mut call.saved, &mut call.handed, &mut call.frame] {

@@ -209,7 +209,8 @@ fn of_steps(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried
     if request.mesh.is_none() {
         repairs.extend({ more }.find(with_gpus).map(|gpus| format!("--gpus {gpus}")));
     }
-    let less = std::iter::successors(Some(request.batch), |batch| (batch % 2 == 0).then_some(batch / 2)).skip(1);
+    let less =
+        std::iter::successors(Some(request.batch), |batch| (batch % 2 == 0).then_some(batch / 2)).skip(1);
     let with_batch = |&batch: &u64| works(&Request { batch, ..request.clone() });
     repairs.extend(less.take(STEPS).find(with_batch).map(|batch| format!("--batch {batch}")));
     repairs

@@ -109,7 +109,11 @@ fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
         strategy: strategy.clone(),
         mesh: mesh_text(mesh),
         figures: [seconds(step), tokens, utilization, seconds(exposed), bytes(memory)],
-        reason: if flags.is_empty() { format!("{reason}{others}") } else { format!("{flags}: {reason}{others}") },
+        reason: if flags.is_empty() {
+            format!("{reason}{others}")
+        } else {
+            format!("{flags}; {reason}{others}")
+        },
     }
 }
 

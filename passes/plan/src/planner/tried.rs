@@ -56,7 +56,13 @@ pub(super) struct Tried {
 
 impl Priced {
     /// The same step with another fusion of collectives.
-    pub(super) fn fused(&self, compiler: &dyn Compiler, cluster: &Cluster, batch: u64, fusion: Fusion) -> Result<Self, Diagnostic> {
+    pub(super) fn fused(
+        &self,
+        compiler: &dyn Compiler,
+        cluster: &Cluster,
+        batch: u64,
+        fusion: Fusion,
+    ) -> Result<Self, Diagnostic> {
         let options = ShardOptions { fusion, ..self.options.clone() };
         let step = match &self.training {
             Some(training) => compiler.of_step(batch, training).map_err(ithaca_pass::first)?,
@@ -75,5 +81,13 @@ pub(super) fn price(
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(cluster, &compiled.schedule);
-    Ok(Priced { options: options.clone(), compiled, simulation, memory, also: Vec::new(), training: None, flags: String::new() })
+    Ok(Priced {
+        options: options.clone(),
+        compiled,
+        simulation,
+        memory,
+        also: Vec::new(),
+        training: None,
+        flags: String::new(),
+    })
 }

@@ -1,0 +1,184 @@
+//! The first look at a step: what follows in closed form from one micro-batch of one sequence.
+
+use ithaca_differentiate::PipelineOrder;
+use ithaca_layout::shard::Zero;
+use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
+
+use super::{Inside, Looked, Search, divisors};
+use crate::plan::Choice;
+use crate::planner::block::{Block, Kind};
+use crate::planner::estimate::{Estimate, Shape};
+
+impl Search<'_> {
+    /// A first look at all steps, the fastest that may fit first.
+    pub(super) fn looked(&self, insides: &[Inside]) -> Vec<Looked> {
+        let mut all: Vec<Looked> = insides.iter().flat_map(|inside| inside.looks.iter().cloned()).collect();
+        let usable = self.usable();
+        let fits = |l: &Looked| l.estimate.memory as f64 <= usable;
+        all.sort_by(|a, b| {
+            let key =
+                |l: &Looked| if fits(l) { (0, l.estimate.seconds) } else { (1, l.estimate.memory as f64) };
+            key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1))
+        });
+        all
+    }
+
+    pub(super) fn first_looks(&self, number: usize, inside: &Inside) -> Vec<Looked> {
+        let (gpus, batch) = (self.request.gpus, self.request.batch);
+        let size = inside.size();
+        let outer = gpus / size;
+        let fixed =
+            |axis: &str| self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |a| mesh.size(a)));
+        let named = |strategy: &str| {
+            self.request.strategy.as_ref().is_none_or(|n| n.split('+').any(|n| n == strategy))
+        };
+        let allowed = |strategy: &str| {
+            named(strategy) && (self.request.strategy.is_some() || self.request.narrowing.allows(strategy))
+        };
+        let mut found = Vec::new();
+        for data in divisors(outer) {
+            let stages = outer / data;
+            let is_given = |axis: &str, n: u64| fixed(axis).is_none_or(|size| size == n);
+            let is_tried = |strategy: &str, n: u64| n == 1 || allowed(strategy);
+            let is_legal = batch.is_multiple_of(data)
+                && is_given(DATA_AXIS, data)
+                && is_given(STAGE_AXIS, stages)
+                && is_tried("data-parallel", data)
+                && is_tried("pipeline", stages)
+                && inside.data.is_none_or(|fixed| fixed == data)
+                && self.cuts.contains_key(&stages);
+            if !is_legal {
+                continue;
+            }
+            let share = batch / data;
+            for micro_batches in divisors(share) {
+                let is_given =
+                    self.is_open(Choice::MicroBatches) || micro_batches == self.training.micro_batches;
+                // Fewer micro-batches than stages leave stages idle, and more of them than 4 a stage fill it.
+                let is_worth_it =
+                    !self.is_open(Choice::MicroBatches) || stages == 1 || micro_batches >= stages.min(share);
+                if !is_given || !is_worth_it {
+                    continue;
+                }
+                let sequences = share / micro_batches;
+                for zero in self.zeros(data * size) {
+                    let policies = inside.blocks.iter();
+                    let policies = policies
+                        .flat_map(|block| inside.loss_chunks.iter().map(move |&parts| (block, parts)));
+                    for ((recompute, block), loss_chunks) in policies {
+                        let mut block = self.replicated(block, (size, data), zero, sequences, micro_batches);
+                        if loss_chunks > self.training.loss_chunks {
+                            block.chunk_loss(loss_chunks);
+                        }
+                        for (order, chunks) in self.orders(stages, micro_batches) {
+                            let shape = Shape { stages, micro_batches, order, chunks };
+                            let estimate = self.composed(&block, shape, size * data);
+                            let Some(estimate) = estimate else { continue };
+                            found.push(Looked {
+                                inside: number,
+                                estimate,
+                                data,
+                                zero,
+                                recompute: *recompute,
+                                loss_chunks,
+                                sequences,
+                                shape,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The estimate of a shape.
+    pub(super) fn composed(&self, block: &Block, shape: Shape, ranks_of_stage: u64) -> Option<Estimate> {
+        let cut = self.cuts.get(&(shape.stages * shape.chunks))?;
+        let handed = block.calls.iter().map(|call| call.handed).max().unwrap_or(0);
+        let hop = self.cluster.hop_seconds(ranks_of_stage, handed as f64);
+        Some(block.compose(cut, shape, hop))
+    }
+
+    /// The orders of a pipeline with their chunks of layers.
+    fn orders(&self, stages: u64, micro_batches: u64) -> Vec<(PipelineOrder, u64)> {
+        let chunks = |order: PipelineOrder, n: u64| if order == PipelineOrder::Interleaved { n } else { 1 };
+        if !self.is_open(Choice::Pipeline) || stages == 1 {
+            return vec![(
+                self.training.pipeline,
+                if stages == 1 { 1 } else { chunks(self.training.pipeline, self.training.chunks) },
+            )];
+        }
+        let mut orders = vec![(PipelineOrder::OneForwardOneBackward, 1), (PipelineOrder::ZbH1, 1)];
+        if micro_batches.is_multiple_of(stages) {
+            orders.extend([2, 4].map(|n| (PipelineOrder::Interleaved, n)));
+        }
+        orders
+    }
+
+    fn zeros(&self, replicas: u64) -> Vec<Zero> {
+        if !self.is_open(Choice::Zero) {
+            return vec![self.request.options.zero];
+        }
+        if replicas == 1 {
+            vec![Zero::Off]
+        } else {
+            vec![Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters]
+        }
+    }
+
+    /// A block of one sequence with data-parallel ranks, ZeRO and a larger micro-batch, roughly.
+    fn replicated(
+        &self,
+        block: &Block,
+        (size, data): (u64, u64),
+        zero: Zero,
+        sequences: u64,
+        micro_batches: u64,
+    ) -> Block {
+        let mut block = block.scaled(sequences);
+        for i in 0..block.calls.len() {
+            let gradients = block.layer_bytes(i, Kind::Gradients) as f64;
+            let parameters = block.layer_bytes(i, Kind::Parameters);
+            let gather = |bytes: f64| self.cluster.gather_seconds(data, size, bytes);
+            let reduce = gather(gradients);
+            let call = &mut block.calls[i];
+            let seconds = &mut call.seconds;
+            let whole = if zero == Zero::Off { 2.0 * reduce } else { reduce };
+            seconds.complete = seconds.complete.max(whole);
+            match zero {
+                Zero::Off => {}
+                Zero::Optimizer => seconds.update = seconds.update / data as f64 + gather(parameters as f64),
+                Zero::Gradients => {
+                    seconds.update = seconds.update / data as f64 + gather(parameters as f64);
+                    seconds.backward = seconds.backward.max(whole);
+                }
+                Zero::Parameters => {
+                    let gathered = gather(parameters as f64);
+                    seconds.update /= data as f64;
+                    seconds.forward = seconds.forward.max(gathered);
+                    seconds.backward = seconds.backward.max(gathered + whole);
+                    seconds.complete = seconds.complete.max(gathered + whole);
+                    call.frame += 2 * parameters;
+                }
+            }
+            for held in &mut call.held {
+                // Gradients of several micro-batches are summed beside those of one.
+                let sums = match zero {
+                    Zero::Off | Zero::Optimizer if held.kind == Kind::Gradients && micro_batches > 1 => {
+                        held.bytes
+                    }
+                    _ => 0,
+                };
+                let parts = match (held.kind, zero) {
+                    (_, Zero::Off)
+                    | (Kind::Parameters, Zero::Optimizer | Zero::Gradients)
+                    | (Kind::States, _) => 1,
+                    (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data,
+                };
+                held.bytes = held.bytes.div_ceil(parts) + sums;
+            }
+        }
+        block
+    }
+}

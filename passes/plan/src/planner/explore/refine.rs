@@ -1,0 +1,254 @@
+//! From first looks to figures: the best are compiled without stages, and the best of these whole.
+
+use std::collections::BTreeMap;
+
+use ithaca_differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_ir::Diagnostic;
+use ithaca_layout::shard::strategy::STAGE_AXIS;
+use ithaca_layout::shard::{ShardOptions, Zero};
+use rayon::prelude::*;
+
+use super::inside::{around, data_parallel};
+use super::{EXACT, Inside, Looked, Search, TOLERANCE};
+use crate::plan::Choice;
+use crate::planner::block::Block;
+use crate::planner::estimate::{Estimate, Shape};
+use crate::planner::tried::{Priced, Tried, price};
+
+/// Layouts that are estimated after the first look.
+const ESTIMATED: usize = 48;
+
+/// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
+const AT_ONCE: usize = 8;
+
+/// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
+const CALLS: u64 = 4096;
+
+/// How much longer than a compiled step an estimate must be to be slower for certain.
+const SURE: f64 = 1.1;
+
+/// A step that the search may choose.
+#[derive(Clone, Debug, PartialEq)]
+struct Step {
+    options: ShardOptions,
+    training: Training,
+}
+
+/// A block that is compiled.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    inside: usize,
+    data: u64,
+    zero: Zero,
+    recompute: Recompute,
+    loss_chunks: u64,
+    sequences: u64,
+    /// One, or two for any number of them.
+    micro_batches: u64,
+}
+
+impl Key {
+    fn of(look: &Looked) -> Self {
+        Self {
+            inside: look.inside,
+            data: look.data,
+            zero: look.zero,
+            recompute: look.recompute,
+            loss_chunks: look.loss_chunks,
+            sequences: look.sequences,
+            micro_batches: look.shape.micro_batches.min(2),
+        }
+    }
+}
+
+impl Search<'_> {
+    /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
+    ///
+    /// As long as one of the best was only looked at, it is estimated.
+    pub(super) fn estimated(&self, insides: &[Inside], looked: Vec<Looked>) -> Vec<Looked> {
+        let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut steps: Vec<(usize, Looked)> = Vec::with_capacity(looked.len());
+        for look in looked {
+            let n = numbers.len();
+            steps.push((*numbers.entry(Key::of(&look)).or_insert(n), look));
+        }
+        let mut keys: Vec<Option<Key>> = vec![None; numbers.len()];
+        for (key, number) in numbers {
+            keys[number] = Some(key);
+        }
+        // Whether the steps of a key were estimated.
+        let mut done = vec![false; keys.len()];
+        let mut left = ESTIMATED;
+        let usable = self.cluster.usable_bytes() as f64;
+        loop {
+            let order = |(key, look): &(usize, Looked)| {
+                let usable = if done[*key] { usable } else { TOLERANCE * usable };
+                let Estimate { seconds, memory } = look.estimate;
+                if memory as f64 <= usable { (0, seconds) } else { (1, memory as f64) }
+            };
+            steps.sort_by(|a, b| {
+                let (a, b) = (order(a), order(b));
+                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+            });
+            let mut next: Vec<usize> = Vec::new();
+            for (key, _) in steps.iter().take(EXACT) {
+                if !done[*key] && !next.contains(key) {
+                    next.push(*key);
+                }
+            }
+            next.truncate(AT_ONCE.min(left));
+            if next.is_empty() {
+                break;
+            }
+            left -= next.len();
+            let blocks: Vec<Option<Block>> = next
+                .par_iter()
+                .map(|&number| {
+                    let key = keys[number].as_ref()?;
+                    let step = self.step(&insides[key.inside], key, 1);
+                    let training = Training { micro_batches: key.micro_batches, ..step.training };
+                    self.block(key.sequences * key.data, &training, &step.options).ok()
+                })
+                .collect();
+            for (&number, block) in next.iter().zip(&blocks) {
+                done[number] = true;
+                for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
+                    let ranks = look.data * insides[look.inside].size();
+                    let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
+                    look.estimate = estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX });
+                }
+            }
+        }
+        let estimated =
+            steps.into_iter().filter(|(key, look)| done[*key] && look.estimate.seconds.is_finite());
+        estimated.map(|(_, look)| look).collect()
+    }
+
+    /// The step of a block, with so many stages.
+    fn step(&self, inside: &Inside, key: &Key, stages: u64) -> Step {
+        let options = if inside.data.is_some() {
+            inside.options.clone()
+        } else {
+            data_parallel(&inside.options, key.data)
+        };
+        let options = around(&options, ("pipeline", STAGE_AXIS), stages);
+        let fusion =
+            if self.request.chooses_fusion { key.zero.usual_fusion() } else { self.request.options.fusion };
+        let options = ShardOptions { zero: key.zero, fusion, ..options };
+        let training = Training {
+            recompute: key.recompute,
+            loss_chunks: key.loss_chunks,
+            stages,
+            ..self.training.clone()
+        };
+        Step { options, training }
+    }
+
+    /// Compiles the best, at most `most` of them where one fits, and three times as many where none does.
+    ///
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order.
+    pub(super) fn exact(
+        &self,
+        insides: &[Inside],
+        mut estimated: Vec<Looked>,
+        most: usize,
+        tried: &mut Tried,
+    ) {
+        let usable = self.cluster.usable_bytes() as f64;
+        let mut more: BTreeMap<PipelineOrder, f64> = BTreeMap::new();
+        let (mut compiled, mut calls) = (0, 0);
+        let mut best = f64::INFINITY;
+        while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
+            let key = |look: &Looked| {
+                let memory =
+                    look.estimate.memory as f64 * more.get(&look.shape.order).copied().unwrap_or(1.0);
+                if memory <= usable { (0, look.estimate.seconds) } else { (1, memory) }
+            };
+            estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
+            let is_hopeless =
+                |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
+            if is_hopeless(&estimated[0]) {
+                break;
+            }
+            let mut chosen: Vec<Looked> = Vec::new();
+            while let Some(look) =
+                estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
+            {
+                let Shape { stages, micro_batches, chunks, .. } = look.shape;
+                calls += stages * micro_batches * chunks;
+                if calls > CALLS && compiled + chosen.len() > 0 {
+                    break;
+                }
+                chosen.push(estimated.remove(0));
+            }
+            if chosen.is_empty() {
+                break;
+            }
+            compiled += chosen.len();
+            let priced: Vec<(Step, Result<Priced, Diagnostic>)> = chosen
+                .par_iter()
+                .map(|look| {
+                    let step = self.whole(&insides[look.inside], look);
+                    let priced = self.priced(&step);
+                    (step, priced)
+                })
+                .collect();
+            for (look, (step, priced)) in chosen.iter().zip(priced) {
+                match priced {
+                    Ok(priced) => {
+                        let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
+                        let known = more.entry(look.shape.order).or_insert(1.0);
+                        *known = known.max(ratio);
+                        match priced.memory.over() {
+                            None => {
+                                best = best.min(priced.simulation.seconds);
+                                tried.fits.push(priced);
+                            }
+                            Some(over) => tried.too_large.push((priced, over)),
+                        }
+                    }
+                    Err(diagnostic) => tried.refused.push((step.options, diagnostic)),
+                }
+            }
+        }
+    }
+
+    /// The step as it is compiled.
+    fn whole(&self, inside: &Inside, look: &Looked) -> Step {
+        let Shape { stages, micro_batches, order, chunks } = look.shape;
+        let step = self.step(inside, &Key::of(look), stages);
+        let chunks = if order == PipelineOrder::Interleaved { chunks } else { self.training.chunks };
+        Step { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
+    }
+
+    fn priced(&self, step: &Step) -> Result<Priced, Diagnostic> {
+        let compiler =
+            self.compiler.of_step(self.request.batch, &step.training).map_err(ithaca_pass::first)?;
+        let compiler = compiler.as_deref().unwrap_or(self.compiler);
+        let priced = price(compiler, self.cluster, &step.options)?;
+        let flags = flags(self.open, step);
+        Ok(Priced { training: Some(step.training.clone()), flags, ..priced })
+    }
+}
+
+/// What a search chose of a step beside its layout, as flags.
+fn flags(open: &[Choice], Step { options, training }: &Step) -> String {
+    let is_staged = training.stages > 1;
+    let flag = |choice: &Choice| match choice {
+        Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
+        Choice::Recompute => {
+            (training.recompute != Recompute::None).then(|| format!("--recompute {}", training.recompute))
+        }
+        Choice::MicroBatches => {
+            (training.micro_batches > 1).then(|| format!("--micro-batches {}", training.micro_batches))
+        }
+        Choice::LossChunks => {
+            (training.loss_chunks > 1).then(|| format!("--loss-chunks {}", training.loss_chunks))
+        }
+        Choice::Pipeline if is_staged && training.pipeline == PipelineOrder::Interleaved => {
+            Some(format!("--pipeline {} --train chunks={}", training.pipeline.name(), training.chunks))
+        }
+        Choice::Pipeline => is_staged.then(|| format!("--pipeline {}", training.pipeline.name())),
+    };
+    open.iter().filter_map(flag).collect::<Vec<_>>().join(" ")
+}
