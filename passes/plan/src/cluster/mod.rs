@@ -15,6 +15,7 @@ mod message;
 mod prices;
 mod profiles;
 mod read;
+mod write;
 
 use ithaca_ir::Diagnostic;
 
@@ -22,7 +23,7 @@ pub use between::RankExchange;
 pub use curve::{Curve, Measured};
 pub use description::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
 pub use load::{Load, Part, Way};
-pub use prices::CollectiveTime;
+pub use prices::{Collective, CollectiveTime};
 pub use profiles::{builtin, names};
 
 impl Cluster {
