@@ -4,6 +4,8 @@
 //! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
 //! lowering's. The largest tensors at the peak are named, for refusals.
 
+mod scores;
+
 use std::ops::Range;
 
 use ithaca_ir::TensorType;
@@ -41,6 +43,10 @@ pub struct Memory {
     /// Wire buffers at the peak, a part of the arena.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub communication: u64,
+    /// Scores of attention, where the assumed kernel stores them: those that wait for the backward pass, and those of the
+    /// attention at work.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub scores: u64,
     /// Inputs of the model.
     pub inputs: u64,
     /// Outputs of the model; they are in the arena and count there.
@@ -120,11 +126,16 @@ fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
         let frame = own.as_ref().unwrap_or(whole);
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
         memory.communication = at_peak(schedule, frame, &mut memory.largest);
+        memory.scores = scores::most(cluster, schedule, frame);
+    }
+    if memory.scores > 0 {
+        let name = "scores of attention".to_owned();
+        memory.largest.push(HeldTensor { name, count: 1, bytes: memory.scores });
     }
     memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     memory.largest.truncate(NAMED);
-    let Memory { parameters, gradients, optimizer, states, inputs, .. } = memory;
-    let parts = [parameters, gradients, optimizer, states, arena, inputs];
+    let Memory { parameters, gradients, optimizer, states, inputs, scores, .. } = memory;
+    let parts = [parameters, gradients, optimizer, states, arena, inputs, scores];
     memory.total = parts.into_iter().fold(0, u64::saturating_add);
     memory
 }
