@@ -15,6 +15,7 @@ mod message;
 mod prices;
 mod profiles;
 mod read;
+mod write;
 
 use ithaca_ir::Diagnostic;
 
@@ -24,7 +25,7 @@ pub use description::{
     Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Peak, ScoreBytes, Sourced,
 };
 pub use load::{Load, Part, Way};
-pub use prices::CollectiveTime;
+pub use prices::{Collective, CollectiveTime};
 pub use profiles::{builtin, names};
 
 impl Cluster {
