@@ -3,7 +3,8 @@
 use ithaca_ir::Diagnostic;
 
 use crate::cluster::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes, Sourced,
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
+    Sourced,
 };
 
 /// The largest cluster, devices.
@@ -92,7 +93,8 @@ fn check_attention(path: &str, kernel: &AttentionKernel) -> Result<(), Diagnosti
         optional(&format!("{path}.{direction}.columns"), columns.as_ref())?;
         optional(&format!("{path}.{direction}.keys"), keys.as_ref())?;
     }
-    let Some(ScoreBytes { forward, backward, saved, dropout_forward, dropout_backward, dropout_saved }) = scores
+    let Some(ScoreBytes { forward, backward, saved, dropout_forward, dropout_backward, dropout_saved }) =
+        scores
     else {
         return Ok(());
     };

@@ -190,6 +190,13 @@ impl Accelerator {
         self.attention_called(&self.attention_kernel.value).expect("checked: the kernel is one of the list")
     }
 
+    /// The attention kernel that times and memory assume, to change its figures.
+    pub(crate) fn assumed_attention_mut(&mut self) -> &mut AttentionKernel {
+        let assumed = &self.attention_kernel.value;
+        let mut kernels = self.attention.iter_mut();
+        kernels.find(|kernel| kernel.name == *assumed).expect("checked: the kernel is one of the list")
+    }
+
     /// The attention kernel called `name`.
     pub fn attention_called(&self, name: &str) -> Option<&AttentionKernel> {
         self.attention.iter().find(|kernel| kernel.name == name)

@@ -9,7 +9,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::check::check;
 use super::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes, Sourced,
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
+    Sourced,
 };
 
 /// The cluster in `text`.

@@ -77,11 +77,8 @@ pub(super) fn seconds(
     let number = |n: &Option<Sourced<f64>>| n.as_ref().map_or(0.0, |n| n.value);
     let AttentionRate { efficiency, columns, keys } = rate;
     let per_second = accelerator.peak.of(operands[0].dtype) * efficiency.value;
-    let per_pair = if is_backward {
-        attention.flops_backward_of(1, space, operands) as f64
-    } else {
-        forward_flops
-    };
+    let per_pair =
+        if is_backward { attention.flops_backward_of(1, space, operands) as f64 } else { forward_flops };
     let narrow = 1.0 + number(columns) / f64::midpoint(width, value_width);
     let some = if held.pairs > 0 { 1.0 } else { 0.0 };
     let seconds = match scores {

@@ -10,7 +10,7 @@ use ithaca_ir::ops::Attention;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 use ithaca_ir::{Op, TensorType};
 
-use super::lives;
+use super::lives::lives;
 use crate::cluster::{Cluster, ScoreBytes};
 use crate::cost::saved_bytes;
 
@@ -67,10 +67,11 @@ impl Account<'_> {
                 Work::Call { callee, .. } => {
                     let held = self.callee(*callee);
                     *during = held.peak;
-                    let passed = |buffers: &[BufferId], found: &BTreeMap<usize, f64>| -> Vec<(BufferId, f64)> {
-                        let of = |(&i, &row): (&usize, &f64)| Some((frame.holder(*buffers.get(i)?), row));
-                        found.iter().filter_map(of).collect()
-                    };
+                    let passed =
+                        |buffers: &[BufferId], found: &BTreeMap<usize, f64>| -> Vec<(BufferId, f64)> {
+                            let of = |(&i, &row): (&usize, &f64)| Some((frame.holder(*buffers.get(i)?), row));
+                            found.iter().filter_map(of).collect()
+                        };
                     rows.extend(passed(&task.reads, &held.arguments));
                     rows.extend(passed(&task.writes, &held.results));
                 }
@@ -82,7 +83,11 @@ impl Account<'_> {
             match frame.buffers[buffer].place {
                 Place::Argument(i) => drop(held.arguments.insert(i, row)),
                 Place::Result(i) => drop(held.results.insert(i, row)),
-                Place::Frame(_) | Place::Wire { .. } | Place::Weight(_) | Place::Input(_) | Place::State(_) => {}
+                Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Weight(_)
+                | Place::Input(_)
+                | Place::State(_) => {}
             }
         }
         for (buffer, tasks) in lives(frame) {
@@ -95,12 +100,7 @@ impl Account<'_> {
     }
 
     /// The queries of an attention, and the bytes of the scores of one of them.
-    fn row<'f>(
-        &self,
-        attention: &Attention,
-        frame: &'f Frame,
-        task: &Task,
-    ) -> Option<(&'f TensorType, f64)> {
+    fn row<'f>(&self, attention: &Attention, frame: &'f Frame, task: &Task) -> Option<(&'f TensorType, f64)> {
         let (q, k) = (tensor(frame, task.reads[0])?, tensor(frame, task.reads[1])?);
         let keys = self.schedule.space.max_extent(attention.keys, k.axes_of(attention.keys));
         Some((q, keys as f64 * saved_bytes(self.scores, attention, q)))
