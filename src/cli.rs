@@ -230,6 +230,11 @@ pub struct LayoutArgs {
     /// A profile (`ithaca list clusters`) or the path of a cluster file [default: dgx-h100].
     #[arg(long, value_name = "CLUSTER")]
     pub cluster: Option<String>,
+    /// The attention kernel that times and memory assume, of those that the cluster lists [default: the cluster's].
+    ///
+    /// `unfused` stores the scores in memory; `ithaca` is the kernel that `emit --target cuda` launches.
+    #[arg(long, value_name = "NAME")]
+    pub attention_kernel: Option<String>,
     /// Number of GPUs [default: the ranks of the mesh].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,

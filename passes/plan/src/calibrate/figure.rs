@@ -24,19 +24,17 @@ impl Figure {
     pub(super) fn of(self, cluster: &mut Cluster) -> &mut Sourced<f64> {
         let begin = |value: f64| Sourced { value, source: String::new() };
         let a = &mut cluster.accelerator;
-        let e = &mut a.efficiency;
         match self {
             Figure::Launch => &mut a.launch_seconds,
-            Figure::Memory => &mut e.memory,
-            Figure::Matmul => &mut e.matmul,
-            Figure::MatmulTerms => e.matmul_terms.get_or_insert_with(|| begin(100.0)),
-            Figure::MatmulResults => e.matmul_results.get_or_insert_with(|| begin(10_000.0)),
-            Figure::Attention => &mut e.attention,
-            Figure::AttentionBackward => {
-                let forward = e.attention.value;
-                e.attention_backward.get_or_insert_with(|| begin(forward))
+            Figure::Memory => &mut a.efficiency.memory,
+            Figure::Matmul => &mut a.efficiency.matmul,
+            Figure::MatmulTerms => a.efficiency.matmul_terms.get_or_insert_with(|| begin(100.0)),
+            Figure::MatmulResults => a.efficiency.matmul_results.get_or_insert_with(|| begin(10_000.0)),
+            Figure::Attention => &mut a.assumed_attention_mut().forward.efficiency,
+            Figure::AttentionBackward => &mut a.assumed_attention_mut().backward.efficiency,
+            Figure::AttentionColumns => {
+                a.assumed_attention_mut().forward.columns.get_or_insert_with(|| begin(16.0))
             }
-            Figure::AttentionColumns => e.attention_columns.get_or_insert_with(|| begin(16.0)),
             Figure::Latency(level) => &mut cluster.levels[level].latency,
             Figure::MessageLatency(level) => &mut cluster.levels[level].message_latency,
             Figure::RingEfficiency(level) => &mut cluster.levels[level].ring_efficiency,

@@ -60,7 +60,7 @@ pub fn calibrate(base: &Cluster, name: &str, points: &[Point]) -> Result<Calibra
         kernels(&|k| k.direction() == Some(Direction::Backward)),
     );
     let attention: Vec<&Point> = forward.iter().chain(&backward).copied().collect();
-    let widths = attention.iter().filter_map(|p| match &p.work {
+    let widths = forward.iter().filter_map(|p| match &p.work {
         Work::Kernel(kernel) => kernel.width(),
         Work::Stream(_) | Work::Collective(_) => None,
     });
