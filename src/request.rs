@@ -94,10 +94,8 @@ impl PlanRequest {
             mesh,
             narrowing: Narrowing { only, without, max_tp },
             chooses_fusion: layout.fuse.is_none(),
-            steps: (workload.mode == Mode::Train).then(|| Steps {
-                training: workload.training.clone(),
-                open: open(workload_args, layout),
-            }),
+            steps: (workload.mode == Mode::Train)
+                .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),
             ..Request::new(gpus)
         };
         let model = plan::Model::new(model.name, model.config);
@@ -164,9 +162,8 @@ impl PlanRequest {
             programs.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&module));
             Ok(module)
         };
-        let in_stages = |stages: u64| {
-            of_step(workload.batch, &Training { stages, ..workload.training.clone() })
-        };
+        let in_stages =
+            |stages: u64| of_step(workload.batch, &Training { stages, ..workload.training.clone() });
         let is_step = workload.mode == Mode::Train;
         let program = Program {
             registry: registry.clone(),

@@ -38,8 +38,8 @@ mod tape;
 mod tied;
 mod update;
 
-pub use stages::chunks;
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
+pub use stages::chunks;
 
 use std::collections::BTreeMap;
 

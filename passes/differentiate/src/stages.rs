@@ -95,7 +95,8 @@ pub fn chunks(module: &Module, n: usize) -> Option<Vec<Vec<(usize, u64)>>> {
     if n == 0 || units.iter().filter(|u| u.is_layer).count() < n {
         return None;
     }
-    let calls: Vec<usize> = (0..main.nodes.len()).filter(|&i| matches!(main.nodes[i].op, Op::Call { .. })).collect();
+    let calls: Vec<usize> =
+        (0..main.nodes.len()).filter(|&i| matches!(main.nodes[i].op, Op::Call { .. })).collect();
     let mut chunks: Vec<Vec<(usize, u64)>> = vec![Vec::new(); n];
     for (unit, chunk) in units.iter().zip(balance(&units, n)) {
         let call = calls.iter().position(|&node| node == unit.node)?;

@@ -115,7 +115,10 @@ fn small_models_have_layers_for_every_stage() {
 fn pictures_and_reasons_show_stages() {
     let folder = tiny();
     let at = folder.path();
-    said(at, &format!("plan . --mode train --seq 16 --batch 8 {STAGES} --zero 0 --recompute none -o plan.json"));
+    said(
+        at,
+        &format!("plan . --mode train --seq 16 --batch 8 {STAGES} --zero 0 --recompute none -o plan.json"),
+    );
     // The last stage waits for the others to begin.
     let explained = said(at, "explain plan.json");
     assert!(explained.contains("waits for rank "), "{explained}");

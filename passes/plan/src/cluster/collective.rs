@@ -83,20 +83,48 @@ impl Cluster {
     }
 
     /// Seconds of a message of `bytes` to the device `distance` further.
-    pub fn hop_seconds(&self, distance: u64, bytes: f64) -> f64 {
+    pub(crate) fn hop_seconds(&self, distance: u64, bytes: f64) -> f64 {
         let hop = self.point_to_point(distance.saturating_add(1), bytes);
         hop.map_or(0.0, |(level, time)| time.latency + time.transfer * self.levels[level].contention.value)
     }
 
-    /// Seconds to gather tensors of `bytes` whose parts `ranks` devices have that are `stride` apart; a reduce-scatter takes as long.
-    pub fn gather_seconds(&self, ranks: u64, stride: u64, bytes: f64) -> f64 {
-        if ranks <= 1 {
-            return 0.0;
+    /// Seconds to gather tensors of `bytes` of which `ranks` devices, `stride` apart, have a part each; a reduce-scatter takes
+    /// as long.
+    pub(crate) fn gather_seconds(&self, ranks: u64, stride: u64, bytes: f64) -> f64 {
+        if ranks > 1 { self.group_seconds(Some(Collective::AllGather), (ranks, stride), bytes) } else { 0.0 }
+    }
+
+    /// Seconds of a collective of `ranks` devices, `stride` apart, by the bytes that name measurements; without one, of a step
+    /// of a ring.
+    pub(crate) fn group_seconds(
+        &self,
+        collective: Option<Collective>,
+        (ranks, stride): (u64, u64),
+        bytes: f64,
+    ) -> f64 {
+        let (space, axis) = group(ranks, stride);
+        match collective {
+            Some(collective) => {
+                let sent = collective.sent_bytes(ranks, bytes);
+                self.join(self.along(&space, (collective, axis), sent)).seconds()
+            }
+            // A step crosses every level that the group does, and waits for the slowest.
+            None => {
+                let steps = self.crossed((ranks, stride)).into_iter().map(|level| &self.levels[level]);
+                let seconds = steps.map(|level| {
+                    let transfer = bytes / level.rate(Pattern::Ring { rounds: 1 }) * level.contention.value;
+                    level.latency.value + transfer
+                });
+                seconds.fold(0.0, f64::max)
+            }
         }
-        let mesh = Mesh::new([("outer", ranks), ("inner", stride.max(1))]);
-        let (space, sent) = (Space { mesh, ..Space::default() }, bytes * (ranks - 1) as f64 / ranks as f64);
-        let axis = space.mesh.axis("outer").expect("the mesh has it");
-        self.join(self.along(&space, (Collective::AllGather, axis), sent)).seconds()
+    }
+
+    /// The levels that a group of `ranks` devices, `stride` apart, crosses, from the inside out.
+    pub(crate) fn crossed(&self, (ranks, stride): (u64, u64)) -> Vec<usize> {
+        let (space, axis) = group(ranks, stride);
+        let levels = self.along(&space, (Collective::AllGather, axis), 0.0);
+        levels.into_iter().map(|(level, _)| level).collect()
     }
 
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
@@ -166,6 +194,13 @@ impl Cluster {
             transfer: sum.transfer.max(alone.transfer * self.levels[level].contention.value),
         })
     }
+}
+
+/// A mesh of one group of `ranks` devices, `stride` apart, and its axis.
+fn group(ranks: u64, stride: u64) -> (Space, AxisId) {
+    let mesh = Mesh::new([("group", ranks), ("beside", stride)]);
+    let axis = mesh.axis("group").expect("the mesh has the axis");
+    (Space { mesh, ..Space::default() }, axis)
 }
 
 fn level_time(
@@ -264,7 +299,7 @@ fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> 
 
 #[cfg(test)]
 mod tests {
-    use ithaca_ir::{DType, Dim, DimId, Mesh};
+    use ithaca_ir::{DType, Dim, DimId};
 
     use super::*;
 
