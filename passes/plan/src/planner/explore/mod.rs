@@ -212,3 +212,6 @@ fn is_within(part: &Mesh, whole: &Mesh) -> bool {
 fn divisors(n: u64) -> Vec<u64> {
     (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,7 @@ const SURE: f64 = 1.1;
 
 /// A step that the search may choose.
 #[derive(Clone, Debug, PartialEq)]
-struct Step {
+pub(super) struct Step {
     options: ShardOptions,
     training: Training,
 }
@@ -214,14 +214,14 @@ impl Search<'_> {
     }
 
     /// The step as it is compiled.
-    fn whole(&self, inside: &Inside, look: &Looked) -> Step {
+    pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Step {
         let Shape { stages, micro_batches, order, chunks } = look.shape;
         let step = self.step(inside, &Key::of(look), stages);
         let chunks = if order == PipelineOrder::Interleaved { chunks } else { self.training.chunks };
         Step { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
     }
 
-    fn priced(&self, step: &Step) -> Result<Priced, Diagnostic> {
+    pub(super) fn priced(&self, step: &Step) -> Result<Priced, Diagnostic> {
         let compiler =
             self.compiler.of_step(self.request.batch, &step.training).map_err(ithaca_pass::first)?;
         let compiler = compiler.as_deref().unwrap_or(self.compiler);

@@ -1,0 +1,116 @@
+//! The search of training steps beside steps that are compiled whole.
+
+use std::sync::Arc;
+
+use ithaca_differentiate::Training;
+use ithaca_import::{self as import, Mode, Workload};
+use ithaca_ir::verify::{VerifiedModule, verify};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::plan::Narrowing;
+use crate::planner::compiler::Program;
+use crate::planner::request::Steps;
+
+/// Everything that a search may choose.
+const OPEN: [Choice; 5] =
+    [Choice::Zero, Choice::Recompute, Choice::MicroBatches, Choice::Pipeline, Choice::LossChunks];
+
+fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "hidden_act": "silu",
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "attention_bias": false, "tie_word_embeddings": false, "vocab_size": 128_256
+    })
+}
+
+/// What `f` makes of a search of steps of `batch` sequences of `tokens`.
+fn searched<T>(
+    config: &Value,
+    (batch, tokens): (u64, u64),
+    request: &Request,
+    f: impl FnOnce(&Search<'_>) -> T,
+) -> T {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let workload = Workload { mode: Mode::Train, ..Workload::prefill(batch, tokens) };
+    let of_step = |batch: u64, training: &Training| {
+        let step = Workload { batch, training: training.clone(), ..workload.clone() };
+        VerifiedModule::new(import::program(config, "model", &step)?).map(Arc::new)
+    };
+    let forward = import::import(config, "model", &workload).unwrap();
+    let module = import::program(config, "model", &workload).unwrap();
+    let program = Program {
+        of_step: Some(&of_step),
+        forward: Some(&forward),
+        ..Program::new(verify(&module).unwrap(), &cluster)
+    };
+    f(&Search::new(&program, &cluster, request))
+}
+
+fn request(gpus: u64, batch: u64, only: &[&str]) -> Request {
+    let narrowing =
+        Narrowing { only: only.iter().map(|&name| name.to_owned()).collect(), ..Narrowing::default() };
+    let steps = Some(Steps { training: Training::default(), open: OPEN.to_vec() });
+    Request { batch, narrowing, chooses_fusion: true, steps, ..Request::new(gpus) }
+}
+
+fn is_full() -> bool {
+    std::env::var("ITHACA_TESTS").is_ok_and(|tier| tier == "full")
+}
+
+/// Every estimate that leads to a compiled step, beside the step.
+#[test]
+fn estimates_are_near_what_is_compiled() {
+    let small = llama(2048, 8192, 16, 32, 8);
+    let large = llama(8192, 28672, 80, 64, 8);
+    let mut corpus = vec![(&small, 8, (16, 4096))];
+    if is_full() {
+        corpus.extend([(&small, 16, (64, 8192)), (&large, 64, (64, 8192)), (&large, 128, (32, 32_768))]);
+    }
+    let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
+    for (config, gpus, (batch, tokens)) in corpus {
+        searched(config, (batch, tokens), &request(gpus, batch, &[]), |search| {
+            let insides = search.insides(&mut Tried::default());
+            let estimated = search.estimated(&insides, search.looked(&insides));
+            for look in estimated.iter().take(12) {
+                let step = search.whole(&insides[look.inside], look);
+                let Ok(priced) = search.priced(&step) else { continue };
+                let (seconds, memory) = (priced.simulation.seconds, priced.memory.total as f64);
+                of_time.push((look.estimate.seconds / seconds).ln().abs());
+                of_memory.push((look.estimate.memory as f64 / memory).ln().abs());
+            }
+        });
+    }
+    let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
+    let (time, memory) = (mean(&of_time), mean(&of_memory));
+    println!("{} steps: time {time:.4}, memory {memory:.4} off on average", of_time.len());
+    assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
+}
+
+/// In a space that is small enough to compile every step, the search finds one within 1 % of the best.
+#[test]
+fn the_best_of_a_small_space_is_found() {
+    let config = llama(2048, 8192, 8, 32, 8);
+    let only: &[&str] = if is_full() {
+        &["single", "data-parallel", "pipeline", "megatron-tp-sp", "ring", "ulysses"]
+    } else {
+        &["single", "data-parallel", "pipeline"]
+    };
+    let (gpus, batch) = if is_full() { (4, 8) } else { (2, 4) };
+    searched(&config, (batch, 4096), &request(gpus, batch, only), |search| {
+        let mut tried = Tried::default();
+        let insides = search.insides(&mut tried);
+        let looked = search.looked(&insides);
+        let all = looked.par_iter().filter_map(|look| {
+            let priced = search.priced(&search.whole(&insides[look.inside], look)).ok()?;
+            priced.memory.over().is_none().then_some(priced.simulation.seconds)
+        });
+        let best = all.reduce(|| f64::INFINITY, f64::min);
+        let estimated = search.estimated(&insides, looked);
+        search.exact(&insides, estimated, EXACT, &mut tried);
+        let found = tried.fits.iter().map(|priced| priced.simulation.seconds).fold(f64::INFINITY, f64::min);
+        assert!(found <= 1.01 * best, "{found} is found, and {best} is best");
+    });
+}
