@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::registry::Registry;
+use ithaca_layout::shard::strategy::DATA_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
@@ -27,10 +28,13 @@ use crate::cluster::Cluster;
 use crate::plan::Choice;
 
 /// Insides of one size from which larger ones are made.
-const KEPT: usize = 4;
+const KEPT: usize = 6;
 
-/// Insides of one size, at most; products of few strategies come first.
+/// Insides of one size, at most.
 const OF_SIZE: usize = 24;
+
+/// The part of the memory of a device by which insides that do not fit differ.
+const ALIKE: f64 = 0.1;
 
 /// How much longer than the best step so far one may take by the first look whose inside is split further.
 const WORTH: f64 = 1.1;
@@ -147,24 +151,14 @@ impl<'a> Search<'a> {
     /// The insides of every size, smallest first.
     fn insides(&self, tried: &mut Tried) -> Vec<Inside> {
         let mut found: Vec<Inside> = Vec::new();
-        // Insides of the sizes so far that others are made of, with the seconds that no larger one stays below.
-        let mut kept: Vec<(usize, f64)> = Vec::new();
+        let mut kept: Vec<Kept> = Vec::new();
         // Seconds of the best step that fits.
         let mut best = f64::INFINITY;
         for size in divisors(self.request.gpus) {
-            let is_made = |(options, _): &(ShardOptions, Option<u64>)| {
-                let is_part = |&(i, floor): &(usize, f64)| {
-                    floor <= best && is_within(&found[i].options.mesh, &options.mesh)
-                };
-                self.request.mesh.is_some() || size == 1 || kept.iter().any(is_part)
-            };
-            let mut children: Vec<(ShardOptions, Option<u64>)> =
-                self.of_size(size).into_iter().filter(is_made).collect();
-            children.truncate(OF_SIZE);
+            let children = self.made_of(size, &found, &kept, best);
             let compiled: Vec<Result<Inside, (ShardOptions, Diagnostic)>> =
                 children.into_par_iter().map(|(options, data)| self.inside(options, data)).collect();
-            // In order of the time of what fits; what fits nowhere behind, in order of its memory.
-            let mut order: Vec<((u32, f64), usize, f64)> = Vec::new();
+            let mut of_size: Vec<Kept> = Vec::new();
             for inside in compiled {
                 let inside = match inside {
                     Ok(inside) => inside,
@@ -182,16 +176,55 @@ impl<'a> Search<'a> {
                     }
                 }
                 best = best.min(fit);
-                order.push((if fit.is_finite() { (0, fit) } else { (1, least) }, found.len(), floor));
+                // Insides that need nearly as much memory are in order of time.
+                let missing = (least / (ALIKE * self.usable())).ceil();
+                let order = if fit.is_finite() { (0.0, fit) } else { (missing, floor) };
+                of_size.push(Kept { number: found.len(), order, floor });
                 found.push(Inside { looks, ..inside });
             }
-            order.sort_by(|a, b| a.0.0.cmp(&b.0.0).then(a.0.1.total_cmp(&b.0.1)));
-            order.retain(|((rank, fit), ..)| {
-                *rank > 0 && best.is_infinite() || *rank == 0 && *fit <= WORTH * best
-            });
-            kept.extend(order.into_iter().take(KEPT).map(|(_, i, floor)| (i, floor)));
+            of_size.sort_by(|a, b| a.order.0.total_cmp(&b.order.0).then(a.order.1.total_cmp(&b.order.1)));
+            of_size.retain(|one| best.is_infinite() || one.order.0 == 0.0 && one.order.1 <= WORTH * best);
+            kept.extend(of_size.into_iter().take(KEPT));
         }
         found
+    }
+
+    /// The insides of a size that split one that was kept once more, those of the best first; the only one of a request that
+    /// names it.
+    fn made_of(
+        &self,
+        size: u64,
+        found: &[Inside],
+        kept: &[Kept],
+        best: f64,
+    ) -> Vec<(ShardOptions, Option<u64>)> {
+        let all = self.of_size(size);
+        if size == 1 || self.request.mesh.is_some() {
+            return all;
+        }
+        let nearest = kept
+            .iter()
+            .map(|one| found[one.number].size())
+            .filter(|&n| n < size && size.is_multiple_of(n))
+            .max();
+        let is_parent = |one: &Kept, options: &ShardOptions| {
+            let parent = &found[one.number];
+            let ratio = size / parent.size().max(1);
+            let is_next =
+                size.is_multiple_of(parent.size()) && is_prime(ratio) || Some(parent.size()) == nearest;
+            is_next
+                && parent.size() < size
+                && one.floor <= best
+                && is_within(&parent.options.mesh, &options.mesh)
+        };
+        let mut made: Vec<((f64, f64), (ShardOptions, Option<u64>))> = Vec::new();
+        for (options, data) in all {
+            let parents = kept.iter().filter(|one| is_parent(one, &options)).map(|one| one.order);
+            let first = parents.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+            made.extend(first.map(|order| (order, (options, data))));
+        }
+        made.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        made.into_iter().take(OF_SIZE).map(|(_, one)| one).collect()
     }
 
     fn usable(&self) -> f64 {
@@ -202,11 +235,26 @@ impl<'a> Search<'a> {
 /// The most chunks of layers of a pipeline that are tried.
 const MOST_CHUNKS: u64 = 512;
 
-/// Whether every axis of a mesh is one of another, with a size that divides the other's.
+/// An inside from which larger ones are made.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    number: usize,
+    /// By what the best of it needs: nothing if it fits, or else parts of the memory of a device; then by seconds.
+    order: (f64, f64),
+    /// Seconds that no larger one is expected to stay below.
+    floor: f64,
+}
+
+/// Whether every axis of a mesh but data-parallel ones is one of another, with a size that divides the other's.
 fn is_within(part: &Mesh, whole: &Mesh) -> bool {
     part.axes
         .values()
+        .filter(|axis| axis.name != DATA_AXIS)
         .all(|axis| whole.axis(&axis.name).is_some_and(|other| whole.size(other).is_multiple_of(axis.size)))
+}
+
+fn is_prime(n: u64) -> bool {
+    divisors(n).len() == 2
 }
 
 fn divisors(n: u64) -> Vec<u64> {

@@ -16,7 +16,7 @@ use crate::planner::estimate::{Estimate, Shape};
 use crate::planner::tried::{Priced, Tried, price};
 
 /// Layouts that are estimated after the first look.
-const ESTIMATED: usize = 48;
+const ESTIMATED: usize = 40;
 
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 8;
 const CALLS: u64 = 4096;
 
 /// How much longer than a compiled step an estimate must be to be slower for certain.
-const SURE: f64 = 1.1;
+const SURE: f64 = 1.06;
 
 /// A step that the search may choose.
 #[derive(Clone, Debug, PartialEq)]
