@@ -17,6 +17,7 @@ mod golden;
 mod guide;
 mod launch;
 mod masks;
+mod measured;
 mod options;
 mod passes;
 mod prefetch;
