@@ -4,7 +4,7 @@
 //! function and the optimum without sharing, and improves each: it tries another term class by class, and all results of
 //! an operation together, and keeps a change if the total cost falls, until none helps. The result never costs more than the original.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::Id;
 use ithaca_ir::TensorType;
@@ -37,14 +37,18 @@ struct Choices {
     roots: Vec<usize>,
 }
 
-/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function.
+/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function; others are chosen only
+/// where `is_kept`.
 pub(super) fn extract(
     graph: &Graph,
     prices: &mut PriceList<'_>,
     roots: &[Id],
     original: &BTreeMap<Id, Term>,
+    is_kept: impl Fn(&Term) -> bool,
 ) -> BTreeMap<Id, Term> {
-    let choices = Choices::of(graph, prices, roots);
+    let of_original: BTreeSet<&Term> = original.values().collect();
+    let is_kept = |term: &Term| is_kept(term) || of_original.contains(term);
+    let choices = Choices::of(graph, prices, roots, is_kept);
     let alone = choices.alone();
     let mut as_is = alone.clone();
     for (place, class) in choices.classes.iter().enumerate() {
@@ -61,7 +65,7 @@ pub(super) fn extract(
 }
 
 impl Choices {
-    fn of(graph: &Graph, prices: &mut PriceList<'_>, roots: &[Id]) -> Self {
+    fn of(graph: &Graph, prices: &mut PriceList<'_>, roots: &[Id], is_kept: impl Fn(&Term) -> bool) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
         classes.sort_unstable();
         let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
@@ -70,7 +74,8 @@ impl Choices {
             // A leaf is not computed.
             let leaf =
                 nodes.iter().filter(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..))).min();
-            let nodes: Vec<&Term> = leaf.map_or_else(|| nodes.iter().collect(), |leaf| vec![leaf]);
+            let kept = || nodes.iter().filter(|term| is_kept(term)).collect();
+            let nodes: Vec<&Term> = leaf.map_or_else(kept, |leaf| vec![leaf]);
             let choice = |term: &Term| Choice {
                 seconds: seconds(graph, prices, term),
                 operands: term.operands.iter().map(|&o| place(o)).collect(),
@@ -118,7 +123,7 @@ impl Choices {
         selection
     }
 
-    /// The classes that the roots need, operands first; `None` if a class needs itself.
+    /// The classes that the roots need, operands first; `None` if a class needs itself or one without terms.
     fn needed(&self, selection: &Selection) -> Option<Vec<usize>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Seen {
@@ -136,7 +141,7 @@ impl Choices {
                     continue;
                 }
                 seen[class] = Seen::Open;
-                match self.terms[class][selection[class]].operands.get(n) {
+                match self.terms[class].get(selection[class])?.operands.get(n) {
                     None => {
                         seen[class] = Seen::Done;
                         order.push(class);

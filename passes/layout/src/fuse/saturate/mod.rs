@@ -29,9 +29,11 @@ mod price;
 mod tests;
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use egg::Id;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
@@ -42,7 +44,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
 use extract::extract;
-use grow::grow;
+use grow::{Additions, grow};
 use language::Term;
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
@@ -270,31 +272,82 @@ impl Saturate {
         if named.is_some() && made.terms.is_empty() {
             return Ok(None);
         }
-        let original = block.originals();
-        let chosen = extract(&block.graph, prices, &block.roots(), &original);
-        let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
-        let (before, after) =
-            (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
+        let candidates = Candidates {
+            cx,
+            original: block.originals(),
+            makers: made.makers(&block.graph),
+            made: &made,
+            block: &block,
+            may_change: &may_change,
+        };
+        let before = prices.of_nodes(function, may_change);
         let held = peak_bytes(cx.space, function);
         let allowed = held.saturating_add(held / MEMORY);
-        if after >= before * (1.0 - 1e-9) || peak_bytes(cx.space, &rewritten) > allowed {
+        // Without the rules that cost too much memory.
+        let mut avoided = BTreeSet::new();
+        let Some(mut best) = candidates.best(prices, &avoided)? else { return Ok(None) };
+        while best.peak > allowed {
+            let mut others = Vec::new();
+            for &rule in best.rules.difference(&avoided) {
+                let without: BTreeSet<usize> = avoided.iter().copied().chain([rule]).collect();
+                others.extend(candidates.best(prices, &without)?.map(|other| (other, without)));
+            }
+            let rank = |of: &Candidate| (of.peak.max(allowed), of.seconds);
+            let least = others
+                .into_iter()
+                .min_by(|(a, _), (b, _)| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
+            let Some((other, without)) = least else { return Ok(None) };
+            (best, avoided) = (other, without);
+        }
+        if best.seconds >= before * (1.0 - 1e-9) {
             return Ok(None);
         }
-        let canonical = |term: &Term| Term {
-            operands: term.operands.iter().map(|&o| block.graph.find(o)).collect(),
-            ..term.clone()
-        };
-        let mut makers: BTreeMap<Term, usize> = BTreeMap::new();
-        for (term, rule) in &made.terms {
-            makers.entry(canonical(term)).or_insert(*rule);
-        }
+        Ok(Some(Cheaper { function: best.function, seconds: (before, best.seconds), rules: best.rules }))
+    }
+}
+
+/// Forms of a function.
+struct Candidates<'a, 'f> {
+    cx: ops::Context<'a>,
+    block: &'a Block<'f>,
+    original: BTreeMap<Id, Term>,
+    /// The rule that made each new term.
+    makers: BTreeMap<Term, usize>,
+    made: &'a Additions,
+    may_change: &'a dyn Fn(&Op) -> bool,
+}
+
+/// A form of a function.
+struct Candidate {
+    function: Function,
+    seconds: f64,
+    peak: u64,
+    /// The rules that made its terms.
+    rules: BTreeSet<usize>,
+}
+
+impl Candidates<'_, '_> {
+    /// The cheapest form without terms of some rules; `None` if an effect would need a later value.
+    ///
+    /// # Errors
+    /// The invariant that an operation breaks.
+    fn best(
+        &self,
+        prices: &mut PriceList<'_>,
+        avoided: &BTreeSet<usize>,
+    ) -> Result<Option<Candidate>, OpError> {
+        let Self { cx, block, original, makers, made, may_change } = self;
+        let is_kept = |term: &Term| makers.get(term).is_none_or(|rule| !avoided.contains(rule));
+        let chosen = extract(&block.graph, prices, &block.roots(), original, is_kept);
+        let Some(function) = block.rebuilt(*cx, &chosen)? else { return Ok(None) };
         let new = chosen.values().filter(|term| !original.values().any(|known| known == *term));
         let mut rules: BTreeSet<usize> = new.filter_map(|term| makers.get(term).copied()).collect();
-        let left_out = |class: egg::Id| {
-            original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term))
-        };
+        let left_out =
+            |class: Id| original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term));
         let found = made.found.iter().filter(|(class, _)| left_out(block.graph.find(*class)));
         rules.extend(found.map(|(_, rule)| *rule));
-        Ok(Some(Cheaper { function: rewritten, seconds: (before, after), rules }))
+        let seconds = prices.of_nodes(&function, may_change);
+        let peak = peak_bytes(cx.space, &function);
+        Ok(Some(Candidate { function, seconds, peak, rules }))
     }
 }
