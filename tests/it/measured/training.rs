@@ -18,6 +18,11 @@ pub(super) fn groups(all: bool) -> Vec<Group> {
     if all { some.into_iter().chain([burst_engine(), ulysses(), context_parallel()]).collect() } else { some }
 }
 
+/// A degree of parallelism, and its figure.
+type Measured = (u64, f64);
+/// Degrees of tensor and context parallelism, and the ratio of speeds.
+type Ratio = (u64, u64, f64);
+
 /// A step: its workload and its layout.
 struct Step<'a> {
     config: Value,
@@ -126,7 +131,7 @@ fn megatron(all: bool) -> Group {
 fn burst_engine() -> Group {
     let cluster = Cluster::named("dgx-a100-80gb").unwrap();
     let mut rows = Vec::new();
-    let measured: [(u64, &str, &[(u64, f64)]); 6] = [
+    let measured: [(u64, &str, &[Measured]); 6] = [
         (64, "ulysses", &[(2, 1315.0), (4, 1324.0), (8, 1252.0)]),
         (64, "ring", &[(2, 1479.0), (4, 1404.0), (8, 1259.0)]),
         (64, "megatron-tp-sp", &[(2, 1481.0), (4, 1379.0), (8, 1310.0)]),
@@ -198,7 +203,7 @@ fn context_parallel() -> Group {
         1.0 / (step.seconds(&cluster) * gpus)
     };
     let mut rows = Vec::new();
-    let lengths: [(u64, &[(u64, u64, f64)]); 2] =
+    let lengths: [(u64, &[Ratio]); 2] =
         [(16, &[(16, 1, 1.13), (8, 2, 1.25)]), (32, &[(32, 1, 0.85), (16, 2, 1.15), (8, 4, 1.20)])];
     for (kilo, ratios) in lengths {
         let base = step(kilo << 10, Recompute::FULL, ("megatron-tp-sp", "tp=8"), 8.0);
