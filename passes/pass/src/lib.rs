@@ -3,16 +3,19 @@
 //! A pass reads a verified module and returns a module that verifies. It opens no device, file or clock, and prints
 //! nothing; its messages go to [`Context::note`].
 
+pub mod choices;
 pub mod options;
 pub mod rebuild;
 pub mod roles;
 
 use std::time::{Duration, Instant};
 
-use ithaca_ir::ops::Family;
+use ithaca_ir::ops::{Family, OpError};
 use ithaca_ir::space::Space;
 use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, TensorType};
+
+use choices::{Choice, Chooser, Choices, Source, Topic};
 
 /// Prices of collectives, by which layout conversions are chosen.
 pub trait Prices {
@@ -64,18 +67,46 @@ impl Prices for Volume {
     }
 }
 
-/// The prices and the messages of a run of passes.
+/// The choices and the messages of a run of passes.
 pub struct Context<'a> {
-    /// Prices of collectives on the cluster at hand.
-    pub prices: &'a dyn Prices,
+    chooser: Chooser<'a>,
     notes: Vec<String>,
     rewrites_left: Option<u64>,
 }
 
 impl<'a> Context<'a> {
-    /// A context without limit on rewrites.
+    /// A context without limit on rewrites, in which choices are made by prices and recorded.
     pub fn new(prices: &'a dyn Prices) -> Self {
-        Self { prices, notes: Vec::new(), rewrites_left: None }
+        Self::from(Source::Prices(prices))
+    }
+
+    /// A context that replays the choices of an earlier compilation.
+    pub fn replaying(choices: &'a Choices) -> Self {
+        Self::from(Source::Record(choices))
+    }
+
+    /// The next choice of a kind for a place, which is numbered if it was asked for before. A choice that is made by
+    /// prices is then [recorded](Self::record).
+    ///
+    /// # Errors
+    /// `P05` for a choice that the record does not have.
+    pub fn ask(&mut self, topic: Topic, key: impl Into<String>) -> Result<Choice<'a>, OpError> {
+        self.chooser.ask(topic, key.into())
+    }
+
+    /// Records the choice that was asked for last.
+    pub fn record(&mut self, text: impl Into<String>) {
+        self.chooser.record(text.into());
+    }
+
+    /// How choices are made.
+    pub fn source(&self) -> Source<'a> {
+        self.chooser.source()
+    }
+
+    /// The choices so far.
+    pub fn choices(&self) -> &Choices {
+        self.chooser.made()
     }
 
     /// The same context, in which only the first `n` rewrites are allowed; for bisecting.
@@ -154,6 +185,12 @@ impl std::fmt::Display for dyn Pass + '_ {
             write!(f, "{{{}}}", options.join(","))?;
         }
         Ok(())
+    }
+}
+
+impl<'a> From<Source<'a>> for Context<'a> {
+    fn from(source: Source<'a>) -> Self {
+        Self { chooser: Chooser::new(source), notes: Vec::new(), rewrites_left: None }
     }
 }
 

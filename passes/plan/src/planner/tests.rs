@@ -11,6 +11,7 @@ use ithaca_ir::{Arena, DType, Diagnostic, Diagnostics, Dim, Module, Op, Space, T
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
+use ithaca_pass::choices::Choices;
 
 use super::*;
 use crate::plan::Outcome;
@@ -102,7 +103,7 @@ impl Compiler for Fake {
             space: schedule.space.clone(),
             functions: Arena::new(),
         };
-        Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new() })
+        Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new(), choices: Choices::default() })
     }
 
     /// There is no program to verify it against.

@@ -37,31 +37,53 @@ struct Choices {
     roots: Vec<usize>,
 }
 
-/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function.
+/// The chosen terms of the classes that `roots` need, with the departures from `original`, the terms of the original
+/// function, as text: `gated@5.1` for term 1 of class 5.
 pub(super) fn extract(
     graph: &Graph,
     prices: &mut PriceList<'_>,
     roots: &[Id],
     original: &BTreeMap<Id, Term>,
-) -> BTreeMap<Id, Term> {
-    let choices = Choices::of(graph, prices, roots);
+) -> (BTreeMap<Id, Term>, String) {
+    let choices = Choices::of(graph, roots, |term| seconds(graph, prices, term));
     let alone = choices.alone();
-    let mut as_is = alone.clone();
-    for (place, class) in choices.classes.iter().enumerate() {
-        if let Some(term) = original.get(class)
-            && let Some(n) = choices.terms[place].iter().position(|choice| choice.term == *term)
-        {
-            as_is[place] = n;
-        }
-    }
+    let as_is = choices.with_originals(alone.clone(), original);
     let (as_is, alone) = (choices.improved(as_is), choices.improved(alone));
     let (_, selection) = if alone.0 < as_is.0 * (1.0 - BETTER) { alone } else { as_is };
-    let needed = choices.needed(&selection).unwrap_or_default();
-    needed.into_iter().map(|c| (choices.classes[c], choices.terms[c][selection[c]].term.clone())).collect()
+    (choices.chosen(&selection), choices.text(graph, &selection, original))
+}
+
+/// The chosen terms as [`extract`] wrote them; `None` for terms that the graph does not have.
+pub(super) fn recorded(
+    graph: &Graph,
+    roots: &[Id],
+    original: &BTreeMap<Id, Term>,
+    text: &str,
+) -> Option<BTreeMap<Id, Term>> {
+    let choices = Choices::of(graph, roots, |_| 0.0);
+    let mut selection = choices.with_originals(vec![0; choices.terms.len()], original);
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let (name, place) = word.split_once('@')?;
+        let (class, n) = place.split_once('.')?;
+        let (class, n): (usize, usize) = (class.parse().ok()?, n.parse().ok()?);
+        let choice = choices.terms.get(class)?.get(n)?;
+        *selection.get_mut(class)? = (label(graph, &choice.term) == name).then_some(n)?;
+    }
+    choices.needed(&selection)?;
+    Some(choices.chosen(&selection))
+}
+
+/// The operation of a term, `result` for one of several results.
+fn label(graph: &Graph, term: &Term) -> &'static str {
+    match graph.analysis.get(term.symbol) {
+        Symbol::Apply { op, .. } => op.name(),
+        Symbol::Result(_) => "result",
+        Symbol::Leaf(_) => "leaf",
+    }
 }
 
 impl Choices {
-    fn of(graph: &Graph, prices: &mut PriceList<'_>, roots: &[Id]) -> Self {
+    fn of(graph: &Graph, roots: &[Id], mut seconds: impl FnMut(&Term) -> f64) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
         classes.sort_unstable();
         let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
@@ -72,7 +94,7 @@ impl Choices {
                 nodes.iter().filter(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..))).min();
             let nodes: Vec<&Term> = leaf.map_or_else(|| nodes.iter().collect(), |leaf| vec![leaf]);
             let choice = |term: &Term| Choice {
-                seconds: seconds(graph, prices, term),
+                seconds: seconds(term),
                 operands: term.operands.iter().map(|&o| place(o)).collect(),
                 term: term.clone(),
             };
@@ -93,6 +115,32 @@ impl Choices {
         };
         let roots = roots.iter().filter(|&&root| !is_leaf(root)).map(|&root| place(root)).collect();
         Self { classes, terms, results, roots }
+    }
+
+    /// The selection with the terms of the original function.
+    fn with_originals(&self, mut selection: Selection, original: &BTreeMap<Id, Term>) -> Selection {
+        for (place, class) in self.classes.iter().enumerate() {
+            let known = original.get(class);
+            let at = known.and_then(|term| self.terms[place].iter().position(|choice| choice.term == *term));
+            selection[place] = at.unwrap_or(selection[place]);
+        }
+        selection
+    }
+
+    /// The terms of the classes that the roots need.
+    fn chosen(&self, selection: &Selection) -> BTreeMap<Id, Term> {
+        let needed = self.needed(selection).unwrap_or_default();
+        needed.into_iter().map(|c| (self.classes[c], self.terms[c][selection[c]].term.clone())).collect()
+    }
+
+    /// The departures from the original function as text.
+    fn text(&self, graph: &Graph, selection: &Selection, original: &BTreeMap<Id, Term>) -> String {
+        let plain = self.with_originals(vec![0; self.terms.len()], original);
+        let mut needed = self.needed(selection).unwrap_or_default();
+        needed.sort_unstable();
+        let departs = needed.into_iter().filter(|&c| selection[c] != plain[c]);
+        let word = |c: usize| format!("{}@{c}.{}", label(graph, &self.terms[c][selection[c]].term), selection[c]);
+        departs.map(word).collect::<Vec<_>>().join(" ")
     }
 
     /// For each class the cheapest term including its operands, without sharing.

@@ -36,12 +36,13 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
+use ithaca_pass::choices::{self, Choice, Topic, impossible};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
-use extract::extract;
+use extract::{extract, recorded};
 use grow::grow;
 use language::Term;
 use peak::peak_bytes;
@@ -179,14 +180,21 @@ impl Pass for Saturate {
             is_about_kernels.then(|| rules.iter().flat_map(Rule::operations).collect());
         let runs = module.run_counts();
         let mut saturated = module.emptied(module.level);
-        let mut prices = PriceList::new(&module.space, cx.prices);
+        let mut prices = match cx.source() {
+            choices::Source::Prices(prices) => Some(PriceList::new(&module.space, prices)),
+            choices::Source::Record(_) if is_about_kernels => None,
+            choices::Source::Record(_) => {
+                let message = "`saturate` with rules about communication chooses by prices, and no plan records it";
+                return Err(vec![Diagnostic::new("P05", message)]);
+            }
+        };
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let may_match =
                 if is_about_kernels { has_parts(function, &rules) } else { communicates(function) };
             let cheaper = if may_match {
-                self.cheaper(inference, module.level, function, &rules, named.as_ref(), &mut prices)?
+                self.cheaper(inference, module.level, function, &rules, named.as_ref(), (&mut prices, cx))?
             } else {
                 None
             };
@@ -254,32 +262,53 @@ impl Saturate {
     /// The cheapest form of the function, if it is cheaper; only operations that are `named` may change.
     ///
     /// # Errors
-    /// A broken invariant: a bug, because replacements are checked first.
+    /// `P05` for a choice that the record does not have, or a broken invariant: a bug, because replacements are checked first.
     fn cheaper(
         &self,
-        cx: ops::Context<'_>,
+        inference: ops::Context<'_>,
         level: Level,
         function: &Function,
         rules: &[Rule],
         named: Option<&BTreeSet<&str>>,
-        prices: &mut PriceList<'_>,
+        (prices, cx): (&mut Option<PriceList<'_>>, &mut Context<'_>),
     ) -> Result<Option<Cheaper>, OpError> {
+        /// The record of a function that stays as it is.
+        const UNCHANGED: &str = "unchanged";
         let may_change = |op: &Op| named.is_none_or(|names| names.contains(op.name()));
-        let mut block = Block::of(function, cx.names(), may_change);
-        let made = grow(&mut block.graph, cx, level, rules, self.nodes, self.iterations);
+        let mut block = Block::of(function, inference.names(), may_change);
+        let made = grow(&mut block.graph, inference, level, rules, self.nodes, self.iterations);
         if named.is_some() && made.terms.is_empty() {
             return Ok(None);
         }
-        let original = block.originals();
-        let chosen = extract(&block.graph, prices, &block.roots(), &original);
-        let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
-        let (before, after) =
-            (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
-        let held = peak_bytes(cx.space, function);
-        let allowed = held.saturating_add(held / MEMORY);
-        if after >= before * (1.0 - 1e-9) || peak_bytes(cx.space, &rewritten) > allowed {
-            return Ok(None);
-        }
+        let (name, original) = (function.name.as_str(), block.originals());
+        let priced = match cx.ask(Topic::Kernels, name)? {
+            Choice::Recorded(UNCHANGED) => return Ok(None),
+            Choice::Recorded(text) => {
+                let refused = |why| impossible(Topic::Kernels, name, text, why);
+                let chosen = recorded(&block.graph, &block.roots(), &original, text)
+                    .ok_or_else(|| refused("the function has other operations"))?;
+                let function =
+                    block.rebuilt(inference, &chosen)?.ok_or_else(|| refused("they need later values"))?;
+                return Ok(Some(Cheaper { function, seconds: (0.0, 0.0), rules: BTreeSet::new() }));
+            }
+            Choice::ByPrice(_) => {
+                let prices = prices.as_mut().expect("choices by prices have prices");
+                let (chosen, text) = extract(&block.graph, prices, &block.roots(), &original);
+                let rewritten = block.rebuilt(inference, &chosen)?;
+                let priced = rewritten.and_then(|rewritten| {
+                    let (before, after) =
+                        (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
+                    let held = peak_bytes(inference.space, function);
+                    let allowed = held.saturating_add(held / MEMORY);
+                    let is_better = after < before * (1.0 - 1e-9)
+                        && peak_bytes(inference.space, &rewritten) <= allowed;
+                    is_better.then_some((chosen, rewritten, (before, after)))
+                });
+                cx.record(if priced.is_some() { text.as_str() } else { UNCHANGED });
+                priced
+            }
+        };
+        let Some((chosen, rewritten, seconds)) = priced else { return Ok(None) };
         let canonical = |term: &Term| Term {
             operands: term.operands.iter().map(|&o| block.graph.find(o)).collect(),
             ..term.clone()
@@ -295,6 +324,6 @@ impl Saturate {
         };
         let found = made.found.iter().filter(|(class, _)| left_out(block.graph.find(*class)));
         rules.extend(found.map(|(_, rule)| *rule));
-        Ok(Some(Cheaper { function: rewritten, seconds: (before, after), rules }))
+        Ok(Some(Cheaper { function: rewritten, seconds, rules }))
     }
 }
