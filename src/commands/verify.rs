@@ -58,7 +58,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     out.push_str(&shrunk);
     out.push_str("per-rank program against the whole program\n");
     let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
-    let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?;
+    let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?.of_layout(&compiled.per_rank);
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {

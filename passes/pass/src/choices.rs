@@ -169,5 +169,8 @@ pub fn missing(topic: Topic, key: &str) -> OpError {
 /// The refusal of a recorded choice that its program does not have, for the reason `why`.
 pub fn impossible(topic: Topic, key: &str, text: &str, why: &str) -> OpError {
     let topic = topic.name();
-    OpError::new("P05", format!("the plan records `{text}` as the choice of `{topic}` for `{key}`, but {why}"))
+    OpError::new(
+        "P05",
+        format!("the plan records `{text}` as the choice of `{topic}` for `{key}`, but {why}"),
+    )
 }

@@ -15,7 +15,7 @@ use ithaca_ir::space::Space;
 use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, TensorType};
 
-use choices::{Choice, Chooser, Choices, Source, Topic};
+use choices::{Choice, Choices, Chooser, Source, Topic};
 
 /// Prices of collectives, by which layout conversions are chosen.
 pub trait Prices {

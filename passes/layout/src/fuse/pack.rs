@@ -161,9 +161,9 @@ impl<'a> Grouping<'a> {
                 cx.record(groups.iter().map(text).collect::<Vec<_>>().join(", "));
                 Ok(groups)
             }
-            Choice::Recorded(text) => self
-                .recorded(&members, text)
-                .map_err(|why| impossible(Topic::Messages, name, text, why)),
+            Choice::Recorded(text) => {
+                self.recorded(&members, text).map_err(|why| impossible(Topic::Messages, name, text, why))
+            }
         }
     }
 

@@ -18,9 +18,9 @@ use std::collections::btree_map::Entry;
 
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Level, Module};
-use ithaca_ir::verify::Verified;
 use ithaca_ir::ops::OpError;
 use ithaca_ir::text::show;
+use ithaca_ir::verify::Verified;
 use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
 use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::rebuild::rebuild;

@@ -41,8 +41,8 @@ mod zero;
 pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
-pub use orders::{ChosenOrder, ChosenOrders};
 pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
+pub use orders::{ChosenOrder, ChosenOrders};
 pub use placements::Placements;
 pub use zero::Zero;
 
@@ -60,7 +60,6 @@ use ithaca_pass::{Context, Pass};
 
 use flow::Flows;
 use inner::is_attention;
-
 
 use crate::registry::Registry;
 

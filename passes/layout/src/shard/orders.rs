@@ -94,9 +94,9 @@ pub(super) fn decide(
                 found.chosen.insert(name.clone(), choice);
                 match choice {
                     ChosenOrder::As(choice) => asked_for(space, dim, &here, choice)?,
-                    ChosenOrder::Documents => by_documents(space, dim, &here)
-                        .next()
-                        .ok_or_else(|| impossible(Topic::Orders, name, "documents", "there are no documents"))?,
+                    ChosenOrder::Documents => by_documents(space, dim, &here).next().ok_or_else(|| {
+                        impossible(Topic::Orders, name, "documents", "there are no documents")
+                    })?,
                 }
             }
             (None, None) => {

@@ -103,7 +103,13 @@ impl Compiler for Fake {
             space: schedule.space.clone(),
             functions: Arena::new(),
         };
-        Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new(), choices: Choices::default() })
+        Ok(Compiled {
+            per_rank,
+            schedule,
+            attention: Vec::new(),
+            notes: Vec::new(),
+            choices: Choices::default(),
+        })
     }
 
     /// There is no program to verify it against.

@@ -139,7 +139,8 @@ impl Choices {
         let mut needed = self.needed(selection).unwrap_or_default();
         needed.sort_unstable();
         let departs = needed.into_iter().filter(|&c| selection[c] != plain[c]);
-        let word = |c: usize| format!("{}@{c}.{}", label(graph, &self.terms[c][selection[c]].term), selection[c]);
+        let word =
+            |c: usize| format!("{}@{c}.{}", label(graph, &self.terms[c][selection[c]].term), selection[c]);
         departs.map(word).collect::<Vec<_>>().join(" ")
     }
 

@@ -184,7 +184,8 @@ impl Pass for Saturate {
             choices::Source::Prices(prices) => Some(PriceList::new(&module.space, prices)),
             choices::Source::Record(_) if is_about_kernels => None,
             choices::Source::Record(_) => {
-                let message = "`saturate` with rules about communication chooses by prices, and no plan records it";
+                let message =
+                    "`saturate` with rules about communication chooses by prices, and no plan records it";
                 return Err(vec![Diagnostic::new("P05", message)]);
             }
         };
@@ -300,8 +301,8 @@ impl Saturate {
                         (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
                     let held = peak_bytes(inference.space, function);
                     let allowed = held.saturating_add(held / MEMORY);
-                    let is_better = after < before * (1.0 - 1e-9)
-                        && peak_bytes(inference.space, &rewritten) <= allowed;
+                    let is_better =
+                        after < before * (1.0 - 1e-9) && peak_bytes(inference.space, &rewritten) <= allowed;
                     is_better.then_some((chosen, rewritten, (before, after)))
                 });
                 cx.record(if priced.is_some() { text.as_str() } else { UNCHANGED });
