@@ -1,4 +1,4 @@
-//! A job: a program, its layout, and where its weights are.
+//! A job: a program, its layout, and where its weights are; and the job of a model.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,14 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with, draft_with, replay};
+use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
+use serde_json::Value;
 
 use crate::error::{Failure, Result};
 
@@ -148,4 +151,38 @@ impl Job {
         }
         flops
     }
+}
+
+/// A model and its workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Large<'a> {
+    /// The configuration.
+    pub config: &'a Value,
+    /// The name for reports.
+    pub name: &'a str,
+    /// The workload.
+    pub workload: &'a Workload,
+}
+
+impl Large<'_> {
+    /// A job of the model in a layout.
+    ///
+    /// # Errors
+    /// Those of the configuration and the workload.
+    pub fn job(&self, registry: &Registry, layout: (ShardOptions, Cluster)) -> Result<Job> {
+        let Self { config, name, workload } = *self;
+        let program = import::program(config, name, workload)?;
+        let plain = plain(config, name, workload)?;
+        Ok(Job { plain, ..Job::new(registry, program, layout) })
+    }
+}
+
+/// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.
+fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
+    let training =
+        Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
+    if workload.mode != Mode::Train || training == workload.training {
+        return Ok(None);
+    }
+    Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{DType, Diagnostic, Mesh, Module};
+use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
-use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, ExpertBound, Labels, Logits, Mode, Workload};
 use ithaca_passes::movement::Partials;
@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective::{self, Setting};
-use crate::job::Job;
+use crate::job::{Job, Large};
 use crate::kind::{self, Kind, Wanted};
 use crate::shrink;
 
@@ -269,40 +269,6 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     let weights = weights_of(&plan, path);
     let choices = Some(plan.choices.clone());
     Ok(Job { weights, choices, plan: Some(Box::new(plan)), ..job })
-}
-
-/// A model and its workload.
-#[derive(Clone, Copy, Debug)]
-pub struct Large<'a> {
-    /// The configuration.
-    pub config: &'a Value,
-    /// The name for reports.
-    pub name: &'a str,
-    /// The workload.
-    pub workload: &'a Workload,
-}
-
-impl Large<'_> {
-    /// A job of the model in a layout.
-    ///
-    /// # Errors
-    /// Those of the configuration and the workload.
-    pub fn job(&self, registry: &Registry, layout: (ShardOptions, Cluster)) -> Result<Job> {
-        let Self { config, name, workload } = *self;
-        let program = import::program(config, name, workload)?;
-        let plain = plain(config, name, workload)?;
-        Ok(Job { plain, ..Job::new(registry, program, layout) })
-    }
-}
-
-/// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.
-fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
-    let training =
-        Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
-    if workload.mode != Mode::Train || training == workload.training {
-        return Ok(None);
-    }
-    Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
 /// The weights of a plan, which has no path: beside the configuration that it has, in the folder of the plan, in the current

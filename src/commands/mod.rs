@@ -11,6 +11,7 @@ mod launch;
 mod list;
 mod merge_weights;
 mod opt;
+mod per_rank_text;
 mod plan;
 mod repairs;
 mod run;

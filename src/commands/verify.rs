@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{Diagnostic, Module};
+use ithaca_ir::{Diagnostic, Level, Module};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
 use super::run::{DEFAULT_TOLERANCE, Data, Expected, all, heading, judge, lengths_of, steps};
-use super::schedule_text;
 use super::session::{Done, Session};
+use super::{per_rank_text, schedule_text};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::ineffective;
@@ -21,8 +21,10 @@ use crate::subject;
 const EXACT: f64 = 1e-9;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
-    if Kind::of(&args.subject.subject)? == Kind::Schedule {
-        return schedule_text::verify(args, session);
+    match Kind::of(&args.subject.subject)? {
+        Kind::Schedule => return schedule_text::verify(args, session),
+        Kind::Program(Level::PerRank) => return per_rank_text::verify(args, session),
+        _ => {}
     }
     ineffective::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
@@ -36,10 +38,15 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified instead");
     }
     ineffective::steps(args.steps, &job.program)?;
+    prove(&job, args, session, &shrunk)
+}
+
+/// Compares the per-rank program of a job with its whole program; `about` follows the heading.
+pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, about: &str) -> Result<Done> {
     (session.progress)("compiling");
     let compiled = job.compile()?;
     refuse_hours(&compiled.per_rank)?;
-    let data = Data::open(&job, &args.subject, args.expect.as_deref())?;
+    let data = Data::open(job, &args.subject, args.expect.as_deref())?;
     (session.progress)("running the whole program");
     let inputs = data.inputs();
     let mut smallest = Smallest::default();
@@ -54,8 +61,8 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let whole = run(job.reference(), &mut |kept| smallest.after(kept))?;
     (session.progress)("running the per-rank program");
     let ranks = run(&compiled.per_rank, &mut |_| {})?;
-    let mut out = heading(&job, &compiled.notes, &data);
-    out.push_str(&shrunk);
+    let mut out = heading(job, &compiled.notes, &data);
+    out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
     let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
     let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?.of_layout(&compiled.per_rank);
@@ -72,7 +79,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
 }
 
 /// Refuses programs that take hours; the limit was measured on two cores.
-fn refuse_hours(ranks: &Module) -> Result<()> {
+pub(super) fn refuse_hours(ranks: &Module) -> Result<()> {
     /// The most operations; five to ten thousand of a small model take a second.
     const MOST: u128 = 10_000_000;
     let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());

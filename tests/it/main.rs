@@ -20,6 +20,7 @@ mod masks;
 mod options;
 mod passes;
 mod prefetch;
+mod proof;
 mod random;
 mod readme;
 mod reference;

@@ -22,6 +22,15 @@ fn a_plan_is_the_same_every_time_and_from_everywhere() {
     assert!(plan == read(there.path().join("plan.json")));
     assert_eq!(said(here.path(), &format!("{PLAN} --json")).into_bytes(), plan);
     assert_eq!(said(here.path(), "diff plan.json again.json"), "no difference\n");
+    // The name of the model's folder is not in the plan.
+    let other = there.path().join("another-name");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(repository("examples/llama-3-8b/config.json"), other.join("config.json")).unwrap();
+    let renamed = PLAN.replace("examples/llama-3-8b", "another-name");
+    assert_ne!(renamed, PLAN);
+    said(there.path(), &format!("{renamed} -o renamed.json"));
+    assert!(plan == read(there.path().join("renamed.json")));
+    said(there.path(), "plan --check plan.json another-name");
     insta::assert_snapshot!("plan", first);
     insta::assert_snapshot!("explain", said(here.path(), "explain plan.json"));
 }
@@ -135,7 +144,7 @@ fn a_plan_runs_small_and_is_verified() {
     let at = folder.path();
     said(at, &format!("{PLAN} -o plan.json"));
     let run = said(at, "run plan.json --shrink");
-    assert!(run.starts_with("llama-3-8b, ") && run.contains(" on 8 ranks ("), "{run}");
+    assert!(run.starts_with("llama-8.0b, ") && run.contains(" on 8 ranks ("), "{run}");
     assert!(run.contains("\npassed: tolerance"), "{run}");
     assert_eq!(run, said(at, "run plan.json --shrink"), "the same seed gives the same numbers");
     assert_ne!(run, said(at, "run plan.json --shrink --seed 1"));
