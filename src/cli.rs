@@ -106,6 +106,18 @@ Example:
 Example:
   ithaca explain plan.json")]
     Explain(ExplainArgs),
+    /// Make a cluster profile that meets measurements.
+    ///
+    /// Collectives of one node replace the curves of the base; other figures are fitted. The table shows how far the prices
+    /// of planning are from the measurements, before and after.
+    #[command(after_help = "\
+Examples:
+  ithaca calibrate --base dgx-h100 --nccl-tests all_reduce.log all_gather.log -o ours.toml
+  ithaca calibrate --base ours.toml --kernels gemm.csv attention.csv -o ours.toml
+  ithaca plan examples/llama-3-8b --cluster ours.toml --gpus 8 --seq 128k
+
+docs/clusters.md has the columns of the tables.")]
+    Calibrate(CalibrateArgs),
     /// List operations, passes, strategies, models or clusters.
     #[command(after_help = "\
 Example:
@@ -222,6 +234,11 @@ pub struct LayoutArgs {
     /// A profile (`ithaca list clusters`) or the path of a cluster file [default: dgx-h100].
     #[arg(long, value_name = "CLUSTER")]
     pub cluster: Option<String>,
+    /// The attention kernel that times and memory assume, of those that the cluster lists [default: the cluster's].
+    ///
+    /// `unfused` stores the scores in memory; `ithaca` is the kernel that `emit --target cuda` launches.
+    #[arg(long, value_name = "NAME")]
+    pub attention_kernel: Option<String>,
     /// Number of GPUs [default: the ranks of the mesh].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,
@@ -653,6 +670,23 @@ pub struct OptArgs {
     /// Write the program to this file [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// Arguments of `calibrate`.
+#[derive(Debug, Args)]
+pub struct CalibrateArgs {
+    /// The profile or cluster file to begin with [default: dgx-h100].
+    #[arg(long, value_name = "CLUSTER")]
+    pub base: Option<String>,
+    /// Logs of nccl-tests; TEST (all_reduce, all_gather, reduce_scatter, alltoall, sendrecv) where a log does not name it.
+    #[arg(long, value_name = "[TEST=]FILE", num_args = 1.., help_heading = "Measurements")]
+    pub nccl_tests: Vec<String>,
+    /// Tables of matrix products, attention and memory kernels: comma-separated values with column names.
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Measurements")]
+    pub kernels: Vec<PathBuf>,
+    /// The cluster file to write; its name is the name of the cluster.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// A list.

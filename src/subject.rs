@@ -76,12 +76,16 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     Cluster::parse(name, &file.text).map_err(|refusal| file.refuse(vec![refusal]))
 }
 
-/// The cluster that arguments name, or the default.
+/// The cluster that arguments name, or the default, with the attention kernel that they name.
 ///
 /// # Errors
-/// As [`cluster()`].
+/// As [`cluster()`], and `M22` for a kernel that the cluster does not list.
 pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
-    cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
+    let cluster = cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+    match &args.attention_kernel {
+        Some(name) => Ok(cluster.with_attention_kernel(name)?),
+        None => Ok(cluster),
+    }
 }
 
 /// The lengths of given inputs.

@@ -23,6 +23,8 @@ pub const MODEL: &[Code] = &[
     code("M20", "a cluster is TOML with every key, none unknown, and a source for each number"),
     code("M21", "the figures of a cluster are possible"),
     code("M22", "a cluster's name is that of a built-in profile"),
+    code("M23", "measurements are complete tables with right results"),
+    code("M24", "the figures of a cluster can meet its measurements"),
     code("M30", "a plan is whole JSON"),
     code("M31", "a plan has every field, none unknown, each of the right kind"),
     code("M32", "a plan has the version that this program reads"),

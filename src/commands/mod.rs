@@ -1,5 +1,6 @@
 //! The commands, a file each.
 
+mod calibrate;
 mod check;
 mod completions;
 mod device;
@@ -45,6 +46,7 @@ fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Diff(args) => diff::diff(&args, session),
         Command::Opt(args) => opt::opt(&args, session),
         Command::Explain(args) => explain::explain(&args, session),
+        Command::Calibrate(args) => calibrate::calibrate(&args, session),
         Command::List { listing } => list::list(listing, session),
         Command::Completions { shell } => Ok(completions::completions(shell)),
     }

@@ -2,8 +2,11 @@
 //!
 //! A kernel takes its launch and the longer of its FLOPs at the rate that its kind reaches and its bytes at the
 //! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). A matrix product has further FLOPs that stand for
-//! its beginning and end and for idle parts of the device (`Efficiency`). The cluster prices collectives. Nothing overlaps
+//! its beginning and end and for idle parts of the device (`Efficiency`). Attention is priced by the kernel that the cluster
+//! assumes (`attention`). The cluster prices collectives. Nothing overlaps
 //! here; [`crate::simulate`] accounts for overlap.
+
+mod attention;
 
 use std::collections::BTreeMap;
 
@@ -13,7 +16,9 @@ use ithaca_ir::ops::{Attention, Cost, Unit};
 use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 use ithaca_pass::Prices;
 
-use crate::cluster::{Cluster, Efficiency, Sourced};
+use crate::cluster::{Cluster, Sourced};
+use attention::Held;
+pub(crate) use attention::saved_bytes;
 
 impl Prices for Cluster {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
@@ -40,6 +45,10 @@ pub fn op_seconds(
     if op.is_communication() {
         return cluster.message_seconds(space, &message::parcels(op, operands, results));
     }
+    if let Op::Attention(a) | Op::AttentionBackward(a) = op {
+        let held = Held::most(space, a, operands, results);
+        return attention::seconds(cluster, space, op, operands, held).unwrap_or_default();
+    }
     match rate(cluster, op, operands) {
         Some(rate) => {
             let cost = op.cost(space, operands, results);
@@ -51,7 +60,7 @@ pub fn op_seconds(
 }
 
 /// FLOPs that stand for the time in which not all of the device multiplies: of a product for `results` elements, and of
-/// attention for the exponentials.
+/// explicit scores for the exponentials.
 fn overhead(
     cluster: &Cluster,
     space: &Space,
@@ -59,24 +68,21 @@ fn overhead(
     operands: &[&TensorType],
     (flops, results): (u128, u64),
 ) -> f64 {
-    let efficiency = &cluster.accelerator.efficiency;
+    let a = &cluster.accelerator;
     let number = |n: &Option<Sourced<f64>>| n.as_ref().map_or(0.0, |n| n.value);
-    let width = |d: DimId| space.size(d) as f64;
-    let columns = match (op, op.info().unit) {
+    let width = match (op, op.info().unit) {
         (_, Unit::Matmul) if results > 0 => {
             let results = results as f64;
             let terms = flops as f64 / 2.0 / results;
-            return 2.0
-                * (number(&efficiency.matmul_terms) * results + number(&efficiency.matmul_results) * terms);
+            let (more_terms, more_results) =
+                (number(&a.efficiency.matmul_terms), number(&a.efficiency.matmul_results));
+            return 2.0 * (more_terms * results + more_results * terms);
         }
-        (Op::Attention(a) | Op::AttentionBackward(a), _) => {
-            f64::midpoint(width(a.width), width(a.value_width(operands[2])))
-        }
-        (Op::Scores { attention, .. }, _) => width(attention.width),
-        (Op::Weigh { attention, .. }, _) => width(attention.value_width(operands[2])),
+        (Op::Scores { attention, .. }, _) => attention.width,
+        (Op::Weigh { attention, .. }, _) => attention.value_width(operands[2]),
         _ => return 0.0,
     };
-    flops as f64 * number(&efficiency.attention_columns) / columns
+    flops as f64 * number(&a.assumed_attention().forward.columns) / space.size(width) as f64
 }
 
 /// The longer of computing and streaming, and the launch; `overhead` counts as FLOPs.
@@ -89,14 +95,10 @@ fn roofline(cluster: &Cluster, rate: f64, cost: Cost, overhead: f64) -> f64 {
 fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
     let a = &cluster.accelerator;
     let peak = |ty: &TensorType| a.peak.of(ty.dtype);
-    let Efficiency { matmul, attention, attention_backward, .. } = &a.efficiency;
     match op.info().unit {
         Unit::NoKernel => None,
-        Unit::Matmul => Some(peak(operands[0]) * matmul.value),
-        Unit::Attention => {
-            let backward = attention_backward.as_ref().filter(|_| matches!(op, Op::AttentionBackward(_)));
-            Some(peak(operands[0]) * backward.unwrap_or(attention).value)
-        }
+        Unit::Matmul => Some(peak(operands[0]) * a.efficiency.matmul.value),
+        Unit::Attention => Some(peak(operands[0]) * a.assumed_attention().forward.efficiency.value),
         Unit::Vector => Some(a.peak.f32.value),
     }
 }
@@ -136,14 +138,17 @@ impl<'a> OnRank<'a> {
                     if result == 0 {
                         return 0.0;
                     }
-                    let pairs = self.pairs(a, operands[0], operands[1], rank);
-                    let read = if pairs > 0 { operand } else { 0 };
-                    let flops = match op {
-                        Op::Attention(_) => a.flops_of(pairs, space, operands),
-                        _ => a.flops_backward_of(pairs, space, operands),
+                    let (q, k) = (operands[0], operands[1]);
+                    let pairs = self.pairs(a, q, k, rank);
+                    let extent = |ty: &TensorType, dim: DimId| {
+                        ty.position(dim).map_or(1, |i| {
+                            let held = space.local_range(ty, i, rank);
+                            held.end - held.start
+                        })
                     };
-                    let idle = overhead(cluster, space, op, operands, (flops, 0));
-                    roofline(cluster, rate, Cost { flops, bytes: read + result }, idle)
+                    let bytes = if pairs > 0 { operand + result } else { result };
+                    let held = Held { pairs, queries: extent(q, a.queries), keys: extent(k, a.keys), bytes };
+                    attention::seconds(cluster, space, op, operands, held).unwrap_or_default()
                 };
                 ranks.iter().map(on).collect()
             }

@@ -5,6 +5,7 @@
 //!
 //! Architecture invariant: nothing here opens a device, a file or a clock of the user's, and nothing prints.
 
+pub mod calibrate;
 pub mod cluster;
 pub mod cost;
 pub mod memory;

@@ -4,7 +4,8 @@
 //! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
 //! lowering's. The largest tensors at the peak are named, for refusals.
 
-use std::ops::Range;
+mod lives;
+mod scores;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
@@ -12,11 +13,12 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
-use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{Content, Frame, Place, Schedule, Task, Work};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use lives::lives;
 
 /// How many of the largest tensors are named.
 const NAMED: usize = 5;
@@ -41,6 +43,10 @@ pub struct Memory {
     /// Wire buffers at the peak, a part of the arena.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub communication: u64,
+    /// Scores of attention, where the assumed kernel stores them: those that wait for the backward pass, and those of the
+    /// attention at work.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub scores: u64,
     /// Inputs of the model.
     pub inputs: u64,
     /// Outputs of the model; they are in the arena and count there.
@@ -120,11 +126,16 @@ fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
         let frame = own.as_ref().unwrap_or(whole);
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
         memory.communication = at_peak(schedule, frame, &mut memory.largest);
+        memory.scores = scores::most(cluster, schedule, frame);
+    }
+    if memory.scores > 0 {
+        let name = "scores of attention".to_owned();
+        memory.largest.push(HeldTensor { name, count: 1, bytes: memory.scores });
     }
     memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     memory.largest.truncate(NAMED);
-    let Memory { parameters, gradients, optimizer, states, inputs, .. } = memory;
-    let parts = [parameters, gradients, optimizer, states, arena, inputs];
+    let Memory { parameters, gradients, optimizer, states, inputs, scores, .. } = memory;
+    let parts = [parameters, gradients, optimizer, states, arena, inputs, scores];
     memory.total = parts.into_iter().fold(0, u64::saturating_add);
     memory
 }
@@ -185,28 +196,13 @@ fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) ->
     communication + callee(&frame.tasks[peak]).map_or(0, |callee| at_peak(schedule, callee, largest))
 }
 
-/// For each buffer in the frame, the tasks from its first use to its last; an output lives to the end.
-fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
-    let mut used: Vec<Option<Range<usize>>> = vec![None; frame.buffers.len()];
-    for (i, task) in frame.tasks.iter().enumerate() {
-        for buffer in task.reads.iter().chain(&task.writes).map(|&b| frame.holder(b)) {
-            used[buffer.index()].get_or_insert(i..i).end = i + 1;
-        }
-    }
-    for output in &frame.outputs {
-        if let Some(tasks) = &mut used[output.buffer.index()] {
-            tasks.end = frame.tasks.len();
-        }
-    }
-    let in_frame = frame.buffers.iter().filter(|(_, b)| matches!(b.place, Place::Frame(_)));
-    in_frame.filter_map(|(id, _)| Some((id, used[id.index()].clone()?))).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use ithaca_ir::boxes::Side;
     use ithaca_ir::ops::Binding;
-    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
+    use ithaca_ir::schedule::{Buffer, BufferId, FrameId, FrameOutput, Stream, Transfer};
     use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;

@@ -82,8 +82,12 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     );
     out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;
-    let lasting =
-        [("gradients", memory.gradients), ("optimizer", memory.optimizer), ("other states", memory.states)];
+    let lasting = [
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("other states", memory.states),
+        ("scores of attention", memory.scores),
+    ];
     let lasting: String = lasting
         .iter()
         .filter(|(_, size)| *size > 0)

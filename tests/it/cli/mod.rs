@@ -1,6 +1,7 @@
 //! The command line from outside: what it prints, what it writes, and with which code it ends.
 
 mod answers;
+mod calibrate;
 mod checkpoints;
 mod goldens;
 mod ineffective;

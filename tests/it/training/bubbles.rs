@@ -64,7 +64,10 @@ fn bubbles_are_exactly_those_of_the_orders() {
     // Kernels take what their FLOPs take.
     let efficiency = &mut cluster.accelerator.efficiency;
     (efficiency.matmul_terms, efficiency.matmul_results) = (None, None);
-    (efficiency.attention_columns, efficiency.attention_backward) = (None, None);
+    for kernel in &mut cluster.accelerator.attention {
+        (kernel.forward.columns, kernel.forward.keys) = (None, None);
+        kernel.backward = kernel.forward.clone();
+    }
     let mut cases = vec![(PipelineOrder::OneForwardOneBackward, 3, 2, 1, "pipeline", "")];
     for (p, m, v) in [(2, 4, 2), (3, 6, 2), (4, 4, 2), (4, 8, 3), (5, 10, 2)] {
         for (i, order) in PipelineOrder::ALL.into_iter().enumerate() {

@@ -51,7 +51,7 @@ impl Attention {
     }
 
     /// The most pairs that a rank has; ranks that differ in no axis of either sequence are alike.
-    fn busiest_pairs(&self, space: &Space, q: &TensorType, k: &TensorType) -> u128 {
+    pub fn busiest_pairs(&self, space: &Space, q: &TensorType, k: &TensorType) -> u128 {
         let mut axes: Vec<AxisId> = Vec::new();
         for &a in q.axes_of(self.queries).iter().chain(k.axes_of(self.keys)) {
             if !axes.contains(&a) {

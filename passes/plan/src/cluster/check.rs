@@ -2,7 +2,10 @@
 
 use ithaca_ir::Diagnostic;
 
-use crate::cluster::{Accelerator, Cluster, Efficiency, Level, Measured, Peak, Sourced};
+use crate::cluster::{
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
+    Sourced,
+};
 
 /// The largest cluster, devices.
 const MAX_DEVICES: u64 = 1 << 20;
@@ -41,16 +44,9 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         memory_bandwidth,
         launch_seconds,
         peak: Peak { bf16, f16, f32, f64 },
-        efficiency:
-            Efficiency {
-                matmul,
-                matmul_terms,
-                matmul_results,
-                attention,
-                attention_backward,
-                attention_columns,
-                memory,
-            },
+        efficiency: Efficiency { matmul, matmul_terms, matmul_results, memory },
+        attention_kernel,
+        attention,
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
     sourced(&key("memory_bytes"), memory_bytes)?;
@@ -67,23 +63,50 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
         positive(&key(&format!("peak.{k}")), peak)?;
     }
-    for (k, part) in [("matmul", matmul), ("attention", attention), ("memory", memory)] {
+    for (k, part) in [("matmul", matmul), ("memory", memory)] {
         fraction(&key(&format!("efficiency.{k}")), part)?;
     }
-    if let Some(part) = attention_backward {
-        fraction(&key("efficiency.attention_backward"), part)?;
+    for (k, number) in [("matmul_terms", matmul_terms), ("matmul_results", matmul_results)] {
+        optional(&key(&format!("efficiency.{k}")), number.as_ref())?;
     }
-    let numbers = [
-        ("matmul_terms", matmul_terms),
-        ("matmul_results", matmul_results),
-        ("attention_columns", attention_columns),
-    ];
-    for (k, number) in numbers {
-        if let Some(number) = number {
-            positive(&key(&format!("efficiency.{k}")), number)?;
+    sourced(&key("attention_kernel"), attention_kernel)?;
+    if accelerator.attention_called(&attention_kernel.value).is_none() {
+        let names: Vec<String> = attention.iter().map(|kernel| format!("`{}`", kernel.name)).collect();
+        let problem = format!("is `{}`, and the kernels are {}", attention_kernel.value, names.join(", "));
+        return Err(impossible(&key("attention_kernel"), &problem));
+    }
+    for (i, kernel) in attention.iter().enumerate() {
+        if attention[..i].iter().any(|other| other.name == kernel.name) {
+            let problem = format!("is `{}`, as that of another kernel", kernel.name);
+            return Err(impossible(&key(&format!("attention[{i}].name")), &problem));
         }
+        check_attention(&key(&format!("attention[{i}]")), kernel)?;
     }
     Ok(())
+}
+
+fn check_attention(path: &str, kernel: &AttentionKernel) -> Result<(), Diagnostic> {
+    let AttentionKernel { name: _, forward, backward, scores } = kernel;
+    for (direction, rate) in [("forward", forward), ("backward", backward)] {
+        let AttentionRate { efficiency, columns, keys } = rate;
+        fraction(&format!("{path}.{direction}.efficiency"), efficiency)?;
+        optional(&format!("{path}.{direction}.columns"), columns.as_ref())?;
+        optional(&format!("{path}.{direction}.keys"), keys.as_ref())?;
+    }
+    let Some(ScoreBytes { forward, backward, saved, dropout_forward, dropout_backward, dropout_saved }) =
+        scores
+    else {
+        return Ok(());
+    };
+    let numbers = [
+        ("forward", forward),
+        ("backward", backward),
+        ("saved", saved),
+        ("dropout_forward", dropout_forward),
+        ("dropout_backward", dropout_backward),
+        ("dropout_saved", dropout_saved),
+    ];
+    numbers.into_iter().try_for_each(|(k, number)| positive(&format!("{path}.scores.{k}"), number))
 }
 
 fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
@@ -136,6 +159,11 @@ fn positive(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
         return Ok(());
     }
     Err(impossible(key, &format!("is {}: it must be positive and finite", number.value)))
+}
+
+/// A number that may be left out.
+fn optional(key: &str, number: Option<&Sourced<f64>>) -> Result<(), Diagnostic> {
+    number.map_or(Ok(()), |number| positive(key, number))
 }
 
 fn fraction(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {

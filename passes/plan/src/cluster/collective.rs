@@ -14,7 +14,7 @@
 //!
 //! A group within one block takes the time of the level's measured curves, where it has some (`curve`).
 
-use ithaca_ir::{AxisId, Op, Rank, Space, TensorType, boxes, message};
+use ithaca_ir::{AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{Collective, CollectiveTime, Pattern};
@@ -80,6 +80,39 @@ impl Cluster {
             inside = here;
         }
         found
+    }
+
+    /// Seconds of a collective of `ranks` devices, `stride` apart, by the bytes that name measurements; without one, of a step
+    /// of a ring.
+    pub(crate) fn group_seconds(
+        &self,
+        collective: Option<Collective>,
+        (ranks, stride): (u64, u64),
+        bytes: f64,
+    ) -> f64 {
+        let (space, axis) = group(ranks, stride);
+        match collective {
+            Some(collective) => {
+                let sent = collective.sent_bytes(ranks, bytes);
+                self.join(self.along(&space, (collective, axis), sent)).seconds()
+            }
+            // A step crosses every level that the group does, and waits for the slowest.
+            None => {
+                let steps = self.crossed((ranks, stride)).into_iter().map(|level| &self.levels[level]);
+                let seconds = steps.map(|level| {
+                    let transfer = bytes / level.rate(Pattern::Ring { rounds: 1 }) * level.contention.value;
+                    level.latency.value + transfer
+                });
+                seconds.fold(0.0, f64::max)
+            }
+        }
+    }
+
+    /// The levels that a group of `ranks` devices, `stride` apart, crosses, from the inside out.
+    pub(crate) fn crossed(&self, (ranks, stride): (u64, u64)) -> Vec<usize> {
+        let (space, axis) = group(ranks, stride);
+        let levels = self.along(&space, (Collective::AllGather, axis), 0.0);
+        levels.into_iter().map(|(level, _)| level).collect()
     }
 
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
@@ -149,6 +182,13 @@ impl Cluster {
             transfer: sum.transfer.max(alone.transfer * self.levels[level].contention.value),
         })
     }
+}
+
+/// A mesh of one group of `ranks` devices, `stride` apart, and its axis.
+fn group(ranks: u64, stride: u64) -> (Space, AxisId) {
+    let mesh = Mesh::new([("group", ranks), ("beside", stride)]);
+    let axis = mesh.axis("group").expect("the mesh has the axis");
+    (Space { mesh, ..Space::default() }, axis)
 }
 
 fn level_time(
@@ -247,7 +287,7 @@ fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> 
 
 #[cfg(test)]
 mod tests {
-    use ithaca_ir::{DType, Dim, DimId, Mesh};
+    use ithaca_ir::{DType, Dim, DimId};
 
     use super::*;
 

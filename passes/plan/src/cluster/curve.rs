@@ -130,6 +130,19 @@ impl From<Curve> for String {
 }
 
 impl Curve {
+    /// The curve of measured bytes, ascending, and seconds; `None` for fewer than two points.
+    pub fn new(collective: Collective, ranks: u64, points: &[(u64, f64)]) -> Option<Self> {
+        let points: Vec<(f64, f64)> =
+            points.iter().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
+        let rising = rising(points.iter().map(|&(_, seconds)| seconds));
+        (points.len() > 1).then_some(Self { collective, ranks, points, rising })
+    }
+
+    /// The collective.
+    pub fn collective(&self) -> Collective {
+        self.collective
+    }
+
     /// The ranks of the measured group.
     pub fn ranks(&self) -> u64 {
         self.ranks

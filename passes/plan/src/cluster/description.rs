@@ -51,6 +51,60 @@ pub struct Accelerator {
     pub peak: Peak,
     /// What parts of the peaks kernels reach.
     pub efficiency: Efficiency,
+    /// The attention kernel that times and memory assume, by its name.
+    pub attention_kernel: Sourced<String>,
+    /// The attention kernels of the device.
+    pub attention: Vec<AttentionKernel>,
+}
+
+/// An attention kernel, or the kernels that take its place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionKernel {
+    /// The name, for example `flash-2`.
+    pub name: String,
+    /// Its rate forward.
+    pub forward: AttentionRate,
+    /// Its rate backward.
+    pub backward: AttentionRate,
+    /// The bytes of scores in memory, for an attention that stores them: products, softmax and dropout are kernels of their
+    /// own, and the mask saves none of them. None for one that computes scores in tiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scores: Option<ScoreBytes>,
+}
+
+/// The rate of an attention kernel in one direction.
+///
+/// Heads `D` wide whose queries see `S` keys each reach `efficiency · D/(D + columns) · S/(S + keys)` of the peak rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRate {
+    /// The part of the peak rate that very wide heads and very many keys reach.
+    pub efficiency: Sourced<f64>,
+    /// As many columns of a head as could be multiplied while the exponential of a score is computed; 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Sourced<f64>>,
+    /// As many keys as a query could see while a tile begins, ends, and is cut by the mask; 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Sourced<f64>>,
+}
+
+/// Bytes in memory for each score of two bytes; of wider elements in proportion.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScoreBytes {
+    /// Read and written forward.
+    pub forward: Sourced<f64>,
+    /// Read and written backward.
+    pub backward: Sourced<f64>,
+    /// Held from the forward to the backward pass.
+    pub saved: Sourced<f64>,
+    /// More of each where there is dropout.
+    pub dropout_forward: Sourced<f64>,
+    /// More of each backward where there is dropout.
+    pub dropout_backward: Sourced<f64>,
+    /// More of each held where there is dropout.
+    pub dropout_saved: Sourced<f64>,
 }
 
 /// Peak dense rates by element type, FLOP per second.
@@ -70,7 +124,7 @@ pub struct Peak {
 /// Parts of peak rates that kernels reach, each above 0 and at most 1, and how products fall short of theirs.
 ///
 /// A product of `k` terms for each of `r` results takes `2 (r k + matmul_terms r + matmul_results k)` FLOPs at this part of
-/// the peak rate, and its launch. Attention has `attention_columns` more columns in each head than it multiplies.
+/// the peak rate, and its launch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -82,14 +136,6 @@ pub struct Efficiency {
     /// As many results as could be computed by the part of the device that a product leaves idle; 0 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_results: Option<Sourced<f64>>,
-    /// Forward attention with very wide heads, of the peak rate.
-    pub attention: Sourced<f64>,
-    /// The same of the backward pass; that of the forward pass if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attention_backward: Option<Sourced<f64>>,
-    /// As many columns of a head as could be multiplied while the exponential of a score is computed; 0 if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attention_columns: Option<Sourced<f64>>,
     /// Kernels that stream, of the memory bandwidth.
     pub memory: Sourced<f64>,
 }
@@ -135,6 +181,25 @@ impl Cluster {
     pub fn stream_seconds(&self, bytes: f64) -> f64 {
         let Accelerator { memory_bandwidth, efficiency, .. } = &self.accelerator;
         bytes / (memory_bandwidth.value * efficiency.memory.value)
+    }
+}
+
+impl Accelerator {
+    /// The attention kernel that times and memory assume.
+    pub fn assumed_attention(&self) -> &AttentionKernel {
+        self.attention_called(&self.attention_kernel.value).expect("checked: the kernel is one of the list")
+    }
+
+    /// The attention kernel that times and memory assume, to change its figures.
+    pub(crate) fn assumed_attention_mut(&mut self) -> &mut AttentionKernel {
+        let assumed = &self.attention_kernel.value;
+        let mut kernels = self.attention.iter_mut();
+        kernels.find(|kernel| kernel.name == *assumed).expect("checked: the kernel is one of the list")
+    }
+
+    /// The attention kernel called `name`.
+    pub fn attention_called(&self, name: &str) -> Option<&AttentionKernel> {
+        self.attention.iter().find(|kernel| kernel.name == name)
     }
 }
 

@@ -15,14 +15,17 @@ mod message;
 mod prices;
 mod profiles;
 mod read;
+mod write;
 
 use ithaca_ir::Diagnostic;
 
 pub use between::RankExchange;
 pub use curve::{Curve, Measured};
-pub use description::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+pub use description::{
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Peak, ScoreBytes, Sourced,
+};
 pub use load::{Load, Part, Way};
-pub use prices::CollectiveTime;
+pub use prices::{Collective, CollectiveTime};
 pub use profiles::{builtin, names};
 
 impl Cluster {
@@ -55,5 +58,23 @@ impl Cluster {
                 names(),
             )
         })
+    }
+
+    /// The same cluster, on which times and memory assume the attention kernel called `name`.
+    ///
+    /// # Errors
+    /// `M22`, listing the kernels of the accelerator.
+    pub fn with_attention_kernel(mut self, name: &str) -> Result<Self, Diagnostic> {
+        let accelerator = &mut self.accelerator;
+        if accelerator.attention_called(name).is_none() {
+            let message = format!("{} has no attention kernel called `{name}`", accelerator.name);
+            let kernels = accelerator.attention.iter().map(|kernel| kernel.name.as_str());
+            return Err(Diagnostic::new("M22", message).names("attention kernels", name, kernels));
+        }
+        if accelerator.attention_kernel.value != name {
+            let source = "the request of the plan".to_owned();
+            accelerator.attention_kernel = Sourced { value: name.to_owned(), source };
+        }
+        Ok(self)
     }
 }

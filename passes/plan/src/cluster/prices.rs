@@ -34,10 +34,14 @@ pub(super) enum Pattern {
 
 /// A collective in which all ranks along an axis take part alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Collective {
+pub enum Collective {
+    /// Every rank gets the parts of all.
     AllGather,
+    /// Every rank gets a part of the sum.
     ReduceScatter,
+    /// Every rank gets the sum.
     AllReduce,
+    /// Every rank gets a part of every rank.
     AllToAll,
 }
 
@@ -57,7 +61,7 @@ impl Collective {
     }
 
     /// The name in cluster files.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
@@ -67,7 +71,7 @@ impl Collective {
     }
 
     /// The collective of this name.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|collective| collective.name() == name)
     }
 
@@ -84,5 +88,10 @@ impl Collective {
     pub(super) fn whole_bytes(self, ranks: u64, sent: f64) -> f64 {
         let rounds = if self == Self::AllReduce { 2.0 } else { 1.0 };
         sent / rounds * ranks as f64 / (ranks - 1) as f64
+    }
+
+    /// The bytes that a rank sends, of those by which measurements are named.
+    pub(super) fn sent_bytes(self, ranks: u64, whole: f64) -> f64 {
+        whole / self.whole_bytes(ranks, 1.0)
     }
 }

@@ -8,7 +8,10 @@ use ithaca_pass::options::names;
 use toml::de::{DeTable, DeValue};
 
 use super::check::check;
-use super::{Accelerator, Cluster, Efficiency, Level, Measured, Peak, Sourced};
+use super::{
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
+    Sourced,
+};
 
 /// The cluster in `text`.
 pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
@@ -77,12 +80,28 @@ impl Shape {
             "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
             "efficiency" => Some(Self {
                 keys: names::<Efficiency>(),
-                optional: &["matmul_terms", "matmul_results", "attention_backward", "attention_columns"],
+                optional: &["matmul_terms", "matmul_results"],
                 inside: Self::number_or_name,
             }),
+            "attention" => Some(Self::attention()),
             _ => Self::number_or_name(key),
         };
         Self { keys: names::<Accelerator>(), optional: &[], inside }
+    }
+
+    fn attention() -> Self {
+        let inside = |key: &str| match key {
+            "forward" | "backward" => Some(Self {
+                keys: names::<AttentionRate>(),
+                optional: &["columns", "keys"],
+                inside: Self::number_or_name,
+            }),
+            "scores" => {
+                Some(Self { keys: names::<ScoreBytes>(), optional: &[], inside: Self::number_or_name })
+            }
+            _ => None,
+        };
+        Self { keys: names::<AttentionKernel>(), optional: &["scores"], inside }
     }
 
     fn number_or_name(key: &str) -> Option<Self> {

@@ -1,0 +1,62 @@
+//! The figures of a cluster that are fitted.
+
+use crate::cluster::{Cluster, Sourced};
+
+/// A figure of a cluster; those of links with the number of their level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figure {
+    Launch,
+    Memory,
+    Matmul,
+    MatmulTerms,
+    MatmulResults,
+    Attention,
+    AttentionBackward,
+    AttentionColumns,
+    Latency(usize),
+    MessageLatency(usize),
+    RingEfficiency(usize),
+    ExchangeEfficiency(usize),
+}
+
+impl Figure {
+    /// The figure of `cluster`; one that it leaves out gets a value to begin with.
+    pub(super) fn of(self, cluster: &mut Cluster) -> &mut Sourced<f64> {
+        let begin = |value: f64| Sourced { value, source: String::new() };
+        let a = &mut cluster.accelerator;
+        match self {
+            Figure::Launch => &mut a.launch_seconds,
+            Figure::Memory => &mut a.efficiency.memory,
+            Figure::Matmul => &mut a.efficiency.matmul,
+            Figure::MatmulTerms => a.efficiency.matmul_terms.get_or_insert_with(|| begin(100.0)),
+            Figure::MatmulResults => a.efficiency.matmul_results.get_or_insert_with(|| begin(10_000.0)),
+            Figure::Attention => &mut a.assumed_attention_mut().forward.efficiency,
+            Figure::AttentionBackward => &mut a.assumed_attention_mut().backward.efficiency,
+            Figure::AttentionColumns => {
+                a.assumed_attention_mut().forward.columns.get_or_insert_with(|| begin(16.0))
+            }
+            Figure::Latency(level) => &mut cluster.levels[level].latency,
+            Figure::MessageLatency(level) => &mut cluster.levels[level].message_latency,
+            Figure::RingEfficiency(level) => &mut cluster.levels[level].ring_efficiency,
+            Figure::ExchangeEfficiency(level) => &mut cluster.levels[level].exchange_efficiency,
+        }
+    }
+
+    /// Whether it is a part of a peak, at most one.
+    pub(super) fn is_part(self) -> bool {
+        match self {
+            Figure::Memory
+            | Figure::Matmul
+            | Figure::Attention
+            | Figure::AttentionBackward
+            | Figure::RingEfficiency(_)
+            | Figure::ExchangeEfficiency(_) => true,
+            Figure::Launch
+            | Figure::MatmulTerms
+            | Figure::MatmulResults
+            | Figure::AttentionColumns
+            | Figure::Latency(_)
+            | Figure::MessageLatency(_) => false,
+        }
+    }
+}

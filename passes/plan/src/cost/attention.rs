@@ -1,0 +1,105 @@
+//! The time of attention, by the kernel that the cluster assumes.
+//!
+//! A kernel that computes scores in tiles multiplies the pairs that the mask leaves, and a few keys more for each query
+//! (`AttentionRate`). An attention that stores scores computes all pairs in separate products, and reads and writes each
+//! score several times in between (`ScoreBytes`); its backward pass finds the scores and does not compute them again.
+
+use ithaca_ir::ops::Attention;
+use ithaca_ir::{Op, Space, TensorType};
+
+use crate::cluster::{AttentionKernel, AttentionRate, Cluster, ScoreBytes, Sourced};
+
+/// The part of a rank in an attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// Pairs of a query and a key that the mask leaves, for one head.
+    pub(super) pairs: u128,
+    /// Queries of one head.
+    pub(super) queries: u64,
+    /// Keys of one head.
+    pub(super) keys: u64,
+    /// Bytes of operands that are read and of results.
+    pub(super) bytes: u128,
+}
+
+impl Held {
+    /// That of the busiest rank.
+    pub(super) fn most(
+        space: &Space,
+        attention: &Attention,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+    ) -> Self {
+        let (q, k) = (operands[0], operands[1]);
+        let bytes =
+            operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>();
+        Self {
+            pairs: attention.busiest_pairs(space, q, k),
+            queries: space.max_extent(attention.queries, q.axes_of(attention.queries)),
+            keys: space.max_extent(attention.keys, k.axes_of(attention.keys)),
+            bytes,
+        }
+    }
+}
+
+/// Bytes that the scores of a kernel take for each score, of a softmax in elements of `operand`.
+pub(crate) fn saved_bytes(scores: &ScoreBytes, attention: &Attention, operand: &TensorType) -> f64 {
+    let dropout = attention.dropout.as_ref().map_or(0.0, |_| scores.dropout_saved.value);
+    (scores.saved.value + dropout) * widths(operand)
+}
+
+/// The number of two bytes that an element has.
+fn widths(operand: &TensorType) -> f64 {
+    operand.dtype.bytes() as f64 / 2.0
+}
+
+/// Seconds of an attention or its backward pass, one launch included.
+pub(super) fn seconds(
+    cluster: &Cluster,
+    space: &Space,
+    op: &Op,
+    operands: &[&TensorType],
+    held: Held,
+) -> Option<f64> {
+    let accelerator = &cluster.accelerator;
+    let AttentionKernel { name: _, forward, backward, scores } = accelerator.assumed_attention();
+    let (attention, rate) = match op {
+        Op::Attention(attention) => (attention, forward),
+        Op::AttentionBackward(attention) => (attention, backward),
+        _ => return None,
+    };
+    let is_backward = matches!(op, Op::AttentionBackward(_));
+    let (width, value_width) =
+        (space.size(attention.width) as f64, space.size(attention.value_width(operands[2])) as f64);
+    let forward_flops = attention.flops_of(1, space, operands) as f64;
+    // FLOPs of one product of scores, for each pair.
+    let product = forward_flops * width / (width + value_width);
+    let number = |n: &Option<Sourced<f64>>| n.as_ref().map_or(0.0, |n| n.value);
+    let AttentionRate { efficiency, columns, keys } = rate;
+    let per_second = accelerator.peak.of(operands[0].dtype) * efficiency.value;
+    let per_pair =
+        if is_backward { attention.flops_backward_of(1, space, operands) as f64 } else { forward_flops };
+    let narrow = 1.0 + number(columns) / f64::midpoint(width, value_width);
+    let some = if held.pairs > 0 { 1.0 } else { 0.0 };
+    let seconds = match scores {
+        None => {
+            let pairs = held.pairs as f64 + some * number(keys) * held.queries as f64;
+            (pairs * per_pair * narrow / per_second).max(cluster.stream_seconds(held.bytes as f64))
+        }
+        Some(scores) => {
+            let pairs = some * held.queries as f64 * (held.keys as f64 + number(keys));
+            let per_pair = if is_backward { per_pair - product } else { per_pair };
+            let drops = attention.dropout.is_some();
+            let bytes = match (is_backward, drops) {
+                (false, false) => scores.forward.value,
+                (false, true) => scores.forward.value + scores.dropout_forward.value,
+                (true, false) => scores.backward.value,
+                (true, true) => scores.backward.value + scores.dropout_backward.value,
+            };
+            let rows = product / (2.0 * width);
+            let stored = pairs * rows * bytes * widths(operands[0]);
+            pairs * per_pair * narrow / per_second + cluster.stream_seconds(stored + held.bytes as f64)
+        }
+    };
+    Some(accelerator.launch_seconds.value + seconds)
+}
