@@ -14,6 +14,7 @@ mod merge_weights;
 mod opt;
 mod per_rank_text;
 mod plan;
+mod prove;
 mod repairs;
 mod run;
 mod schedule_text;

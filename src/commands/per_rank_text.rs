@@ -9,9 +9,9 @@ use ithaca_passes::lower::{Packing, lower_with};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::shard::ShardOptions;
 
+use super::prove::{prove, refuse_hours};
 use super::run::lengths_of;
 use super::session::{Done, Session};
-use super::verify::{prove, refuse_hours};
 use crate::cli::{SubjectArgs, VerifyArgs};
 use crate::error::Result;
 use crate::files::TextFile;
