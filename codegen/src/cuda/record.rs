@@ -1,8 +1,8 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Accumulation, Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch,
-    Matrix, Members, Product, Record, Region, Scalar, Transfer, Varying, Word,
+    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Members,
+    Product, Record, Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Stream;
@@ -43,7 +43,7 @@ impl Writer<'_, '_> {
     fn record(&self, record: &Record) -> String {
         match record {
             Record::Launch(launch) => self.launch(launch),
-            Record::Product(product) => self.product(product, [&Int::ZERO; 3]),
+            Record::Product(product) => self.product(product, [&Int::ZERO; 4]),
             Record::Copy { from, to, bytes } => {
                 let (from, to, bytes) = (self.address(from), self.address(to), self.numbers.int(bytes));
                 format!("s.copy({to}, {from}, {bytes});")
@@ -58,12 +58,12 @@ impl Writer<'_, '_> {
             Record::Product(product) => distances(first, product),
             Record::Launch(_) | Record::Copy { .. } | Record::Transfer(_) => None,
         });
-        let distances: Vec<[i64; 3]> = others.collect();
+        let distances: Vec<[i64; 4]> = others.collect();
         let Some(&step) = distances.first() else {
-            lines.push(self.product(first, [&Int::ZERO; 3]));
+            lines.push(self.product(first, [&Int::ZERO; 4]));
             return 1;
         };
-        let is_even = |(i, d): (usize, &[i64; 3])| {
+        let is_even = |(i, d): (usize, &[i64; 4])| {
             let i = i64::try_from(i).unwrap_or(i64::MAX);
             d.iter().zip(step).all(|(d, step)| step.checked_mul(i + 1) == Some(*d))
         };
@@ -89,18 +89,20 @@ impl Writer<'_, '_> {
         format!("{grid}{args});")
     }
 
-    fn product(&self, product: &Product, steps: [&Int; 3]) -> String {
-        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = product;
-        let method = match into {
-            Accumulation::Replace => "product",
-            Accumulation::Add => "accumulate_product",
-        };
+    fn product(&self, product: &Product, steps: [&Int; 4]) -> String {
+        let Product { dtype, result, rows, columns, inner, batch, a, b, before, c } = product;
         let sizes: Vec<String> = [rows, columns, inner, batch].map(|n| self.numbers.int(n)).into();
         let mut operands = Vec::new();
         for (matrix, step) in [a, b, c].into_iter().zip(steps) {
             operands.push(self.matrix(matrix, step));
         }
-        format!("s.{method}({}, {}, {});", names::dtype(*dtype), sizes.join(", "), operands.join(", "))
+        if *before != Address::NULL {
+            operands.push(self.moved(before, steps[3]));
+        }
+        let types = [dtype, result].map(|dtype| names::dtype(*dtype));
+        let types =
+            if dtype == result { types[0].to_owned() } else { format!("{{{}, {}}}", types[0], types[1]) };
+        format!("s.product({types}, {}, {});", sizes.join(", "), operands.join(", "))
     }
 
     fn matrix(&self, matrix: &Matrix, further: &Int) -> String {
@@ -108,12 +110,18 @@ impl Writer<'_, '_> {
             Form::Plain => "CUBLAS_OP_N",
             Form::Transposed => "CUBLAS_OP_T",
         };
-        let mut at = self.address(&matrix.at);
-        if let Some(step) = further.constant().filter(|&step| step != 0) {
-            at = format!("{at} + k * {step}");
-        }
+        let at = self.moved(&matrix.at, further);
         let [leading, step] = [&matrix.leading, &matrix.step].map(|n| self.numbers.int(n));
         format!("{{{at}, {op}, {leading}, {step}}}")
+    }
+
+    /// An address in the step `k` of a loop.
+    fn moved(&self, at: &Address, further: &Int) -> String {
+        let at = self.address(at);
+        match further.constant() {
+            Some(step) if step != 0 => format!("{at} + k * {step}"),
+            _ => at,
+        }
     }
 
     /// The number of a communicator: all ranks, along each axis, then those of other streams.
@@ -256,19 +264,22 @@ impl Writer<'_, '_> {
 }
 
 /// The distances in bytes between the matrices of two products; `None` if the products differ otherwise.
-fn distances(first: &Product, other: &Product) -> Option<[i64; 3]> {
+fn distances(first: &Product, other: &Product) -> Option<[i64; 4]> {
     let moved = Product {
         a: Matrix { at: first.a.at.clone(), ..other.a.clone() },
         b: Matrix { at: first.b.at.clone(), ..other.b.clone() },
+        before: first.before.clone(),
         c: Matrix { at: first.c.at.clone(), ..other.c.clone() },
         ..other.clone()
     };
-    let apart = [(&first.a, &other.a), (&first.b, &other.b), (&first.c, &other.c)]
-        .map(|(first, other)| address_distance(&first.at, &other.at));
-    match apart {
-        [Some(a), Some(b), Some(c)] if moved == *first => Some([a, b, c]),
-        _ => None,
+    let addresses = |product: &Product| {
+        [&product.a.at, &product.b.at, &product.c.at, &product.before].map(Address::clone)
+    };
+    let mut apart = [0; 4];
+    for (apart, (first, other)) in apart.iter_mut().zip(addresses(first).iter().zip(&addresses(other))) {
+        *apart = address_distance(first, other)?;
     }
+    (moved == *first).then_some(apart)
 }
 
 fn block_distance(first: &Block, other: &Block) -> Option<(i64, i64)> {
@@ -323,13 +334,14 @@ mod tests {
             };
             Record::Product(Product {
                 dtype: DType::F32,
-                into: Accumulation::Replace,
+                result: DType::F32,
                 rows: Int::Const(8),
                 columns: Int::Const(4),
                 inner: Int::Const(2),
                 batch: Int::Const(1),
                 a: matrix(Region::Argument(0), 0),
                 b: matrix(Region::Frame, 64 + 32 * i),
+                before: Address::NULL,
                 c: matrix(Region::Frame, 1024 + 128 * i),
             })
         };

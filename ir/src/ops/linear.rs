@@ -23,22 +23,29 @@ pub(super) fn infer_einsum(
     if x.dtype != y.dtype || !x.dtype.is_float() {
         bail!("V04", "`einsum` of {} and {}", x.dtype, y.dtype);
     }
-    ensure!(ty.dtype == x.dtype, "V04", "`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype);
+    check_result(x.dtype, ty.dtype)?;
     if let Some(&d) = ty.dims.iter().find(|&&d| !x.has(d) && !y.has(d)) {
         bail!("V05", "`einsum` has no operand with dimension `{}`", space.dims[d].name);
     }
     Ok(unplaced(ty))
 }
 
+/// A product has the type of its operands, or the one in which products are summed.
+fn check_result(operands: DType, result: DType) -> Result<(), OpError> {
+    let sums = sums_in(operands);
+    if result == operands || result == sums {
+        return Ok(());
+    }
+    let or = if sums == operands { String::new() } else { format!(" or {sums}") };
+    bail!("V04", "`einsum` of {operands} gives {operands}{or}, not {result}")
+}
+
 /// The third operand: the product of the others has its dimensions and its layout.
 pub(super) fn infer_accumulate(space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
     const NAME: &str = "accumulate_product";
     let (factors, sum) = (&operands[..2], operands[2]);
-    let product = TensorType::new(factors[0].dtype, sum.dims.iter().copied());
+    let product = TensorType::new(sum.dtype, sum.dims.iter().copied());
     infer_einsum(space, factors, std::slice::from_ref(&product))?;
-    if sum.dtype != sums_in(product.dtype) {
-        bail!("V04", "`{NAME}` adds products of {} to {}", product.dtype, sum.dtype);
-    }
     let layouts = rule_einsum(factors, &product).results(factors);
     let layouts = layouts.map_err(|misfit| refuse(NAME, space, misfit))?;
     ensure!(layouts[0] == sum.layout, "V07", "`{NAME}`: the sum has the layout of the product");
@@ -166,6 +173,8 @@ pub(super) fn adjoint_einsum(
     d: ValueId,
 ) -> Result<Gradients, OpError> {
     let [x, y] = [operands[0], operands[1]];
+    let dtype = b.ty(x).dtype;
+    let d = if b.ty(d).dtype == dtype { d } else { b.push(Op::Cast { to: dtype }, &[d])? };
     let one = |b: &mut FunctionBuilder<'_>, of: ValueId, factors: [ValueId; 2]| {
         let ty = b.ty(of).clone();
         let dims: Vec<DimId> =

@@ -10,7 +10,9 @@ impl Op {
     /// The factor rule; `None` for operations that have no loop of their own: calls, sources, changes of layout.
     pub fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> Option<FactorRule> {
         match self {
-            Op::Einsum | Op::Sum | Op::Select { .. } => Some(linear::rule_einsum(operands, results[0])),
+            Op::Einsum | Op::AccumulateProduct | Op::Sum | Op::Select { .. } => {
+                Some(linear::rule_einsum(operands, results[0]))
+            }
             Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
             Op::Fused(fused) => Some(fused.rule(operands, results)),
             Op::Loss(loss) => Some(loss.rule(operands, results)),

@@ -18,22 +18,14 @@ __device__ Acc<T> sum_of_products(const T* x, const T* y, const Walk<2>& summed,
     return sum;
 }
 
-template <typename T>
-__global__ void einsum(const T* x, const T* y, T* z, Walk<3> kept, Walk<2> summed, int64_t n, int64_t n_summed) {
+// z of type R is T or the type of sums; what is before, if anything, is added and may be z.
+template <typename T, typename R>
+__global__ void einsum(const T* x, const T* y, const R* before, R* z, Walk<3> kept, Walk<2> summed, int64_t n, int64_t n_summed) {
     ITHACA_FOR(i, n) {
         int64_t at[3];
         kept.at(i, at);
-        z[at[2]] = narrow<T>(sum_of_products(x + at[0], y + at[1], summed, n_summed));
-    }
-}
-
-// z is added to.
-template <typename T>
-__global__ void accumulate_product(const T* x, const T* y, Acc<T>* z, Walk<3> kept, Walk<2> summed, int64_t n, int64_t n_summed) {
-    ITHACA_FOR(i, n) {
-        int64_t at[3];
-        kept.at(i, at);
-        z[at[2]] += sum_of_products(x + at[0], y + at[1], summed, n_summed);
+        const Acc<T> sum = sum_of_products(x + at[0], y + at[1], summed, n_summed);
+        z[at[2]] = narrow<R>(before == nullptr ? sum : widen(before[at[2]]) + sum);
     }
 }
 

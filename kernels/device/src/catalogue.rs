@@ -42,7 +42,7 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 36] = [
+const OF_FLOAT: [&str; 34] = [
     "unary",
     "binary",
     "scale",
@@ -56,8 +56,6 @@ const OF_FLOAT: [&str; 36] = [
     "sum_copies",
     "scores",
     "weigh",
-    "einsum",
-    "accumulate_product",
     "fill",
     "sum_members",
     "sum_pieces",
@@ -116,6 +114,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         let t = c_type(dtype);
         all.extend(OF_FLOAT.iter().map(|name| format!("{name}<{t}>")));
         let a = accumulator(dtype);
+        all.extend([t, a].map(|z| format!("einsum<{t}, {z}>")));
         all.extend([t, a].map(|z| format!("rms_scale_backward<{t}, {z}>")));
         all.extend([t, a].map(|z| format!("norm_backward_weight<{t}, {z}>")));
         all.extend([(t, t), (a, t)].map(|(x, z)| format!("sum<{x}, {z}>")));

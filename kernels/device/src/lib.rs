@@ -32,8 +32,7 @@ pub use program::{
     Work,
 };
 pub use record::{
-    Accumulation, Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product,
-    Record, Transfer,
+    Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product, Record, Transfer,
 };
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

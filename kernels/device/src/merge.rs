@@ -307,7 +307,19 @@ fn each_part(records: &mut [Record], of: &mut impl FnMut(Part<'_>)) {
                     }
                 }
             }
-            Record::Product(Product { dtype: _, into: _, rows, columns, inner, batch, a, b, c }) => {
+            Record::Product(Product {
+                dtype: _,
+                result: _,
+                rows,
+                columns,
+                inner,
+                batch,
+                a,
+                b,
+                before,
+                c,
+            }) => {
+                of(Part::Address(before));
                 [rows, columns, inner, batch].into_iter().for_each(|n| of(Part::Int(n)));
                 for Matrix { at, form: _, leading, step } in [a, b, c] {
                     of(Part::Address(at));

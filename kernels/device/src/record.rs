@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::message::Parcel;
-use ithaca_ir::ops::sums_in;
 use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::{AxisId, DType, Mesh, Space, boxes};
 
@@ -61,22 +60,13 @@ pub enum Grid<N = Int> {
     },
 }
 
-/// What a product does with its result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Accumulation {
-    /// It is written, in the element type of the operands.
-    Replace,
-    /// It is added to the matrix, whose elements have the type in which products are summed.
-    Add,
-}
-
-/// `c[i] = a[i] b[i]`, or `c[i] = c[i] + a[i] b[i]`, for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
+/// `c[i] = before[i] + a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product<A = Address, N = Int> {
     /// Element type of the operands; sums are taken in f64 for f64 and in f32 for the rest.
     pub dtype: DType,
-    /// What becomes of the result.
-    pub into: Accumulation,
+    /// Element type of the result: that of the operands, or the one in which products are summed.
+    pub result: DType,
     /// Rows of the result.
     pub rows: N,
     /// Columns of the result.
@@ -89,6 +79,9 @@ pub struct Product<A = Address, N = Int> {
     pub a: Matrix<A, N>,
     /// The right operand.
     pub b: Matrix<A, N>,
+    /// The first element of the matrices that are added, which have the shape of the result and may be its memory; the null
+    /// pointer where none are.
+    pub before: A,
     /// The result; always plain.
     pub c: Matrix<A, N>,
 }
@@ -264,20 +257,13 @@ impl<N> Grid<N> {
 }
 
 impl<A, N> Product<A, N> {
-    /// The element type of the result.
-    pub fn result(&self) -> DType {
-        match self.into {
-            Accumulation::Replace => self.dtype,
-            Accumulation::Add => sums_in(self.dtype),
-        }
-    }
-
     /// The same product with other addresses and integers.
     pub fn map<B, M>(
         &self,
         mut address: impl FnMut(&A) -> B,
         mut number: impl FnMut(&N) -> M,
     ) -> Product<B, M> {
+        let before = address(&self.before);
         let mut matrix = |Matrix { at, form, leading, step }: &Matrix<A, N>| Matrix {
             at: address(at),
             form: *form,
@@ -287,13 +273,14 @@ impl<A, N> Product<A, N> {
         let [a, b, c] = [&self.a, &self.b, &self.c].map(&mut matrix);
         Product {
             dtype: self.dtype,
-            into: self.into,
+            result: self.result,
             rows: number(&self.rows),
             columns: number(&self.columns),
             inner: number(&self.inner),
             batch: number(&self.batch),
             a,
             b,
+            before,
             c,
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-pub use ithaca_device::{Accumulation, Form};
+pub use ithaca_device::Form;
 
 use super::arguments::{Address, Arguments};
 use super::error::CudaError;

@@ -20,7 +20,7 @@ use half::{bf16, f16};
 use ithaca_ir::DType;
 
 use super::arguments::{Address, Arguments};
-use super::device::{Accumulation, Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
+use super::device::{Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
 use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
@@ -269,8 +269,8 @@ impl Device for Host {
         if self.is_held(stream) {
             return Ok(());
         }
-        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = *product;
-        let result = product.result();
+        let Product { dtype, result, rows, columns, inner, batch, a, b, before, c } = *product;
+        let before = (before.number() != 0).then_some(Matrix { at: before, ..c });
         for i in 0..batch {
             for column in 0..columns {
                 for row in 0..rows {
@@ -287,8 +287,8 @@ impl Device for Host {
                     let mut sum = if dtype == DType::F64 { wide } else { f64::from(narrow) };
                     // SAFETY: as above.
                     unsafe {
-                        if into == Accumulation::Add {
-                            sum += read(result, c, i, row, column);
+                        if let Some(before) = before {
+                            sum += read(result, before, i, row, column);
                         }
                         write(result, element(result, c, i, row, column), sum);
                     }

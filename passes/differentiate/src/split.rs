@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{OpError, Random};
+use ithaca_ir::ops::{Binary, OpError, Random};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
@@ -154,6 +154,13 @@ fn required(
             continue;
         }
         let keeps = match recompute {
+            // With its operand at hand, a function of elements is a part of the kernels that read it.
+            _ if matches!(node.op, Op::Unary(_))
+                && needed[node.operands[0].index()]
+                && only_multiplied(function, &nodes, &wanted) =>
+            {
+                false
+            }
             // Keys are recomputed: it is cheap, and only the key of all layers is saved.
             _ if matches!(node.op, Op::Random(Random::FoldIn | Random::LayerKey)) => false,
             Recompute::None => true,
@@ -179,6 +186,13 @@ fn required(
         }
     }
     Requirements { nodes, saved, reused }
+}
+
+/// Whether the nodes that run read values only to multiply them, element by element.
+fn only_multiplied(function: &Function, runs: &[bool], values: &[ValueId]) -> bool {
+    let readers = function.nodes.iter().zip(runs).filter(|&(_, &runs)| runs).map(|(node, _)| node);
+    let mut readers = readers.filter(|node| values.iter().any(|v| node.operands.contains(v)));
+    readers.all(|node| matches!(node.op, Op::Binary(Binary::Mul)))
 }
 
 /// Whether a node belongs to attention: the operation itself, or a value with the dimension of an explicit softmax.

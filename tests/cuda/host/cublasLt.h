@@ -119,14 +119,14 @@ inline void store(__nv_bfloat16& z, float x) { z = __float2bfloat16(x); }
 // Column-major: c is m x n, and the sum is over k.
 template <typename T, typename R, typename A>
 void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T* a, int64_t lda, const T* b, int64_t ldb,
-             A beta, R* c, int64_t ldc) {
+             A beta, const R* c, R* d, int64_t ld) {
     for (int64_t column = 0; column < n; ++column) {
         for (int64_t row = 0; row < m; ++row) {
             A sum = 0;
             for (int64_t l = 0; l < k; ++l)
                 sum += value(a[ta ? l + row * lda : row + l * lda]) * value(b[tb ? column + l * ldb : l + column * ldb]);
-            R& z = c[row + column * ldc];
-            store(z, beta == A(0) ? alpha * sum : alpha * sum + beta * value(z));
+            const int64_t at = row + column * ld;
+            store(d[at], beta == A(0) ? alpha * sum : alpha * sum + beta * value(c[at]));
         }
     }
 }
@@ -135,11 +135,12 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T
 
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
                                      cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb, const void* beta,
-                                     const void*, cublasLtMatrixLayout_t lc, void* d, cublasLtMatrixLayout_t ld,
+                                     const void* c, cublasLtMatrixLayout_t lc, void* d, cublasLtMatrixLayout_t ld,
                                      const cublasLtMatmulAlgo_t* algo, void*, size_t, cudaStream_t stream) {
     const bool ta = desc->transposed[0] != 0, tb = desc->transposed[1] != 0;
     const uint64_t m = ta ? la->columns : la->rows, k = ta ? la->rows : la->columns, n = tb ? lb->rows : lb->columns;
-    const bool fits = stream != nullptr && lc == ld && ld->rows == m && ld->columns == n && (tb ? lb->columns : lb->rows) == k &&
+    const bool is_alike = lc->type == ld->type && lc->leading == ld->leading && lc->step == ld->step && lc->batch == ld->batch;
+    const bool fits = stream != nullptr && is_alike && ld->rows == m && ld->columns == n && (tb ? lb->columns : lb->rows) == k &&
                       la->batch == lb->batch && la->batch == ld->batch && la->type == lb->type && (la->type == ld->type || ld->type == desc->scale) &&
                       (desc->scale == CUDA_R_64F) == (la->type == CUDA_R_64F);
     if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
@@ -149,13 +150,14 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
         using A = decltype(scalar);
         for (int64_t i = 0; i < ld->batch; ++i) {
             const T *x = static_cast<const T*>(a) + i * la->step, *y = static_cast<const T*>(b) + i * lb->step;
+            const R* const before = static_cast<const R*>(c) + i * ld->step;
             R* const z = static_cast<R*>(d) + i * ld->step;
-            const void* const starts[] = {x, y, z};
-            for (int j = 0; j < 3; ++j)
+            const void* const starts[] = {x, y, before, z};
+            for (int j = 0; j < 4; ++j)
                 if (reinterpret_cast<uintptr_t>(starts[j]) % algo->alignments[j] != 0) return CUBLAS_STATUS_INVALID_VALUE;
             cublas_on_host::product<T, R, A>(ta, tb, static_cast<int64_t>(m), static_cast<int64_t>(n), static_cast<int64_t>(k),
                                           *static_cast<const A*>(alpha), x, la->leading, y, lb->leading,
-                                          *static_cast<const A*>(beta), z, ld->leading);
+                                          *static_cast<const A*>(beta), before, z, ld->leading);
         }
         return CUBLAS_STATUS_SUCCESS;
     };

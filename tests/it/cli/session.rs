@@ -343,3 +343,39 @@ fn a_reader_that_leaves_early_is_no_error() {
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty());
 }
+
+#[test]
+fn choices_of_a_plan_are_replayed_and_a_missing_or_impossible_one_is_named() {
+    let folder = workplace();
+    let at = folder.path();
+    said(at, &format!("{PLAN} -o plan.json"));
+    let text = std::fs::read_to_string(at.join("plan.json")).unwrap();
+    let plan: Value = serde_json::from_str(&text).unwrap();
+    let (topic, key) = ("reshards", "bf16[b s@ulysses h d] -> bf16[b s h@ulysses d]");
+    assert_eq!(plan["choices"][topic][key], "all_to_all(axis=ulysses, split=h, concat=s)");
+    let edited = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let mut plan = plan.clone();
+        edit(plan["choices"][topic].as_object_mut().unwrap());
+        std::fs::write(at.join("edited.json"), plan.to_string()).unwrap();
+    };
+    let gathered = "all_gather(axis=ulysses, dim=s); slice(axis=ulysses, dim=h)";
+    edited(&|choices| choices[key] = gathered.into());
+    let refusal = refused(at, "verify edited.json");
+    assert!(
+        refusal.contains("[M33]") && refusal.contains("collectives"),
+        "another choice is replayed: {refusal}"
+    );
+    for (edit, says) in [
+        (None, format!("records no choice of `{topic}` for `{key}`")),
+        (Some("all_reduce(axis=ulysses)"), "it does not lead there".to_owned()),
+    ] {
+        edited(&|choices| match edit {
+            None => drop(choices.remove(key)),
+            Some(text) => choices[key] = text.into(),
+        });
+        for command in ["run edited.json --shrink", "verify edited.json", "explain edited.json"] {
+            let refusal = refused(at, command);
+            assert!(refusal.contains("[P05]") && refusal.contains(&says), "{command}: {refusal}");
+        }
+    }
+}

@@ -27,6 +27,13 @@ struct Matrix {
     int64_t leading, step;
 };
 
+// The element types of a product: one, or that of its operands and that of its result.
+struct Types {
+    Types(DType all) : operands(all), result(all) {}
+    Types(DType operands, DType result) : operands(operands), result(result) {}
+    DType operands, result;
+};
+
 class Products : NotCopied {
   public:
     Products() { ITHACA_CUBLAS(cublasLtCreate(&handle_)); }
@@ -34,20 +41,20 @@ class Products : NotCopied {
         for (void* memory : workspaces_) cudaFree(memory);
         cublasLtDestroy(handle_);
     }
-    // c[i] = before * c[i] + a[i] b[i] for matrices `rows x inner` and `inner x columns`; c has the type `result`.
-    void multiply(Queue queue, cudaStream_t stream, DType dtype, DType result, int64_t rows, int64_t columns, int64_t inner,
-                  int64_t batch, const std::array<Matrix, 3>& abc, int before) {
+    // d[i] = beta * c[i] + a[i] b[i] for matrices `rows x inner` and `inner x columns`; c and d have the type of the result.
+    void multiply(Queue queue, cudaStream_t stream, Types of, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
+                  const std::array<Matrix, 4>& abcd, int beta) {
         static constexpr cudaDataType_t types[] = {CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
-        const bool is_wide = dtype == DType::F64;
+        const bool is_wide = of.operands == DType::F64;
         cublasLtMatmulDescOpaque_t desc;
         ITHACA_CUBLAS(cublasLtMatmulDescInit(&desc, is_wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, is_wide ? CUDA_R_64F : CUDA_R_32F));
-        cublasLtMatrixLayoutOpaque_t layouts[3];
-        std::vector<int64_t> shape = {static_cast<int64_t>(dtype), static_cast<int64_t>(result), rows, columns, inner, batch};
-        uint32_t alignments[3];
-        const int64_t extents[3][2] = {{rows, inner}, {inner, columns}, {rows, columns}};
-        for (size_t i = 0; i < 3; ++i) {
-            const Matrix& m = abc[i];
-            const DType type = i < 2 ? dtype : result;
+        cublasLtMatrixLayoutOpaque_t layouts[4];
+        std::vector<int64_t> shape = {static_cast<int64_t>(of.operands), static_cast<int64_t>(of.result), rows, columns, inner, batch};
+        uint32_t alignments[4];
+        const int64_t extents[4][2] = {{rows, inner}, {inner, columns}, {rows, columns}, {rows, columns}};
+        for (size_t i = 0; i < 4; ++i) {
+            const Matrix& m = abcd[i];
+            const DType type = i < 2 ? of.operands : of.result;
             const int32_t op = m.op, count = static_cast<int32_t>(batch);
             const auto stored = [&](bool first) { return static_cast<uint64_t>(extents[i][first == (op == CUBLAS_OP_N) ? 0 : 1]); };
             ITHACA_CUBLAS(cublasLtMatrixLayoutInit(&layouts[i], types[int(type)], stored(true), stored(false), m.leading));
@@ -68,9 +75,9 @@ class Products : NotCopied {
         static constexpr double wide[] = {0, 1};
         static constexpr float narrow[] = {0, 1};
         const auto factor = [&](int i) -> const void* { return is_wide ? static_cast<const void*>(wide + i) : narrow + i; };
-        const auto& [a, b, c] = abc;
-        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, factor(1), a.at, &layouts[0], b.at, &layouts[1], factor(before), c.at, &layouts[2], c.at,
-                                     &layouts[2], &known->second, workspace, kWorkspaceBytes, stream));
+        const auto& [a, b, c, d] = abcd;
+        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, factor(1), a.at, &layouts[0], b.at, &layouts[1], factor(beta), c.at, &layouts[2], d.at,
+                                     &layouts[3], &known->second, workspace, kWorkspaceBytes, stream));
     }
 
   private:
@@ -86,10 +93,10 @@ class Products : NotCopied {
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
-        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[2]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
         cublasLtMatmulHeuristicResult_t found{};
         int n_found = 0;
-        ITHACA_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, &desc, &layouts[0], &layouts[1], &layouts[2], &layouts[2], &preference,
+        ITHACA_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, &desc, &layouts[0], &layouts[1], &layouts[2], &layouts[3], &preference,
                                                      1, &found, &n_found));
         if (n_found == 0) fail(__FILE__, __LINE__, "cublasLtMatmulAlgoGetHeuristic", "no algorithm for this product");
         return found.algo;
@@ -308,16 +315,12 @@ class Frame : NotCopied {
         config.stream = stream();
         ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
     }
-    // c = a b for `batch` matrices `rows x inner` and `inner x columns`.
-    void product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
-                 const Matrix& c) {
-        device_.products.multiply(task_.queue, stream(), dtype, dtype, rows, columns, inner, batch, {a, b, c}, 0);
-    }
-    // c = c + a b; c has the type in which products are summed.
-    void accumulate_product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
-                            const Matrix& c) {
-        const DType sum = dtype == DType::F64 ? DType::F64 : DType::F32;
-        device_.products.multiply(task_.queue, stream(), dtype, sum, rows, columns, inner, batch, {a, b, c}, 1);
+    // c = before + a b for `batch` matrices `rows x inner` and `inner x columns`; before may be c, or nothing.
+    void product(Types of, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
+                 const Matrix& c, Address before = {}) {
+        Matrix added = c;
+        if (before.at != nullptr) added.at = before;
+        device_.products.multiply(task_.queue, stream(), of, rows, columns, inner, batch, {a, b, added, c}, before.at != nullptr);
     }
     void copy(Address to, Address from, int64_t bytes) {
         if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));

@@ -52,10 +52,11 @@ ops! {
             Positions = "positions", "-> s", Compute, Vector, Zero;
         }
         family Linear {
-            /// Sum of products over the dimensions that the result lacks.
+            /// Sum of products over the dimensions that the result lacks; the result has the type of the operands, or the one in
+            /// which products are summed.
             Einsum = "einsum", "x, y -> z", Compute, Matmul, Own;
-            /// `z + Σ x · y` over the dimensions that z lacks; z, in the type in which products are summed, is updated in
-            /// place.
+            /// `z + Σ x · y` over the dimensions that z lacks, rounded once; z has the type of x and y, or the one in which
+            /// products are summed.
             AccumulateProduct = "accumulate_product", "x, y, z -> z", Compute, Matmul, Own;
             /// Sum over the dimensions that the result lacks.
             Sum = "sum", "x -> y", Compute, Vector, Operands(1);

@@ -2,11 +2,11 @@
 
 use ithaca_ir::{DimId, TensorType};
 
-use super::attention::bytes;
 use super::view::{Cx, View, float, step};
+use crate::address::Address;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::record::{Accumulation, Form, Matrix, Product, Record};
+use crate::record::{Form, Matrix, Product, Record};
 use crate::structs::Walk;
 use crate::value::Int;
 
@@ -124,24 +124,12 @@ impl Matmul {
 }
 
 impl Cx<'_> {
-    /// `z = z + x y`; `before` is z as it is read.
-    pub(crate) fn accumulate_product(
-        &self,
-        [x, y, before]: [View<'_>; 3],
-        z: View<'_>,
-    ) -> Result<(), LowerError> {
-        if before.at != z.at {
-            self.copy(bytes(self.local(z.ty).size, z.ty), before.at, z.at)?;
-        }
-        self.einsum(x, y, z, Accumulation::Add)
-    }
-
+    /// `z = before + x y`, or `z = x y`. `before` has the type of z.
     pub(crate) fn einsum(
         &self,
-        x: View<'_>,
-        y: View<'_>,
+        [x, y]: [View<'_>; 2],
+        before: Option<View<'_>>,
         z: View<'_>,
-        into: Accumulation,
     ) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
         float(x.ty)?;
@@ -192,7 +180,7 @@ impl Cx<'_> {
             && k.extent > 0
             && let Some(found) = (Matmul { batch, m, n, k }).find()
         {
-            return self.products(&found, x, y, (z, into));
+            return self.products(&found, x, y, (before, z));
         }
         let (mut over, mut along) = (Walk::<3>::default(), Walk::<2>::default());
         for l in &kept {
@@ -202,12 +190,10 @@ impl Cx<'_> {
             step(&mut along, l.extent, [l.x, l.y])?;
         }
         let n_summed = along.size();
-        let arguments = arguments![x.at, y.at, z.at, over, along, lz.size, n_summed];
-        let kernel = match into {
-            Accumulation::Replace => "einsum",
-            Accumulation::Add => "accumulate_product",
-        };
-        self.launch_of(kernel, x.ty, lz.size, arguments)
+        let before = before.map_or(Pointer::NONE, |before| before.at);
+        let arguments = arguments![x.at, y.at, before, z.at, over, along, lz.size, n_summed];
+        let kernel = format!("einsum<{}, {}>", float(x.ty)?, float(z.ty)?);
+        self.launch(&kernel, lz.size, arguments)
     }
 
     /// The innermost batch loop is the product's own; those around it are loops here.
@@ -216,7 +202,7 @@ impl Cx<'_> {
         found: &Found,
         x: View<'_>,
         y: View<'_>,
-        (z, into): (View<'_>, Accumulation),
+        (before, z): (Option<View<'_>>, View<'_>),
     ) -> Result<(), LowerError> {
         let Matmul { batch, m, n, k } = &found.loops;
         let (inner, outer) = batch.split_last().map_or((&ONCE, &[][..]), |(last, rest)| (last, rest));
@@ -242,13 +228,14 @@ impl Cx<'_> {
             };
             let product = Product {
                 dtype: x.ty.dtype,
+                result: z.ty.dtype,
                 rows: Int::Const(n.extent),
                 columns: Int::Const(m.extent),
                 inner: Int::Const(k.extent),
                 batch: Int::Const(inner.extent),
                 a: matrix(further(first, dy), found.a, inner.y),
                 b: matrix(further(second, dx), found.b, inner.x),
-                into,
+                before: before.map_or(Address::NULL, |before| further(before, dz).address()),
                 c: matrix(further(z, dz), (Form::Plain, found.c), inner.z),
             };
             self.trace.add(Record::Product(product));

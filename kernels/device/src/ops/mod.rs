@@ -19,7 +19,6 @@ use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 
 use crate::argument::arguments;
 use crate::error::LowerError;
-use crate::record::Accumulation;
 use simple::NormOperands;
 use training::{Centre, Norm};
 use view::{Cx, View};
@@ -57,11 +56,11 @@ impl Cx<'_> {
             |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
         match op {
             Op::Positions => self.positions(z[0]),
-            Op::Einsum => {
-                let [a, b] = *exactly(op, x)?;
-                self.einsum(a, b, z[0], Accumulation::Replace)
+            Op::Einsum => self.einsum(*exactly(op, x)?, None, z[0]),
+            Op::AccumulateProduct => {
+                let [a, b, before] = *exactly(op, x)?;
+                self.einsum([a, b], Some(before), z[0])
             }
-            Op::AccumulateProduct => self.accumulate_product(*exactly(op, x)?, z[0]),
             Op::Embed { .. } => self.embed(x[0], x[1], z[0]),
             Op::Unary(f) => self.elementwise("unary", x[0], arguments![*f as i32, x[0].at, z[0].at]),
             Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),

@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver;
 use ithaca_ir::DType;
 
-use crate::cuda::device::{Accumulation, Form, Matrix, Product};
+use crate::cuda::device::{Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
 /// Bytes of the workspace of a stream, as NVIDIA recommends for Hopper.
@@ -19,7 +19,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 const ALIGNMENT: u64 = 256;
 
 /// A product with the alignments of its addresses in place of the addresses.
-type Shape = ([i64; 10], [bool; 2], [u32; 3], DType, Accumulation);
+type Shape = ([i64; 10], [bool; 2], [u32; 4], [DType; 2]);
 
 /// The descriptors and the algorithm for products of a shape.
 #[derive(Clone, Copy)]
@@ -69,11 +69,9 @@ impl Products {
                 [one.as_ptr().cast(), zero.as_ptr().cast()]
             }
         };
-        let before = match product.into {
-            Accumulation::Replace => zero,
-            Accumulation::Add => one,
-        };
+        let beta = if product.before.number() == 0 { zero } else { one };
         let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
+        let before = device(added(product).at.number());
         let [la, lb, lc] = plan.layouts;
         // SAFETY: descriptions and layouts live as long as this, factors for the call; the caller guarantees the rest.
         unsafe {
@@ -81,12 +79,12 @@ impl Products {
                 handle,
                 plan.description,
                 one,
-                before,
+                beta,
                 a,
                 la,
                 b,
                 lb,
-                c,
+                before,
                 lc,
                 c.cast_mut(),
                 lc,
@@ -129,11 +127,12 @@ impl Products {
     }
 
     fn plan(&self, handle: sys::cublasLtHandle_t, product: &Product) -> Result<Plan, CudaError> {
-        let Product { dtype, into, rows, columns, inner, batch, a, b, c } = *product;
-        let result = product.result();
+        let Product { dtype, result, rows, columns, inner, batch, a, b, before: _, c } = *product;
         let numbers = [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step];
-        let alignments = [(a, dtype), (b, dtype), (c, result)].map(|(m, dtype)| alignment(m, dtype, batch));
-        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), alignments, dtype, into);
+        let matrices = [(a, dtype), (b, dtype), (added(product), result), (c, result)];
+        let alignments = matrices.map(|(m, dtype)| alignment(m, dtype, batch));
+        let transposed = [a, b].map(|m| m.form == Form::Transposed);
+        let shape: Shape = (numbers, transposed, alignments, [dtype, result]);
         if let Some(&known) = self.plans.borrow().get(&shape) {
             return Ok(known);
         }
@@ -171,7 +170,7 @@ impl Products {
         let most = WORKSPACE_BYTES as u64;
         // The attributes are a 64-bit number and four of 32 bits.
         prefer(limit, (&raw const most).cast(), 8)?;
-        for (attribute, alignment) in ALIGNMENTS.into_iter().zip([0, 1, 2, 2].map(|i| alignments[i])) {
+        for (attribute, alignment) in ALIGNMENTS.into_iter().zip(alignments) {
             prefer(attribute, (&raw const alignment).cast(), 4)?;
         }
         let [a, b, c] = layouts;
@@ -187,7 +186,13 @@ impl Products {
     }
 }
 
-/// The alignment attributes of both operands and, twice, of the result.
+/// The matrices that are added; the result's, which are not read, where none are.
+fn added(product: &Product) -> Matrix {
+    let is_none = product.before.number() == 0;
+    Matrix { at: if is_none { product.c.at } else { product.before }, ..product.c }
+}
+
+/// The alignment attributes of both operands, of the matrix that is added, and of the result.
 const ALIGNMENTS: [sys::cublasLtMatmulPreferenceAttributes_t; 4] = {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     [

@@ -11,12 +11,17 @@
 //! %before = state {name=sum.grad.w} : f32[m f]
 //! %sum    = accumulate_product %x, %dy, %before
 //! ```
-//! The gradient is never written in the type of the weight, nor rounded to it.
+//! The gradient is never written in the type of the weight, nor rounded to it. A product that only replaces a state is stored
+//! where it is made, in the type of the state:
+//! ```text
+//! %dw   = einsum %x, %dy : f32[m f]
+//! assign %dw {target=state, name=grad.w}
+//! ```
 
 use std::collections::BTreeMap;
 
 use ithaca_ir::module::{Function, Level, Node};
-use ithaca_ir::ops::{Binary, OpError, Target, sums_in};
+use ithaca_ir::ops::{Binary, Binding, OpError, Target, sums_in};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
 use ithaca_pass::rebuild::Copy;
@@ -42,29 +47,26 @@ impl Pass for Accumulate {
         }
         let mut accumulated = module.emptied(module.level);
         for function in module.functions.values() {
-            let additions = additions(function).into_iter().filter(|_| cx.rewrite());
-            let additions: BTreeMap<_, _> = additions.map(|addition| (addition.product, addition)).collect();
-            let function = if additions.is_empty() {
-                function.clone()
-            } else {
-                rewritten(&accumulated, function, &additions)?
-            };
+            let found = found(function).into_iter().filter(|_| cx.rewrite());
+            let found: BTreeMap<_, _> = found.collect();
+            let function =
+                if found.is_empty() { function.clone() } else { rewritten(&accumulated, function, &found)? };
             accumulated.functions.push(function);
         }
         Ok(accumulated)
     }
 }
 
-/// The nodes of an addition that becomes one kernel.
-struct Addition {
-    product: usize,
-    cast: Option<usize>,
-    read: usize,
-    sum: usize,
+/// What becomes of a product.
+enum Found {
+    /// It is added to a state: these nodes become one kernel.
+    Added { cast: Option<usize>, read: usize, sum: usize },
+    /// It is cast and stored, by these nodes.
+    Stored { cast: usize, assign: usize },
 }
 
-/// The additions of products to states.
-fn additions(function: &Function) -> Vec<Addition> {
+/// The products that are only added to states or stored, by node.
+fn found(function: &Function) -> Vec<(usize, Found)> {
     let flow = Flow::of(function);
     let nodes = &function.nodes;
     // The node that makes operand `i` of a node for it alone.
@@ -72,53 +74,84 @@ fn additions(function: &Function) -> Vec<Addition> {
         let maker = flow.maker(*nodes[of].operands.get(i)?)?;
         (flow.after(maker).count() == 1 && !flow.is_returned(maker)).then_some(maker)
     };
-    let find = |sum: usize| {
-        if !matches!(nodes[sum].op, Op::Binary(Binary::Add) | Op::Accumulate) {
-            return None;
-        }
+    let is_product = |n: usize| nodes[n].op == Op::Einsum;
+    let added = |sum: usize| {
         let read = only(sum, 0).filter(|&read| matches!(nodes[read].op, Op::State(_)))?;
         let added = only(sum, 1)?;
         let cast = matches!(nodes[added].op, Op::Cast { .. }).then_some(added);
         let product = cast.map_or(Some(added), |cast| only(cast, 0))?;
         let (made, before) =
             (function.ty(*nodes[product].results.first()?), function.ty(nodes[read].result()));
-        let fits = nodes[product].op == Op::Einsum
+        let fits = is_product(product)
             && made.layout == before.layout
             && made.dims == before.dims
             && sums_in(made.dtype) == before.dtype;
-        let is_touched = |n: &Node| touches(n, &nodes[read]);
+        let Op::State(state) = &nodes[read].op else { return None };
         let between = &nodes[product.min(read)..sum];
-        (fits && !between.iter().any(is_touched)).then_some(Addition { product, cast, read, sum })
+        let is_free = !between.iter().any(|n| touches(n, state, Access::Write));
+        (fits && is_free).then_some((product, Found::Added { cast, read, sum }))
+    };
+    let stored = |assign: usize| {
+        let Op::Assign { target: Target::State, binding } = &nodes[assign].op else { return None };
+        let cast = only(assign, 0).filter(|&cast| matches!(nodes[cast].op, Op::Cast { .. }))?;
+        let product = only(cast, 0).filter(|&product| is_product(product))?;
+        let (made, wide) = (function.ty(nodes[product].result()), function.ty(nodes[cast].result()));
+        let is_free = !nodes[product..assign].iter().any(|n| touches(n, binding, Access::Any));
+        (sums_in(made.dtype) == wide.dtype && is_free).then_some((product, Found::Stored { cast, assign }))
+    };
+    let find = |n: usize| match &nodes[n].op {
+        Op::Binary(Binary::Add) | Op::Accumulate => added(n),
+        Op::Assign { .. } => stored(n),
+        _ => None,
     };
     (0..nodes.len()).filter_map(find).collect()
 }
 
-/// Whether a node may write the state that `read` reads.
-fn touches(node: &Node, read: &Node) -> bool {
-    match (&node.op, &read.op) {
-        (Op::Assign { target: Target::State, binding }, Op::State(state)) => binding.name == state.name,
-        (op, _) => matches!(op, Op::Call { .. }),
+/// How a node uses a state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Write,
+    Any,
+}
+
+/// Whether a node may use a state so.
+fn touches(node: &Node, state: &Binding, access: Access) -> bool {
+    match &node.op {
+        Op::Assign { target: Target::State, binding } => binding.name == state.name,
+        Op::State(binding) => access == Access::Any && binding.name == state.name,
+        op => matches!(op, Op::Call { .. }),
     }
 }
 
-/// The function with these additions, by the node of the product.
+/// The function with these products rewritten, by node.
 fn rewritten(
     module: &Module,
     function: &Function,
-    additions: &BTreeMap<usize, Addition>,
+    found: &BTreeMap<usize, Found>,
 ) -> Result<Function, OpError> {
-    let gone = |i: usize| additions.values().any(|a| [Some(a.read), Some(a.sum), a.cast].contains(&Some(i)));
+    let gone = |i: usize| {
+        found.values().any(|found| match *found {
+            Found::Added { cast, read, sum } => [Some(read), Some(sum), cast].contains(&Some(i)),
+            Found::Stored { cast, assign } => [cast, assign].contains(&i),
+        })
+    };
     let mut copy = Copy::of(function, &module.space, &module.functions);
     for (i, node) in function.nodes.iter().enumerate().filter(|&(i, _)| !gone(i)) {
-        let Some(addition) = additions.get(&i) else {
-            copy.node(node)?;
-            continue;
-        };
-        let read = &function.nodes[addition.read];
-        copy.node(read)?;
-        let mut operands = copy.values.operands(node);
-        operands.push(copy.values[read.result()]);
-        copy.node_as(Op::AccumulateProduct, &operands, &function.nodes[addition.sum].results)?;
+        match found.get(&i) {
+            None => copy.node(node)?,
+            Some(Found::Added { read, sum, .. }) => {
+                let read = &function.nodes[*read];
+                copy.node(read)?;
+                let mut operands = copy.values.operands(node);
+                operands.push(copy.values[read.result()]);
+                copy.node_as(Op::AccumulateProduct, &operands, &function.nodes[*sum].results)?;
+            }
+            Some(Found::Stored { cast, assign }) => {
+                let operands = copy.values.operands(node);
+                copy.node_as(Op::Einsum, &operands, &function.nodes[*cast].results)?;
+                copy.node(&function.nodes[*assign])?;
+            }
+        }
     }
     Ok(copy.finish())
 }

@@ -53,13 +53,15 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
         draw,
         bindings: Bindings::default(),
         leaves: Vec::new(),
+        named: Vec::new(),
         nodes: Vec::new(),
         known: BTreeMap::new(),
     };
     builder.settle();
     let want = builder.draw.ty();
     builder.app(&rule.left, &want).ok_or(Missed::Types)?;
-    let ty = |name: &str| builder.leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
+    let known = || builder.leaves.iter().chain(&builder.named);
+    let ty = |name: &str| known().find(|(known, _)| known == name).map(|(_, ty)| ty);
     if !all_hold(rule, &builder.bindings, &builder.draw.space, &ty) {
         return Err(Missed::Conditions);
     }
@@ -77,6 +79,8 @@ struct ProgramBuilder<'r> {
     bindings: Bindings,
     /// Values of the pattern by name, in order of their first use.
     leaves: Vec<(String, TensorType)>,
+    /// Operands of the pattern that have a name.
+    named: Vec<(String, TensorType)>,
     /// The operations of the pattern, operands first; a [`Place::Value`] is an index of `leaves`.
     nodes: Vec<NewNode>,
     /// The index of the operation of each key of a pattern.
@@ -153,7 +157,10 @@ impl ProgramBuilder<'_> {
         }
         self.settle();
         let places = app.operands.iter().zip(&operands).map(|(pattern, ty)| match pattern {
-            Pattern::App(inner) => self.app(inner, ty),
+            Pattern::App(inner) => {
+                self.named.extend(inner.like.as_ref().map(|name| (name.text.clone(), ty.clone())));
+                self.app(inner, ty)
+            }
             Pattern::Value(name) => {
                 let known = self.leaves.iter().position(|(known, _)| *known == name.text);
                 let leaf = known.unwrap_or_else(|| {

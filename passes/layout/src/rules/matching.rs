@@ -79,7 +79,12 @@ fn applications(
                     if is_same { vec![way] } else { Vec::new() }
                 }
                 Pattern::App(app) => {
-                    applications(program, names, app, program.makers(value, app.result), &way, limit)
+                    let is_same = app
+                        .like
+                        .as_ref()
+                        .is_none_or(|name| *way.values.entry(name.text.clone()).or_insert(value) == value);
+                    let makers = if is_same { program.makers(value, app.result) } else { Vec::new() };
+                    applications(program, names, app, makers, &way, limit)
                 }
             });
             ways = extended.collect();

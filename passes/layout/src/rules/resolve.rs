@@ -121,15 +121,17 @@ impl<'r> Resolver<'r> {
                 .push("bind a variable, and state the equation after `where`".to_owned());
             }
         }
-        if let Some(like) = &app.like
-            && (side == Side::Left || !matches!(app.op.as_str(), "reshard" | "permute"))
-        {
+        let may_have_name = match side {
+            Side::Left => !std::ptr::eq(app, &self.rule.left),
+            Side::Right => matches!(app.op.as_str(), "reshard" | "permute"),
+        };
+        if let (Some(like), false) = (&app.like, may_have_name) {
             let message = format!("`as` is not legal on `{}`", app.op);
             self.refuse(
                 "P65",
                 like,
                 message,
-                "only a `reshard` or `permute` on the right side has a target layout",
+                "an operand of the pattern has a name, a `reshard` or `permute` on the right side a target layout",
             );
         }
         if side == Side::Right && app.rest == Rest::Ignored {
@@ -144,7 +146,7 @@ impl<'r> Resolver<'r> {
     fn bind(&mut self, apps: &[(&'r App, Side)]) -> Bound<'r> {
         let mut bound = Bound::default();
         for (app, _) in apps.iter().filter(|(_, side)| *side == Side::Left) {
-            bound.values.extend(app.values().map(|name| name.text.as_str()));
+            bound.values.extend(app.values().chain(&app.like).map(|name| name.text.as_str()));
             let variables = app.attrs.iter().flat_map(|(_, term)| term.variables());
             bound.attrs.extend(variables.map(|name| name.text.as_str()));
             if let Rest::Bound(name) = &app.rest {

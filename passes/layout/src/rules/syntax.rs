@@ -44,7 +44,8 @@ pub(crate) struct App {
     pub(crate) operands: Vec<Pattern>,
     pub(super) attrs: Vec<(Name, Term)>,
     pub(super) rest: Rest,
-    /// The value that gives the target layout, for a `reshard` or `permute` of a replacement.
+    /// In a replacement, the value that gives the target layout of a `reshard` or `permute`; in a pattern, the name of the
+    /// operand.
     pub(super) like: Option<Name>,
     /// The index of the requested result, if it is an operand.
     pub(crate) result: usize,

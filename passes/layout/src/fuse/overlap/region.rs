@@ -143,6 +143,7 @@ impl Region {
                 dims.contains(&a.heads) && dims.contains(&a.kv_heads) && a.movement.is_none()
             }
             Op::Einsum
+            | Op::AccumulateProduct
             | Op::Sum
             | Op::Expand
             | Op::Unary(_)
@@ -227,7 +228,7 @@ fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims:
 
 /// Kernels that take long enough to hide communication.
 fn is_heavy(op: &Op) -> bool {
-    matches!(op, Op::Einsum | Op::Attention(_) | Op::AttentionBackward(_))
+    matches!(op, Op::Einsum | Op::AccumulateProduct | Op::Attention(_) | Op::AttentionBackward(_))
 }
 
 /// Collectives, the operations between them, and the nearest heavy kernels before and after.
@@ -258,5 +259,14 @@ fn trimmed(function: &Function, flow: &Flow<'_>, near: &BTreeSet<usize>) -> Vec<
         useful_ahead[i] = leads[i].0 && (heavy(i) || before(i).any(|p| useful_ahead[p]));
     }
     let keeps = |i: usize| is_comm(i) || (follows[i].1 && leads[i].1) || useful_after[i] || useful_ahead[i];
-    near.iter().copied().filter(|&i| keeps(i)).collect()
+    let mut kept: BTreeSet<usize> = near.iter().copied().filter(|&i| keeps(i)).collect();
+    // A product to which another is added in one kernel.
+    for &i in near.iter().rev() {
+        let node = &function.nodes[i];
+        if kept.contains(&i) && node.op == Op::AccumulateProduct {
+            let summand = flow.maker(node.operands[2]).filter(|p| near.contains(p) && heavy(*p));
+            kept.extend(summand.filter(|&p| flow.after(p).count() == 1));
+        }
+    }
+    kept.into_iter().collect()
 }

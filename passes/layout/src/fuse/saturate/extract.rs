@@ -4,7 +4,7 @@
 //! function and the optimum without sharing, and improves each: it tries another term class by class, and all results of
 //! an operation together, and keeps a change if the total cost falls, until none helps. The result never costs more than the original.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::Id;
 use ithaca_ir::TensorType;
@@ -37,37 +37,58 @@ struct Choices {
     roots: Vec<usize>,
 }
 
-/// The chosen terms of the classes that `roots` need, with the departures from `original`, the terms of the original
-/// function, as text: `gated@5.1` for term 1 of class 5.
+/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function; others are chosen only
+/// where `is_kept`.
 pub(super) fn extract(
     graph: &Graph,
     prices: &mut PriceList<'_>,
     roots: &[Id],
     original: &BTreeMap<Id, Term>,
-) -> (BTreeMap<Id, Term>, String) {
-    let choices = Choices::of(graph, roots, |term| seconds(graph, prices, term));
+    is_kept: impl Fn(&Term) -> bool,
+) -> BTreeMap<Id, Term> {
+    let of_original: BTreeSet<&Term> = original.values().collect();
+    let is_kept = |term: &Term| is_kept(term) || of_original.contains(term);
+    let choices = Choices::of(graph, roots, is_kept, |term| seconds(graph, prices, term));
     let alone = choices.alone();
-    let as_is = choices.with_originals(alone.clone(), original);
+    let as_is = choices.with_terms(alone.clone(), original);
     let (as_is, alone) = (choices.improved(as_is), choices.improved(alone));
     let (_, selection) = if alone.0 < as_is.0 * (1.0 - BETTER) { alone } else { as_is };
-    (choices.chosen(&selection), choices.text(graph, &selection, original))
+    choices.chosen(&selection)
 }
 
-/// The chosen terms as [`extract`] wrote them; `None` for terms that the graph does not have.
+/// The departures of chosen terms from those of the original function, as text: `gated@5.1` for term 1 of class 5.
+pub(super) fn written(
+    graph: &Graph,
+    roots: &[Id],
+    original: &BTreeMap<Id, Term>,
+    chosen: &BTreeMap<Id, Term>,
+) -> String {
+    let choices = Choices::of(graph, roots, |_| true, |_| 0.0);
+    let plain = choices.with_terms(vec![0; choices.terms.len()], original);
+    let selection = choices.with_terms(plain.clone(), chosen);
+    let departs = (0..plain.len()).filter(|&c| selection[c] != plain[c]);
+    let word = |c: usize| {
+        let term = &choices.terms[c][selection[c]].term;
+        format!("{}@{c}.{}", label(graph, term), selection[c])
+    };
+    departs.map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// The chosen terms as [`written`]; `None` for terms that the graph does not have.
 pub(super) fn recorded(
     graph: &Graph,
     roots: &[Id],
     original: &BTreeMap<Id, Term>,
     text: &str,
 ) -> Option<BTreeMap<Id, Term>> {
-    let choices = Choices::of(graph, roots, |_| 0.0);
-    let mut selection = choices.with_originals(vec![0; choices.terms.len()], original);
+    let choices = Choices::of(graph, roots, |_| true, |_| 0.0);
+    let mut selection = choices.with_terms(vec![0; choices.terms.len()], original);
     for word in text.split(' ').filter(|word| !word.is_empty()) {
         let (name, place) = word.split_once('@')?;
         let (class, n) = place.split_once('.')?;
         let (class, n): (usize, usize) = (class.parse().ok()?, n.parse().ok()?);
         let choice = choices.terms.get(class)?.get(n)?;
-        *selection.get_mut(class)? = (label(graph, &choice.term) == name).then_some(n)?;
+        selection[class] = (label(graph, &choice.term) == name).then_some(n)?;
     }
     choices.needed(&selection)?;
     Some(choices.chosen(&selection))
@@ -83,7 +104,12 @@ fn label(graph: &Graph, term: &Term) -> &'static str {
 }
 
 impl Choices {
-    fn of(graph: &Graph, roots: &[Id], mut seconds: impl FnMut(&Term) -> f64) -> Self {
+    fn of(
+        graph: &Graph,
+        roots: &[Id],
+        is_kept: impl Fn(&Term) -> bool,
+        mut seconds: impl FnMut(&Term) -> f64,
+    ) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
         classes.sort_unstable();
         let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
@@ -92,7 +118,8 @@ impl Choices {
             // A leaf is not computed.
             let leaf =
                 nodes.iter().filter(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..))).min();
-            let nodes: Vec<&Term> = leaf.map_or_else(|| nodes.iter().collect(), |leaf| vec![leaf]);
+            let kept = || nodes.iter().filter(|term| is_kept(term)).collect();
+            let nodes: Vec<&Term> = leaf.map_or_else(kept, |leaf| vec![leaf]);
             let choice = |term: &Term| Choice {
                 seconds: seconds(term),
                 operands: term.operands.iter().map(|&o| place(o)).collect(),
@@ -117,11 +144,12 @@ impl Choices {
         Self { classes, terms, results, roots }
     }
 
-    /// The selection with the terms of the original function.
-    fn with_originals(&self, mut selection: Selection, original: &BTreeMap<Id, Term>) -> Selection {
+    /// The selection with these terms where they are known.
+    fn with_terms(&self, mut selection: Selection, known: &BTreeMap<Id, Term>) -> Selection {
         for (place, class) in self.classes.iter().enumerate() {
-            let known = original.get(class);
-            let at = known.and_then(|term| self.terms[place].iter().position(|choice| choice.term == *term));
+            let at = known
+                .get(class)
+                .and_then(|term| self.terms[place].iter().position(|choice| choice.term == *term));
             selection[place] = at.unwrap_or(selection[place]);
         }
         selection
@@ -131,17 +159,6 @@ impl Choices {
     fn chosen(&self, selection: &Selection) -> BTreeMap<Id, Term> {
         let needed = self.needed(selection).unwrap_or_default();
         needed.into_iter().map(|c| (self.classes[c], self.terms[c][selection[c]].term.clone())).collect()
-    }
-
-    /// The departures from the original function as text.
-    fn text(&self, graph: &Graph, selection: &Selection, original: &BTreeMap<Id, Term>) -> String {
-        let plain = self.with_originals(vec![0; self.terms.len()], original);
-        let mut needed = self.needed(selection).unwrap_or_default();
-        needed.sort_unstable();
-        let departs = needed.into_iter().filter(|&c| selection[c] != plain[c]);
-        let word =
-            |c: usize| format!("{}@{c}.{}", label(graph, &self.terms[c][selection[c]].term), selection[c]);
-        departs.map(word).collect::<Vec<_>>().join(" ")
     }
 
     /// For each class the cheapest term including its operands, without sharing.
@@ -167,7 +184,7 @@ impl Choices {
         selection
     }
 
-    /// The classes that the roots need, operands first; `None` if a class needs itself.
+    /// The classes that the roots need, operands first; `None` if a class needs itself or one without terms.
     fn needed(&self, selection: &Selection) -> Option<Vec<usize>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Seen {
@@ -185,7 +202,7 @@ impl Choices {
                     continue;
                 }
                 seen[class] = Seen::Open;
-                match self.terms[class][selection[class]].operands.get(n) {
+                match self.terms[class].get(selection[class])?.operands.get(n) {
                     None => {
                         seen[class] = Seen::Done;
                         order.push(class);

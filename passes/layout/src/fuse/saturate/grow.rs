@@ -25,6 +25,18 @@ pub(super) struct Additions {
     pub(super) found: Vec<(Id, usize)>,
 }
 
+impl Additions {
+    /// For each new term, as it is in the graph, the first rule that made it.
+    pub(super) fn makers(&self, graph: &Graph) -> BTreeMap<Term, usize> {
+        let mut makers = BTreeMap::new();
+        for (term, rule) in &self.terms {
+            let operands = term.operands.iter().map(|&o| graph.find(o)).collect();
+            makers.entry(Term { operands, ..term.clone() }).or_insert(*rule);
+        }
+        makers
+    }
+}
+
 /// Applies `rules` to `graph`, until it has `max_terms` terms, for at most `max_rounds` rounds over all rules and classes.
 pub(super) fn grow(
     graph: &mut Graph,

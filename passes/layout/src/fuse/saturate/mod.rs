@@ -29,9 +29,11 @@ mod price;
 mod tests;
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use egg::Id;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
@@ -42,8 +44,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
-use extract::{extract, recorded};
-use grow::grow;
+use extract::{extract, recorded, written};
+use grow::{Additions, grow};
 use language::Term;
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
@@ -239,6 +241,8 @@ fn fused_note(module: &Module) -> Option<String> {
 /// A cheaper function.
 struct Cheaper {
     function: Function,
+    /// The terms of its classes.
+    chosen: BTreeMap<Id, Term>,
     /// Seconds of one run, before and after.
     seconds: (f64, f64),
     /// The rules that made its terms.
@@ -260,10 +264,11 @@ impl Cheaper {
 }
 
 impl Saturate {
-    /// The cheapest form of the function, if it is cheaper; only operations that are `named` may change.
+    /// The cheapest form of the function, if it is cheaper, or the recorded form; only operations that are `named` may change.
     ///
     /// # Errors
-    /// `P05` for a choice that the record does not have, or a broken invariant: a bug, because replacements are checked first.
+    /// `P05` for a form that is not recorded, or that the function does not have; a broken invariant: a bug, because
+    /// replacements are checked first.
     fn cheaper(
         &self,
         inference: ops::Context<'_>,
@@ -281,50 +286,122 @@ impl Saturate {
         if named.is_some() && made.terms.is_empty() {
             return Ok(None);
         }
-        let (name, original) = (function.name.as_str(), block.originals());
-        let priced = match cx.ask(Topic::Kernels, name)? {
-            Choice::Recorded(UNCHANGED) => return Ok(None),
-            Choice::Recorded(text) => {
-                let refused = |why| impossible(Topic::Kernels, name, text, why);
-                let chosen = recorded(&block.graph, &block.roots(), &original, text)
-                    .ok_or_else(|| refused("the function has other operations"))?;
-                let function =
-                    block.rebuilt(inference, &chosen)?.ok_or_else(|| refused("they need later values"))?;
-                return Ok(Some(Cheaper { function, seconds: (0.0, 0.0), rules: BTreeSet::new() }));
-            }
+        let candidates = Candidates {
+            cx: inference,
+            original: block.originals(),
+            makers: made.makers(&block.graph),
+            made: &made,
+            block: &block,
+            may_change: &may_change,
+        };
+        match cx.ask(Topic::Kernels, function.name.as_str())? {
+            Choice::Recorded(UNCHANGED) => Ok(None),
+            Choice::Recorded(text) => candidates.recorded(text).map(Some),
             Choice::ByPrice(_) => {
                 let prices = prices.as_mut().expect("choices by prices have prices");
-                let (chosen, text) = extract(&block.graph, prices, &block.roots(), &original);
-                let rewritten = block.rebuilt(inference, &chosen)?;
-                let priced = rewritten.and_then(|rewritten| {
-                    let (before, after) =
-                        (prices.of_nodes(function, may_change), prices.of_nodes(&rewritten, may_change));
-                    let held = peak_bytes(inference.space, function);
-                    let allowed = held.saturating_add(held / MEMORY);
-                    let is_better =
-                        after < before * (1.0 - 1e-9) && peak_bytes(inference.space, &rewritten) <= allowed;
-                    is_better.then_some((chosen, rewritten, (before, after)))
-                });
-                cx.record(if priced.is_some() { text.as_str() } else { UNCHANGED });
-                priced
+                let cheaper = candidates.cheaper(prices)?;
+                cx.record(
+                    cheaper.as_ref().map_or_else(|| UNCHANGED.to_owned(), |c| candidates.text(&c.chosen)),
+                );
+                Ok(cheaper)
             }
-        };
-        let Some((chosen, rewritten, seconds)) = priced else { return Ok(None) };
-        let canonical = |term: &Term| Term {
-            operands: term.operands.iter().map(|&o| block.graph.find(o)).collect(),
-            ..term.clone()
-        };
-        let mut makers: BTreeMap<Term, usize> = BTreeMap::new();
-        for (term, rule) in &made.terms {
-            makers.entry(canonical(term)).or_insert(*rule);
         }
+    }
+}
+
+/// Forms of a function.
+struct Candidates<'a, 'f> {
+    cx: ops::Context<'a>,
+    block: &'a Block<'f>,
+    original: BTreeMap<Id, Term>,
+    /// The rule that made each new term.
+    makers: BTreeMap<Term, usize>,
+    made: &'a Additions,
+    may_change: &'a dyn Fn(&Op) -> bool,
+}
+
+/// A form of a function.
+struct Candidate {
+    function: Function,
+    chosen: BTreeMap<Id, Term>,
+    seconds: f64,
+    peak: u64,
+    /// The rules that made its terms.
+    rules: BTreeSet<usize>,
+}
+
+impl Candidates<'_, '_> {
+    /// The form that a record describes.
+    ///
+    /// # Errors
+    /// `P05` for a form that the function does not have.
+    fn recorded(&self, text: &str) -> Result<Cheaper, OpError> {
+        let Self { cx, block, original, .. } = self;
+        let refused = |why| impossible(Topic::Kernels, &block.function.name, text, why);
+        let chosen = recorded(&block.graph, &block.roots(), original, text)
+            .ok_or_else(|| refused("the function has other operations"))?;
+        let function = block.rebuilt(*cx, &chosen)?.ok_or_else(|| refused("they need later values"))?;
+        Ok(Cheaper { function, chosen, seconds: (0.0, 0.0), rules: BTreeSet::new() })
+    }
+
+    /// The record of chosen terms.
+    fn text(&self, chosen: &BTreeMap<Id, Term>) -> String {
+        written(&self.block.graph, &self.block.roots(), &self.original, chosen)
+    }
+
+    /// The cheapest form that holds little more memory, if it is cheaper than the original.
+    ///
+    /// # Errors
+    /// The invariant that an operation breaks.
+    fn cheaper(&self, prices: &mut PriceList<'_>) -> Result<Option<Cheaper>, OpError> {
+        let function = self.block.function;
+        let before = prices.of_nodes(function, self.may_change);
+        let held = peak_bytes(self.cx.space, function);
+        let allowed = held.saturating_add(held / MEMORY);
+        // Without the rules that cost too much memory.
+        let mut avoided = BTreeSet::new();
+        let Some(mut best) = self.best(prices, &avoided)? else { return Ok(None) };
+        while best.peak > allowed {
+            let mut others = Vec::new();
+            for &rule in best.rules.difference(&avoided) {
+                let without: BTreeSet<usize> = avoided.iter().copied().chain([rule]).collect();
+                others.extend(self.best(prices, &without)?.map(|other| (other, without)));
+            }
+            let rank = |of: &Candidate| (of.peak.max(allowed), of.seconds);
+            let least = others
+                .into_iter()
+                .min_by(|(a, _), (b, _)| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
+            let Some((other, without)) = least else { return Ok(None) };
+            (best, avoided) = (other, without);
+        }
+        if best.seconds >= before * (1.0 - 1e-9) {
+            return Ok(None);
+        }
+        let Candidate { function, chosen, seconds, rules, peak: _ } = best;
+        Ok(Some(Cheaper { function, chosen, seconds: (before, seconds), rules }))
+    }
+
+    /// The cheapest form without terms of some rules; `None` if an effect would need a later value.
+    ///
+    /// # Errors
+    /// The invariant that an operation breaks.
+    fn best(
+        &self,
+        prices: &mut PriceList<'_>,
+        avoided: &BTreeSet<usize>,
+    ) -> Result<Option<Candidate>, OpError> {
+        let Self { cx, block, original, makers, made, may_change } = self;
+        let is_kept = |term: &Term| makers.get(term).is_none_or(|rule| !avoided.contains(rule));
+        let chosen = extract(&block.graph, prices, &block.roots(), original, is_kept);
+        let Some(function) = block.rebuilt(*cx, &chosen)? else { return Ok(None) };
         let new = chosen.values().filter(|term| !original.values().any(|known| known == *term));
         let mut rules: BTreeSet<usize> = new.filter_map(|term| makers.get(term).copied()).collect();
-        let left_out = |class: egg::Id| {
-            original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term))
-        };
+        let left_out =
+            |class: Id| original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term));
         let found = made.found.iter().filter(|(class, _)| left_out(block.graph.find(*class)));
         rules.extend(found.map(|(_, rule)| *rule));
-        Ok(Some(Cheaper { function: rewritten, seconds, rules }))
+        let seconds = prices.of_nodes(&function, may_change);
+        let peak = peak_bytes(cx.space, &function);
+        Ok(Some(Candidate { function, chosen, seconds, peak, rules }))
     }
 }

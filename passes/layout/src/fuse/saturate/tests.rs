@@ -24,8 +24,9 @@ fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
             let made = grow(&mut block.graph, cx, module.level, rules, nodes, iterations);
             let mut prices = PriceList::new(&module.space, &Volume);
             let (roots, original) = (block.roots(), block.originals());
-            let (chosen, text) = extract(&block.graph, &mut prices, &roots, &original);
+            let chosen = extract(&block.graph, &mut prices, &roots, &original, |_| true);
             let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
+            let text = written(&block.graph, &roots, &original, &chosen);
             let again = recorded(&block.graph, &roots, &original, &text).unwrap();
             let again = block.rebuilt(cx, &again).unwrap().unwrap();
             assert_eq!(again.nodes, rebuilt.nodes, "`{}`, seed {seed}: {text}", rule.name);
