@@ -358,13 +358,6 @@ fn choices_of_a_plan_are_replayed_and_a_missing_or_impossible_one_is_named() {
         edit(plan["choices"][topic].as_object_mut().unwrap());
         std::fs::write(at.join("edited.json"), plan.to_string()).unwrap();
     };
-    let gathered = "all_gather(axis=ulysses, dim=s); slice(axis=ulysses, dim=h)";
-    edited(&|choices| choices[key] = gathered.into());
-    let refusal = refused(at, "verify edited.json");
-    assert!(
-        refusal.contains("[M33]") && refusal.contains("collectives"),
-        "another choice is replayed: {refusal}"
-    );
     for (edit, says) in [
         (None, format!("records no choice of `{topic}` for `{key}`")),
         (Some("all_reduce(axis=ulysses)"), "it does not lead there".to_owned()),
