@@ -312,9 +312,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 4", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 4", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 4,", "", "M31", "version"),
+        ("\"version\": 5", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 5", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 5,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),
