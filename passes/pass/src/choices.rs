@@ -10,7 +10,7 @@ use ithaca_ir::ops::OpError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Prices;
+use crate::prices::Prices;
 
 /// The choices of one compilation, as text by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
