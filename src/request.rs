@@ -97,7 +97,8 @@ impl PlanRequest {
             chooses_fusion: layout.fuse.is_none(),
             ..Request::new(gpus)
         };
-        let model = plan::Model::new(model.name, model.config);
+        let name = import::described_name(&model.config, &workload.ignore)?;
+        let model = plan::Model::new(name, model.config);
         Ok(Self { model, cluster, workload, gpus, search: request.search() })
     }
 

@@ -21,6 +21,7 @@ mod measured;
 mod options;
 mod passes;
 mod prefetch;
+mod proof;
 mod random;
 mod readme;
 mod reference;

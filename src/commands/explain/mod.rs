@@ -27,7 +27,7 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
     let compiled = plan.compile(registry)?;
     let text = format!("{}\n{}", text(registry, &plan, &compiled), alternatives(&plan, &view));
     let lines = text.lines().map(|line| in_width(line, view.width));
-    Ok(Done::success(heading(&plan, view.width) + &lines.collect::<String>()))
+    Ok(Done::success(heading(&plan, &plan.model.name, view.width) + &lines.collect::<String>()))
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
