@@ -64,7 +64,11 @@ Examples:
 Examples:
   ithaca verify plan.json
   ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2
-  ithaca verify schedule.ith --program plan.json")]
+  ithaca verify schedule.ith --program plan.json
+  ithaca verify ranks.ith --program whole.ith
+
+Exit code: 0 if nothing differs, also where nothing is split and there is no communication to prove; 1 with a difference; 2 after
+an error, as when a small model lacks a collective of its plan.")]
     Verify(VerifyArgs),
     /// Split a checkpoint into one file for each rank of a plan.
     #[command(after_help = "\
@@ -584,12 +588,14 @@ pub enum CollectivesArg {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// The plan or model; here also a schedule in text form.
+    /// The plan or model; here also a schedule or a per-rank program in text form.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// The program of a schedule in text form: its plan, its per-rank program, or a whole program.
+    /// The program of a schedule in text form: its plan, its per-rank program, or a whole program. The whole program of a
+    /// per-rank program in text form: a plan, a model or a program.
     ///
-    /// A whole program is laid out by the passes that the schedule names.
+    /// A whole program is laid out by the passes that the schedule names. With a per-rank program it is run in double
+    /// precision, and the per-rank program on virtual ranks.
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub program: Option<PathBuf>,
     /// Training steps; each continues from the weights and optimizer states of the step before.

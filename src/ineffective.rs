@@ -278,8 +278,10 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
     refuse_if(
         args.program.is_some(),
         "--program",
-        &format!("names the program of a schedule in text form, and `{subject}` is not a schedule"),
-        "omit it: plans, models and programs need no other program",
+        &format!(
+            "names the program of a schedule or a per-rank program in text form, and `{subject}` is neither"
+        ),
+        "omit it: plans, models and whole programs need no other program",
     )?;
     refuse_if(
         args.tolerance.is_some() && args.expect.is_none(),
@@ -287,6 +289,34 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
         "limits the error against `--expect`, and no outputs are expected",
         "the comparison with the whole program is in double precision, to 1e-9",
     )
+}
+
+/// Options of `verify` for a per-rank program in text form: without a program to compare with, none.
+///
+/// # Errors
+/// `C00`.
+pub fn verify_per_rank(args: &VerifyArgs) -> Result<()> {
+    let VerifyArgs { subject, steps, expect, tolerance, program } = args;
+    let SubjectArgs { subject: _, workload, layout, inputs, weights, shrink, seed } = subject;
+    if let Some(option) = cli::first_given(layout) {
+        return refuse_if(true, &option, "has no meaning for a per-rank program: its layout is fixed", "");
+    }
+    if program.is_some() {
+        return Ok(());
+    }
+    let others = [
+        ("--inputs", inputs.is_some()),
+        ("--weights", weights.is_some()),
+        ("--shrink", *shrink),
+        ("--seed", seed.is_some()),
+        ("--steps", *steps > 1),
+        ("--expect", expect.is_some()),
+        ("--tolerance", tolerance.is_some()),
+    ];
+    let other = others.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_owned());
+    let Some(option) = cli::first_given(workload).or(other) else { return Ok(()) };
+    let why = "is about the comparison with a whole program, and none is named";
+    refuse_if(true, &option, why, "add `--program FILE`, with a plan, a model or a whole program")
 }
 
 /// Options of `verify` for a schedule in text form: only `--program`, and `--cluster` for a whole program.

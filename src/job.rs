@@ -1,16 +1,20 @@
-//! A job: a program, its layout, and where its weights are.
+//! A job: a program, its layout, and where its weights are; and the job of a model.
 
 use std::path::PathBuf;
 
-use ithaca_ir::Module;
 use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostics, Module};
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::compile::{Compiled, compile_with};
+use ithaca_passes::compile::{Compiled, compile_with, draft_with, replay};
+use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::import::{self, Mode, Workload};
+use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
+use serde_json::Value;
 
 use crate::error::{Failure, Result};
 
@@ -31,6 +35,10 @@ pub struct Job {
     pub weights: Option<PathBuf>,
     /// The known strategies and movements.
     pub registry: Registry,
+    /// The choices that the passes replay; without them they choose by prices.
+    pub choices: Option<Choices>,
+    /// What the job compiles to, where that is known.
+    pub compiled: Option<Box<Compiled>>,
     /// The plan of the program; its stated figures must hold.
     pub plan: Option<Box<Plan>>,
     /// Notes on options without effect.
@@ -47,6 +55,8 @@ impl Job {
             options,
             cluster,
             weights: None,
+            choices: None,
+            compiled: None,
             registry: registry.clone(),
             plan: None,
             notes: Vec::new(),
@@ -58,6 +68,9 @@ impl Job {
     /// # Errors
     /// The rule that the layout breaks, with repairs that were checked; `M33` for a plan whose stated figures differ.
     pub fn compile(&self) -> Result<Compiled> {
+        if let Some(compiled) = &self.compiled {
+            return Ok(Compiled::clone(compiled));
+        }
         let compiled = self.lay_out()?;
         if let Some(plan) = &self.plan {
             plan.check_stated(&compiled)?;
@@ -65,22 +78,40 @@ impl Job {
         Ok(compiled)
     }
 
+    /// As [`compile`](Self::compile), with a schedule that is not checked.
+    ///
+    /// # Errors
+    /// The rule that the layout breaks, with repairs that were checked.
+    pub fn draft(&self) -> Result<Compiled> {
+        let compiled = verify(&self.program)
+            .and_then(|program| draft_with(&self.registry, program, &self.options, &self.cluster));
+        compiled.map_err(|refusal| self.repaired(refusal))
+    }
+
     fn lay_out(&self) -> Result<Compiled> {
-        compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
-            let registry = self.registry.clone();
-            if let [only] = refusal.as_mut_slice()
-                && let Ok(program) = verify(&self.program)
-                && only.code.starts_with("P2")
-            {
-                let compiler = Program { registry, ..Program::new(program, &self.cluster) };
-                only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
-                if !only.repairs.is_empty() {
-                    // Degrees that one rule allows may break another; the repairs were checked against all rules.
-                    only.helps.clear();
-                }
+        let Self { registry, program, options, .. } = self;
+        let compiled = match &self.choices {
+            Some(choices) => replay(registry, program, options, choices),
+            None => compile_with(registry, program, options, &self.cluster),
+        };
+        compiled.map_err(|refusal| self.repaired(refusal))
+    }
+
+    /// A refusal of the layout with repairs.
+    fn repaired(&self, mut refusal: Diagnostics) -> Failure {
+        if let [only] = refusal.as_mut_slice()
+            && let Ok(program) = verify(&self.program)
+            && only.code.starts_with("P2")
+        {
+            let compiler =
+                Program { registry: self.registry.clone(), ..Program::new(program, &self.cluster) };
+            only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
+            if !only.repairs.is_empty() {
+                // Degrees that one rule allows may break another; the repairs were checked against all rules.
+                only.helps.clear();
             }
-            Failure::from(refusal)
-        })
+        }
+        Failure::from(refusal)
     }
 
     /// The model, its strategy and its mesh, for reports.
@@ -120,4 +151,38 @@ impl Job {
         }
         flops
     }
+}
+
+/// A model and its workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Large<'a> {
+    /// The configuration.
+    pub config: &'a Value,
+    /// The name for reports.
+    pub name: &'a str,
+    /// The workload.
+    pub workload: &'a Workload,
+}
+
+impl Large<'_> {
+    /// A job of the model in a layout.
+    ///
+    /// # Errors
+    /// Those of the configuration and the workload.
+    pub fn job(&self, registry: &Registry, layout: (ShardOptions, Cluster)) -> Result<Job> {
+        let Self { config, name, workload } = *self;
+        let program = import::program(config, name, workload)?;
+        let plain = plain(config, name, workload)?;
+        Ok(Job { plain, ..Job::new(registry, program, layout) })
+    }
+}
+
+/// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.
+fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
+    let training =
+        Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
+    if workload.mode != Mode::Train || training == workload.training {
+        return Ok(None);
+    }
+    Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }

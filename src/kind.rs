@@ -229,7 +229,7 @@ impl Kind {
             Kind::Program(Level::Program) => format!("`ithaca run {path}` runs it, `ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::Sharded) => format!("`ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::PerRank) => {
-                format!("`ithaca opt {path}` runs passes over it, and `ithaca verify SCHEDULE --program {path}` checks a schedule against it")
+                format!("`ithaca verify {path} --program PROGRAM` compares it with a whole program, `ithaca opt {path}` runs passes over it")
             }
             Kind::Schedule => format!("`ithaca verify {path} --program plan.json` checks it"),
             Kind::Rules => format!("`ithaca opt PROGRAM --rules {path}` applies them"),

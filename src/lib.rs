@@ -15,6 +15,7 @@ pub mod job;
 pub mod kind;
 pub mod request;
 pub mod shell;
+pub mod shrink;
 pub mod subject;
 
 pub use ithaca_codegen as codegen;

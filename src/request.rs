@@ -98,7 +98,8 @@ impl PlanRequest {
                 .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),
             ..Request::new(gpus)
         };
-        let model = plan::Model::new(model.name, model.config);
+        let name = import::described_name(&model.config, &workload.ignore)?;
+        let model = plan::Model::new(name, model.config);
         Ok(Self { model, cluster, workload, gpus, search: request.search() })
     }
 

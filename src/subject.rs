@@ -3,27 +3,27 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{DType, Diagnostic, Mesh, Module};
+use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
-use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{self, Capacity, ExpertBound, Labels, Logits, Mode, Shrink, Workload};
+use ithaca_passes::import::{self, Capacity, ExpertBound, Labels, Logits, Mode, Workload};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 use ithaca_passes::shard::{
     AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh,
     parse_movement,
 };
-use num_integer::lcm;
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective::{self, Setting};
-use crate::job::Job;
+use crate::job::{Job, Large};
 use crate::kind::{self, Kind, Wanted};
+use crate::shrink;
 
 /// A model description.
 #[derive(Clone, Debug)]
@@ -229,8 +229,11 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
 fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
     let (options, cluster) = layout(registry, &args.layout)?;
-    let fallback =
-        if args.shrink { Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }) } else { lengths };
+    let fallback = if args.shrink {
+        Some(Lengths { batch: 1, sequence: shrink::TOKENS, target: None })
+    } else {
+        lengths
+    };
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let workload = workload(&args.workload, fallback)?;
     if workload.mode == Mode::Train {
@@ -238,19 +241,18 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         ineffective::pipeline(&args.workload, &workload.training, Some(stages))?;
     }
     let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
-    let (config, workload) = if args.shrink {
-        shrunk(&model.config, &workload, &options)?
-    } else {
-        (model.config.clone(), workload)
-    };
-    let program = import::program(&config, &model.name, &workload)?;
-    let plain = plain(&config, &model.name, &workload)?;
     let mut notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
-    let as_configured = |workload: &Workload| import::program(&config, &model.name, workload);
-    notes.extend(ineffective::training_notes(&workload, &program, as_configured)?);
-    let weights = model.folder.clone();
-    let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
-    Ok(Job { plain, weights, notes, ..Job::new(registry, program, (options, cluster)) })
+    let large = Large { config: &model.config, name: &model.name, workload: &workload };
+    let job = large.job(registry, (options, cluster))?;
+    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
+    notes.extend(ineffective::training_notes(&workload, &job.program, as_configured)?);
+    if args.shrink {
+        let compiled = job.draft()?;
+        let small = shrink::job(&large, &job, &compiled.choices, &compiled.per_rank)?;
+        return Ok(Job { notes, ..small });
+    }
+    let weights = has_weights(&model.folder).then(|| model.folder.clone());
+    Ok(Job { weights, notes, ..job })
 }
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
@@ -261,85 +263,37 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     }
     let options = plan.shard_options()?;
     let workload = plan.workload.to_import()?;
-    let (config, workload) = if args.shrink {
-        shrunk(&plan.model.config, &workload, &options)?
-    } else {
-        (plan.model.config.clone(), workload)
-    };
-    let program = import::program(&config, &plan.model.name, &workload)?;
-    let plain = plain(&config, &plan.model.name, &workload)?;
+    let large = Large { config: &plan.model.config, name: &plan.model.name, workload: &workload };
+    let job = large.job(registry, (options, plan.cluster.clone()))?;
     if args.shrink {
         // The figures that the plan states are those of the real program, not of the small one.
-        plan.compile(registry)?;
+        let compiled = plan.compile(registry)?;
+        return shrink::job(&large, &job, &plan.choices, &compiled.per_rank);
     }
-    let weights = if args.shrink { None } else { weights_of(&plan, path) };
-    let job = Job::new(registry, program, (options, plan.cluster.clone()));
-    Ok(Job { plain, weights, plan: (!args.shrink).then(|| Box::new(plan)), ..job })
+    let weights = weights_of(&plan, path);
+    let choices = Some(plan.choices.clone());
+    Ok(Job { weights, choices, plan: Some(Box::new(plan)), ..job })
 }
 
-/// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.
-fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
-    let training =
-        Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
-    if workload.mode != Mode::Train || training == workload.training {
-        return Ok(None);
-    }
-    Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
-}
-
-/// The weights of a plan without a path: beside a configuration with the plan's digest, in the folder of the plan or in one
-/// of the model's name, there or in the current folder.
+/// The weights of a plan, which has no path: beside the configuration that it has, in the folder of the plan, in the current
+/// folder, or in a folder of these; the first by name.
 fn weights_of(plan: &Plan, plan_path: &Path) -> Option<PathBuf> {
-    let folder = plan_path.parent().map(Path::to_owned).unwrap_or_default();
-    let named = Path::new(&plan.model.name);
-    let candidates = [folder.join(named), named.to_owned(), folder];
-    candidates.into_iter().find_map(|path| {
-        let model = model(&path).ok()?;
-        (model.config == plan.model.config && has_weights(&model.folder)).then_some(model.folder)
-    })
+    let of_plan = plan_path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let here = Path::new(".");
+    let candidates = [of_plan.unwrap_or(here), here].into_iter().flat_map(|folder| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut inside: Vec<PathBuf> =
+            entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+        inside.sort();
+        std::iter::once(folder.to_owned()).chain(inside)
+    });
+    let mut with_weights = candidates.filter(|folder| has_weights(folder));
+    with_weights.find(|folder| model(folder).is_ok_and(|model| model.config == plan.model.config))
 }
 
 /// Whether a folder holds weights.
 fn has_weights(folder: &Path) -> bool {
     ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
-}
-
-/// The fewest tokens per sequence of a shrunken run; a large mesh needs more.
-const SHRUNK_TOKENS: u64 = 64;
-
-/// A small model and workload whose sizes divide, or do not divide, in the same way as the real ones.
-fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<(Value, Workload)> {
-    let ranks = options.mesh.ranks();
-    let groups = workload.capacity.map_or(1, Capacity::groups);
-    let parts = lcm(ranks.saturating_mul(workload.training.loss_chunks), groups);
-    let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(parts);
-    // The remainder of the length stays the same, so a length that does not divide still does not.
-    let small = |n: u64| (tokens + n % parts).min(n);
-    let small_sequence = small(workload.sequence);
-    let target_sequence = workload.target_sequence.map(small);
-    let layers = workload.training.n_chunks();
-    let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks, layers };
-    let config = import::shrink(config, &workload.ignore, &shrink)?;
-    let micro_batches = workload.training.micro_batches;
-    let batch = if workload.batch.is_multiple_of(micro_batches) {
-        micro_batches * shrunk_batch(workload.batch / micro_batches, options)
-    } else {
-        workload.batch
-    };
-    // The even share of few tokens is a matter of chance, so experts have slots for all.
-    let expert_bound = None;
-    Ok((
-        config,
-        Workload { batch, sequence: small_sequence, target_sequence, expert_bound, ..workload.clone() },
-    ))
-}
-
-/// At most two sequences for each data-parallel rank; a batch that does not divide is unchanged.
-fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
-    let mesh = &options.mesh;
-    let degree =
-        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
-    if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 
 /// The layout of arguments: strategy and mesh, or one device.

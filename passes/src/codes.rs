@@ -40,6 +40,8 @@ pub const PASS: &[Code] = &[
     code("P02", "every pass and option of a pipeline is known"),
     code("P03", "a pass runs on the level that it takes"),
     code("P04", "every attention operation of the program was rewritten"),
+    code("P05", "a plan records the choices that its program needs, and each of them is possible"),
+    code("P06", "a small program that is proven in place of a plan's has every collective of it"),
     code("P10", "every strategy is known, and those of a product use different axes"),
     code("P11", "the mesh has the axes that the strategies use, and no other"),
     code("P12", "a mesh is axes with positive sizes between commas, none named twice"),

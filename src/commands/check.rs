@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ithaca_ir::Diagnostic;
+use ithaca_passes::import;
 use ithaca_passes::plan::{self, ReviewOptions, Section, review};
 
 use super::session::{Done, Session};
@@ -23,7 +24,8 @@ pub(super) fn check(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> 
     let mut request = PlanRequest::of_plan(&stated)?;
     if let Some(model) = &args.model {
         let model = subject::model(model)?;
-        request.model = plan::Model::new(stated.model.name.clone(), model.config);
+        let name = import::described_name(&model.config, &request.workload.ignore)?;
+        request.model = plan::Model::new(name, model.config);
     }
     (session.progress)("planning");
     let module = request.program()?;

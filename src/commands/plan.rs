@@ -27,6 +27,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     }
     let model = args.model.as_deref().expect("the model is required without `--check`");
     let model = subject::model(model)?;
+    let name = model.name.clone();
     let request =
         PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
     if let Some(path) = &args.output {
@@ -55,7 +56,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     if args.json {
         return Ok(Done::success(json));
     }
-    let mut out = summary(&plan, &view);
+    let mut out = summary(&plan, &name, &view);
     let mut note = |text: &str| out.push_str(&noted(text, view.width));
     if args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS) {
         note("`--pipeline` has no effect: the plan has no stages");
@@ -88,8 +89,8 @@ pub(super) fn view(args: TableArgs, session: &Session<'_>) -> Result<View> {
 }
 
 /// The plan for a terminal: the request, the ranked table, the notes.
-fn summary(plan: &Plan, view: &View) -> String {
-    let mut out = heading(plan, view.width);
+fn summary(plan: &Plan, name: &str, view: &View) -> String {
+    let mut out = heading(plan, name, view.width);
     out.push('\n');
     out.push_str(&planner::table(&plan.alternatives, &Rates::of(plan), view));
     out.push('\n');
@@ -104,13 +105,12 @@ pub(super) fn noted(text: &str, width: usize) -> String {
     wrapped(&format!("note: {text}"), width, "note: ".len()) + "\n"
 }
 
-/// The model, the workload and the cluster.
-pub(super) fn heading(plan: &Plan, width: usize) -> String {
+/// The model under this name, the workload and the cluster.
+pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
     let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
     let text = format!(
-        "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})",
-        plan.model.name,
+        "{name}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})",
         mode.name(),
         counted(plan.gpus, "GPU"),
         plan.cluster.name,

@@ -20,6 +20,7 @@ use ithaca_kernels::store::{
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 use ithaca_passes::import::OPTIONAL_INPUTS;
+use ithaca_passes::proof;
 
 use super::device::{Device, look_for_nan};
 use super::fault;
@@ -169,7 +170,7 @@ pub(super) fn run_job(
                 Ok(whole)
             })?;
             let after = compare::Judge { smallest: Some(&smallest), ..after };
-            judge(&found, &Expected::Whole(&all(whole)), after, tolerance)?
+            judge(&found, &Expected::Whole(&all(whole)), after, tolerance)?.of_layout(&compiled.per_rank)
         }
     };
     out.push_str(&judgement.text);
@@ -483,8 +484,28 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
             counted(weights as u64, "weight")
         );
     }
-    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { PASSED } else { "FAILED" });
     Judgement { text, passed }
+}
+
+/// The verdict of outputs within the tolerance.
+const PASSED: &str = "passed";
+
+impl Judgement {
+    /// The same of a comparison with the whole program: without collectives it proves no layout.
+    pub(super) fn of_layout(self, per_rank: &Module) -> Self {
+        if !self.passed || proof::n_collectives(per_rank) > 0 {
+            return self;
+        }
+        let verdict = format!("{PASSED}: ");
+        let without = "nothing is split: there is no communication to prove; outputs agree: ";
+        match self.text.rfind(&verdict) {
+            None => self,
+            Some(at) => {
+                Self { text: self.text[..at].to_owned() + without + &self.text[at + verdict.len()..], ..self }
+            }
+        }
+    }
 }
 
 /// The first lines of a report: model, layout, data, notes.

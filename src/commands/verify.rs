@@ -2,14 +2,12 @@
 
 use std::fmt::Write;
 
-use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{Diagnostic, Module};
-use ithaca_kernels::compare::{Judge, Smallest};
-use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_ir::Level;
 
-use super::run::{DEFAULT_TOLERANCE, Data, Expected, all, heading, judge, lengths_of, steps};
-use super::schedule_text;
+use super::prove::prove;
+use super::run::lengths_of;
 use super::session::{Done, Session};
+use super::{per_rank_text, schedule_text};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::ineffective;
@@ -17,12 +15,11 @@ use crate::job::Job;
 use crate::kind::Kind;
 use crate::subject;
 
-/// The largest absolute rounding error of double precision at these sizes.
-const EXACT: f64 = 1e-9;
-
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
-    if Kind::of(&args.subject.subject)? == Kind::Schedule {
-        return schedule_text::verify(args, session);
+    match Kind::of(&args.subject.subject)? {
+        Kind::Schedule => return schedule_text::verify(args, session),
+        Kind::Program(Level::PerRank) => return per_rank_text::verify(args, session),
+        _ => {}
     }
     ineffective::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
@@ -36,60 +33,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified instead");
     }
     ineffective::steps(args.steps, &job.program)?;
-    (session.progress)("compiling");
-    let compiled = job.compile()?;
-    refuse_hours(&compiled.per_rank)?;
-    let data = Data::open(&job, &args.subject, args.expect.as_deref())?;
-    (session.progress)("running the whole program");
-    let inputs = data.inputs();
-    let mut smallest = Smallest::default();
-    let run = |module, after: &mut dyn FnMut(&Outputs<f64>)| {
-        let results = steps(args.steps, &data.weights(), |weights| {
-            let results = oracle::step::<f64>(module, weights, inputs.as_ref(), Storage::Wide)?;
-            after(&results.kept);
-            Ok(results)
-        });
-        results.map(all)
-    };
-    let whole = run(job.reference(), &mut |kept| smallest.after(kept))?;
-    (session.progress)("running the per-rank program");
-    let ranks = run(&compiled.per_rank, &mut |_| {})?;
-    let mut out = heading(&job, &compiled.notes, &data);
-    out.push_str(&shrunk);
-    out.push_str("per-rank program against the whole program\n");
-    let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
-    let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?;
-    out.push_str(&verdict.text);
-    let mut passed = verdict.passed;
-    if let Some(path) = &args.expect {
-        let expected =
-            judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance.unwrap_or(DEFAULT_TOLERANCE))?;
-        out.push_str("per-rank program against the file\n");
-        out.push_str(&expected.text);
-        passed &= expected.passed;
-    }
-    Ok(Done { text: out, code: u8::from(!passed) })
-}
-
-/// Refuses programs that take hours; the limit was measured on two cores.
-fn refuse_hours(ranks: &Module) -> Result<()> {
-    /// The most operations; five to ten thousand of a small model take a second.
-    const MOST: u128 = 10_000_000;
-    let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());
-    let all: u128 = runs.map(|(n, function)| u128::from(n) * function.nodes.len() as u128).sum();
-    let n_ranks = ranks.space.mesh.ranks();
-    let total = all * u128::from(n_ranks);
-    if total <= MOST {
-        return Ok(());
-    }
-    let message = format!(
-        "the run has {total} operations, {} on each of {}, which take more than half an hour on one processor",
-        counted(all, "operation"),
-        counted(n_ranks, "rank")
-    );
-    Err(Diagnostic::new("C14", message)
-        .help("use a smaller mesh of the same strategies, and fewer micro-batches")
-        .into())
+    prove(&job, args, session, &shrunk)
 }
 
 /// Why a program is too large for the plain loops of the oracle, if it is.

@@ -47,7 +47,7 @@ fn programs_verify_and_survive_the_text_form() {
 #[test]
 fn small_forms_run() {
     for (name, config) in examples() {
-        let options = Shrink { sequence: 131_072, small_sequence: 16, multiple: 8, layers: 0 };
+        let options = Shrink::to(131_072, 16, 8);
         let small = shrink(&config, &[], &options).unwrap();
         let module = import(&small, &name, &Workload::prefill(1, 16)).unwrap();
         let random = RandomTensors::of_module(&module, 1);

@@ -32,8 +32,10 @@ mod shrink;
 mod spec;
 mod workload;
 
+use std::collections::BTreeSet;
+
 use ithaca_differentiate::Differentiate;
-use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
 
@@ -41,7 +43,7 @@ use spec::Structure;
 
 pub use capacity::{Capacity, ExpertBound};
 pub use family::families;
-pub use shrink::{Shrink, shrink};
+pub use shrink::{Detail, Shrink, SmallTokens, shrink};
 pub use workload::{Labels, Logits, Mode, Workload};
 
 /// Inputs that default to zeros, as in the library.
@@ -76,6 +78,40 @@ pub fn predicts_next(config: &Value, ignore: &[String]) -> Result<bool, Diagnost
         Structure::Decoder(_) | Structure::T5(_) => true,
         Structure::Bert(_) => false,
     })
+}
+
+/// A name for the model that `config` describes, the same wherever the description is: its type and its parameters, as in
+/// `llama-8.0b`.
+///
+/// # Errors
+/// An `M` diagnostic for a description that cannot be imported; `ignore` are the fields declared without influence.
+pub fn described_name(config: &Value, ignore: &[String]) -> Result<String, Diagnostic> {
+    let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("model");
+    let workload = Workload { ignore: ignore.to_vec(), ..Workload::prefill(1, 1) };
+    let parameters = parameters(&import(config, kind, &workload)?) as f64;
+    let (number, unit, decimals) = match parameters {
+        n if n >= 1e9 => (n / 1e9, "b", 1),
+        n if n >= 1e6 => (n / 1e6, "m", 0),
+        n => (n / 1e3, "k", 0),
+    };
+    Ok(format!("{kind}-{number:.decimals$}{unit}"))
+}
+
+/// The elements of all weights; of a weight that several functions read, once.
+fn parameters(module: &Module) -> u64 {
+    let mut shared = BTreeSet::new();
+    let mut all = 0;
+    for (function, runs) in module.functions.values().zip(module.run_counts()) {
+        for node in &function.nodes {
+            let Op::Param(binding) = &node.op else { continue };
+            let is_of_layer = binding.name.contains("{layer}");
+            if is_of_layer || shared.insert(&binding.name) {
+                let elements: u64 = module.space.shape(function.ty(node.result())).iter().product();
+                all += elements * if is_of_layer { runs } else { 1 };
+            }
+        }
+    }
+    all
 }
 
 /// The whole program of a workload: the module from [`import`], and in training the step that `differentiate` makes of

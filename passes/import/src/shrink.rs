@@ -1,7 +1,7 @@
 //! Small models of the same structure, to run a plan for many machines on one.
 //!
-//! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility. Reduced:
-//! widths, vocabulary, layers, and windows in proportion to the sequence.
+//! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility, and how many
+//! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers and windows.
 
 use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
@@ -13,29 +13,99 @@ use super::spec::{Bert, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 /// The target sizes of a small model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shrink {
+    /// The sequences of both models.
+    pub tokens: SmallTokens,
+    /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
+    /// number of ranks, for example.
+    pub multiple: u64,
+    /// The chunks of layers, each of which keeps some: those of a pipeline.
+    pub chunks: u64,
+    /// The layers that are recomputed together.
+    pub every: u64,
+    /// How much of the model is kept.
+    pub detail: Detail,
+}
+
+/// How much of a model a small one keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Detail {
+    /// The width of a head.
+    pub head_dim: u64,
+    /// Groups of layers that are recomputed together, in every chunk.
+    pub groups: u64,
+}
+
+impl Default for Detail {
+    /// The least.
+    fn default() -> Self {
+        Self { head_dim: 8, groups: 1 }
+    }
+}
+
+/// A sequence and a smaller one, in blocks of tokens that ranks hold together.
+///
+/// A small window reaches as many blocks as the large one, and ends inside a block if the large one does. So ranks need keys
+/// of the same ranks, and tiles are whole, cut and empty in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmallTokens {
     /// Tokens of a sequence of the large model.
     pub sequence: u64,
     /// Tokens of a sequence of the small model.
     pub small_sequence: u64,
-    /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
-    /// number of ranks, for example.
-    pub multiple: u64,
-    /// The minimum number of layers, up to that of the model; the chunks of a pipeline, for example.
-    pub layers: u64,
+    /// Tokens of a block of the large sequence.
+    pub block: u64,
+    /// Tokens of a block of the small sequence; two or more, unless `block` is one.
+    pub small_block: u64,
+    /// The blocks after which a rank has one again, where blocks are dealt round; the small sequence has four rounds.
+    pub round: Option<u64>,
+}
+
+impl SmallTokens {
+    /// Sequences in two blocks for each of so many ranks, as a zigzag has them.
+    pub fn halves(sequence: u64, small_sequence: u64, ranks: u64) -> Self {
+        let block = |n: u64| (n / ranks.saturating_mul(2).max(1)).max(1);
+        Self {
+            sequence,
+            small_sequence,
+            block: block(sequence),
+            small_block: block(small_sequence),
+            round: None,
+        }
+    }
+
+    /// The small window for a window of `width` tokens.
+    pub fn window(&self, width: u64) -> u64 {
+        let Self { sequence, small_sequence, block, small_block, round } = *self;
+        if width == 0 || width >= sequence {
+            return scaled(width, small_sequence, sequence);
+        }
+        let (blocks, rest) = ((width - 1) / block, (width - 1) % block);
+        // Two rounds are enough: each rank has two blocks in the window.
+        let blocks = match round {
+            Some(round) if blocks >= 3 * round => 2 * round + blocks % round,
+            Some(_) | None => blocks,
+        };
+        let rest = match rest {
+            0 => 0,
+            rest => scaled(rest, small_block, block).max(rest.min(2)).min(small_block.saturating_sub(1)),
+        };
+        blocks * small_block + rest + 1
+    }
 }
 
 /// A description of a small model with the structure that `config` describes.
 ///
-/// Head counts stay. A head becomes 8 wide (16 if it is partly rotated). The MLP and the vocabulary become the smallest
+/// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The MLP and the vocabulary become the smallest
 /// sizes from 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
-/// kind, or `layers` if that is more. Windows shrink with the sequence, and learned positions cover the small sequence.
-/// Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
+/// kind, and more where groups of layers or `detail` need them. Windows reach as many blocks of the sequence as before, and
+/// learned positions cover the small sequence. Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
 /// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
 pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Value, Diagnostic> {
-    let Shrink { sequence, small_sequence, multiple, layers: _ } = *shrink;
-    if sequence == 0 || small_sequence == 0 || multiple == 0 {
+    let SmallTokens { sequence, small_sequence, block, .. } = shrink.tokens;
+    let multiple = shrink.multiple;
+    if sequence == 0 || small_sequence == 0 || multiple == 0 || block == 0 {
         let message = format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks");
         return Err(Diagnostic::new("M10", message));
     }
@@ -52,10 +122,11 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
 }
 
 fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
+    let Shrink { tokens, multiple, .. } = *shrink;
+    let SmallTokens { sequence, small_sequence, .. } = tokens;
     let Sizes { heads, ffn, vocab, .. } = spec.sizes;
-    let head_dim = small_head_dim(spec);
-    let layers = small_layers(spec, layers);
+    let head_dim = small_head_dim(spec, shrink.detail.head_dim);
+    let layers = small_layers(spec, shrink.layers(spec.sizes.layers));
     let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
     let is_dense = |kind: &Kind| kind.mlp == Mlp::Dense;
     let usual = ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"];
@@ -90,7 +161,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         set("n_positions", json!(scaled(positions, small_sequence, sequence).max(small_sequence)));
     }
     if let Some(width) = spec.kinds.iter().find_map(|kind| window_width(&kind.mask)) {
-        set("sliding_window", json!(scaled(width, small_sequence, sequence)));
+        set("sliding_window", json!(tokens.window(width)));
     }
     if let (Spelling::DenseLayers | Spelling::Latent, Some(experts)) = (spec.spelling, &spec.experts) {
         // The number of experts and their routing stay; their width shrinks like the MLP's.
@@ -127,11 +198,11 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
 }
 
 fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { multiple, layers, .. } = *shrink;
+    let multiple = shrink.multiple;
     for alias in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"] {
         small.remove(alias);
     }
-    let head_dim = t5.sizes.head_dim.min(8);
+    let head_dim = t5.sizes.head_dim.min(shrink.detail.head_dim);
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
     // Heads together may be wider than the stream; the ratio stays.
     set("d_model", scaled(t5.sizes.hidden, head_dim, t5.sizes.head_dim));
@@ -139,34 +210,53 @@ fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
     set("num_heads", t5.sizes.heads);
     set("d_ff", alike(t5.sizes.ffn, multiple, 48));
     set("vocab_size", alike(t5.sizes.vocab, multiple, 96));
-    set("num_layers", t5.sizes.layers.min(layers.max(2)));
-    set("num_decoder_layers", t5.decoder_layers.min(layers.max(2)));
+    set("num_layers", shrink.layers(t5.sizes.layers));
+    set("num_decoder_layers", shrink.layers(t5.decoder_layers));
 }
 
 fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
+    let multiple = shrink.multiple;
+    let SmallTokens { sequence, small_sequence, .. } = shrink.tokens;
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
     let Sizes { heads, head_dim, ffn, vocab, max_positions, .. } = bert.sizes;
-    set("hidden_size", heads.saturating_mul(head_dim.min(8)));
+    set("hidden_size", heads.saturating_mul(head_dim.min(shrink.detail.head_dim)));
     set("intermediate_size", alike(ffn, multiple, 48));
     set("vocab_size", alike(vocab, multiple, 96));
-    set("num_hidden_layers", bert.sizes.layers.min(layers.max(2)));
+    set("num_hidden_layers", shrink.layers(bert.sizes.layers));
     set("max_position_embeddings", scaled(max_positions, small_sequence, sequence).max(small_sequence));
 }
 
-fn small_head_dim(spec: &Spec) -> u64 {
+impl Shrink {
+    /// The least sizes for a sequence of `small_sequence` tokens on so many ranks, in one chunk, of layers that are recomputed
+    /// alone.
+    pub fn to(sequence: u64, small_sequence: u64, ranks: u64) -> Self {
+        let tokens = SmallTokens::halves(sequence, small_sequence, ranks);
+        Self { tokens, multiple: ranks, chunks: 1, every: 1, detail: Detail::default() }
+    }
+
+    /// The layers of a stack of `n`: two, or some groups and the layers that are left of a chunk.
+    fn layers(&self, n: u64) -> u64 {
+        let of_chunk = n / self.chunks.max(1);
+        let group = self.every.max(1);
+        let kept = (self.detail.groups * group + of_chunk % group).max(1);
+        self.chunks.saturating_mul(kept).max(2).min(n)
+    }
+}
+
+fn small_head_dim(spec: &Spec, least: u64) -> u64 {
     let head_dim = spec.sizes.head_dim;
     let partly = spec.kinds.iter().flat_map(|k| &k.rotary).find(|r| r.width != head_dim);
-    let Some(rotary) = partly else { return head_dim.min(8) };
+    let Some(rotary) = partly else { return head_dim.min(least) };
     // The description fixes the factor; use the first width of which it selects whole pairs.
     let factor = rotary.width as f64 / head_dim as f64;
-    (4..=32)
+    (least / 2..=32)
         .map(|n| 2 * n)
         .find(|&n| ((n as f64 * factor) as u64).is_multiple_of(2) && (n as f64 * factor) as u64 > 0)
         .unwrap_or(head_dim)
 }
 
-/// Two layers, or the first of each kind, in order; the last kind repeats until there are `least`.
+/// The kinds of the small model's layers: runs of one kind are cut to equal lengths, and of these the first layers that
+/// have every kind and are `least` or more.
 fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
     let mut kinds: Vec<usize> = Vec::new();
     for (kind, _) in &spec.runs {
@@ -175,17 +265,26 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
         }
     }
     // Kinds that differ by layer only (scores scaled by depth) need two at most.
-    if spec.spelling == Spelling::Gpt2 {
+    if spec.spelling == Spelling::Gpt2 && kinds.len() > 1 {
         kinds.truncate(2);
+        let first = *kinds.last().expect("there are several");
+        kinds.resize(kinds.len().max(usize::try_from(least).unwrap_or(usize::MAX)), first);
+        return kinds;
     }
-    if kinds.len() == 1 && spec.sizes.layers > 1 {
-        kinds.push(kinds[0]);
-    }
-    let least = least.min(spec.sizes.layers);
-    while let Some(&last) = kinds.last().filter(|_| (kinds.len() as u64) < least) {
-        kinds.push(last);
-    }
-    kinds
+    let all = spec.sizes.layers;
+    let least = least.min(all);
+    let cut = |length: u64| -> Vec<usize> {
+        let runs = spec.runs.iter().flat_map(|(kind, layers)| {
+            layers.clone().take(usize::try_from(length).unwrap_or(usize::MAX)).map(|_| *kind)
+        });
+        runs.collect()
+    };
+    let fits = |layers: &Vec<usize>| layers.len() as u64 >= least;
+    let mut layers = (1..=all).map(cut).find(fits).unwrap_or_else(|| cut(all));
+    let has_all = |n: usize| kinds.iter().all(|kind| layers[..n].contains(kind));
+    let n = (1..=layers.len()).find(|&n| n as u64 >= least && has_all(n)).unwrap_or(layers.len());
+    layers.truncate(n);
+    layers
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.

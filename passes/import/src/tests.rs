@@ -562,7 +562,7 @@ fn tied_tables_are_one_tensor() {
 
 #[test]
 fn small_models_keep_the_structure() {
-    let options = Shrink { sequence: 131_072, small_sequence: 64, multiple: 8, layers: 0 };
+    let options = Shrink::to(131_072, 64, 8);
     for name in EXAMPLES {
         let config = example(name);
         let small = shrink(&config, &[], &options).unwrap();
@@ -589,7 +589,7 @@ fn small_models_keep_the_structure() {
 
 #[test]
 fn small_models_keep_windows_in_proportion_and_kinds_of_layers() {
-    let options = Shrink { sequence: 4096, small_sequence: 64, multiple: 4, layers: 0 };
+    let options = Shrink::to(4096, 64, 4);
     let config = with(
         &small("qwen2"),
         json!({"num_hidden_layers": 12, "use_sliding_window": true, "sliding_window": 1024, "max_window_layers": 9}),

@@ -6,6 +6,7 @@ use ithaca_ir::module::Level;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostics, Module, Op};
+use ithaca_pass::choices::{Choices, Source};
 use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_on};
 
 use crate::fuse::Accumulate;
@@ -27,6 +28,8 @@ pub struct Compiled {
     pub attention: Vec<AttentionUse>,
     /// Notes to the user: copied heads, padding, dimensions that stay whole.
     pub notes: Vec<String>,
+    /// What was chosen on the way, by prices or as an earlier compilation had chosen.
+    pub choices: Choices,
 }
 
 /// The movement of attention in a function.
@@ -76,6 +79,23 @@ pub fn compile_with(
     compile_by(&passes(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
 }
 
+/// As [`compile_with`], with recorded choices in place of prices: those of a plan, for its program or for a small one of the
+/// same structure.
+///
+/// # Errors
+/// As [`compile`]; `P05` for a choice that the record does not have, or that is impossible for the program.
+pub fn replay(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    choices: &Choices,
+) -> Result<Compiled, Diagnostics> {
+    let (passes, packing) = (passes(registry, options), options.fusion.packing);
+    let compiled = draft_by(&passes, packing, verify(module)?, Source::Record(choices), &mut Unwatched)?;
+    verify_schedule(&compiled)?;
+    Ok(compiled)
+}
+
 /// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes`], with passes of
 /// your own wherever they belong.
 ///
@@ -88,7 +108,7 @@ pub fn compile_by(
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
-    let compiled = draft_by(passes, packing, verify(module)?, prices, instrument)?;
+    let compiled = draft_by(passes, packing, verify(module)?, Source::Prices(prices), instrument)?;
     verify_schedule(&compiled)?;
     Ok(compiled)
 }
@@ -113,23 +133,24 @@ pub fn draft_with(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    draft_by(&passes(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
+    let (passes, packing) = (passes(registry, options), options.fusion.packing);
+    draft_by(&passes, packing, module, Source::Prices(prices), &mut Unwatched)
 }
 
 fn draft_by(
     passes: &[Box<dyn Pass>],
     packing: Packing,
     module: Verified<'_>,
-    prices: &dyn Prices,
+    source: Source<'_>,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
-    let mut cx = Context::new(prices);
+    let mut cx = Context::from(source);
     let mut seen = Seen { attention: None, watched: instrument };
     let last = run_on(module, passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
     let schedule = lower_with(last.as_ref().map_or(module, VerifiedModule::verified), packing)?;
     let per_rank = last.map_or_else(|| module.module().clone(), VerifiedModule::into_module);
-    Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
+    Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec(), choices: cx.choices().clone() })
 }
 
 /// Keeps the attention of the first module that is laid out.

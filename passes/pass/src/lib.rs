@@ -3,79 +3,62 @@
 //! A pass reads a verified module and returns a module that verifies. It opens no device, file or clock, and prints
 //! nothing; its messages go to [`Context::note`].
 
+pub mod choices;
 pub mod options;
+mod prices;
 pub mod rebuild;
 pub mod roles;
 
 use std::time::{Duration, Instant};
 
-use ithaca_ir::ops::Family;
-use ithaca_ir::space::Space;
+use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::{Verified, VerifiedModule, verify};
-use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
-/// Prices of collectives, by which layout conversions are chosen.
-pub trait Prices {
-    /// Seconds that the collective `op` takes from `from` to `to`, on the busiest rank.
-    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64;
+use choices::{Choice, Choices, Chooser, Source, Topic};
 
-    /// Seconds that any operation takes on the busiest rank. Sources and calls take none of their own; kernels take none
-    /// where only collectives have prices.
-    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
-        match (op.is_communication(), operands, results) {
-            (true, [from, ..], [to, ..]) => self.collective_seconds(space, op, from, to),
-            (true | false, _, _) => 0.0,
-        }
-    }
+pub use prices::{Prices, Volume};
 
-    /// Neighbouring devices that share a node, where there is a topology.
-    fn node_devices(&self) -> Option<u64> {
-        None
-    }
-}
-
-/// Seconds of a kernel, and of each byte that it reads or writes, by [`Volume`].
-const KERNEL: f64 = 1e-3;
-
-/// Prices that count bytes only, at one byte a second, plus one second for each collective: no cluster needed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Volume;
-
-impl Prices for Volume {
-    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
-        if !op.is_communication() {
-            return 0.0;
-        }
-        let rank = ithaca_ir::Rank(0);
-        1.0 + ithaca_ir::boxes::bytes_sent(space, op, from, to, rank) as f64
-    }
-
-    /// A kernel takes a thousandth of the time of a collective of as many bytes.
-    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
-        if op.is_communication() {
-            return self.collective_seconds(space, op, operands[0], results[0]);
-        }
-        if matches!(op.info().family, Family::Source | Family::Structure) {
-            return 0.0;
-        }
-        let values = operands.iter().chain(results);
-        let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();
-        KERNEL * (1.0 + bytes as f64)
-    }
-}
-
-/// The prices and the messages of a run of passes.
+/// The choices and the messages of a run of passes.
 pub struct Context<'a> {
-    /// Prices of collectives on the cluster at hand.
-    pub prices: &'a dyn Prices,
+    chooser: Chooser<'a>,
     notes: Vec<String>,
     rewrites_left: Option<u64>,
 }
 
 impl<'a> Context<'a> {
-    /// A context without limit on rewrites.
+    /// A context without limit on rewrites, in which choices are made by prices and recorded.
     pub fn new(prices: &'a dyn Prices) -> Self {
-        Self { prices, notes: Vec::new(), rewrites_left: None }
+        Self::from(Source::Prices(prices))
+    }
+
+    /// A context that replays the choices of an earlier compilation.
+    pub fn replaying(choices: &'a Choices) -> Self {
+        Self::from(Source::Record(choices))
+    }
+
+    /// The next choice of a kind for a place, which is numbered if it was asked for before. A choice that is made by
+    /// prices is then [recorded](Self::record).
+    ///
+    /// # Errors
+    /// `P05` for a choice that the record does not have.
+    pub fn ask(&mut self, topic: Topic, key: impl Into<String>) -> Result<Choice<'a>, OpError> {
+        self.chooser.ask(topic, key.into())
+    }
+
+    /// Records the choice that was asked for last.
+    pub fn record(&mut self, text: impl Into<String>) {
+        self.chooser.record(text.into());
+    }
+
+    /// How choices are made.
+    pub fn source(&self) -> Source<'a> {
+        self.chooser.source()
+    }
+
+    /// The choices so far.
+    pub fn choices(&self) -> &Choices {
+        self.chooser.made()
     }
 
     /// The same context, in which only the first `n` rewrites are allowed; for bisecting.
@@ -154,6 +137,12 @@ impl std::fmt::Display for dyn Pass + '_ {
             write!(f, "{{{}}}", options.join(","))?;
         }
         Ok(())
+    }
+}
+
+impl<'a> From<Source<'a>> for Context<'a> {
+    fn from(source: Source<'a>) -> Self {
+        Self { chooser: Chooser::new(source), notes: Vec::new(), rewrites_left: None }
     }
 }
 

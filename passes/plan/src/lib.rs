@@ -11,4 +11,5 @@ pub mod cost;
 pub mod memory;
 pub mod plan;
 pub mod planner;
+pub mod proof;
 pub mod simulate;

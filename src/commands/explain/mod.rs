@@ -27,7 +27,7 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
     let compiled = plan.compile(registry)?;
     let text = format!("{}\n{}", text(registry, &plan, &compiled), alternatives(&plan, &view));
     let lines = text.lines().map(|line| in_width(line, view.width));
-    Ok(Done::success(heading(&plan, view.width) + &lines.collect::<String>()))
+    Ok(Done::success(heading(&plan, &plan.model.name, view.width) + &lines.collect::<String>()))
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
@@ -80,6 +80,22 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         rates.tokens_per_gpu(time.step_seconds),
         100.0 * rates.utilization(time.step_seconds)
     );
+    if let Some(price) = rates.price_per_million_tokens(&plan.cluster, time.step_seconds) {
+        let _ = writeln!(out, "price: {price:.3} USD for a million tokens (`price_per_hour` of the cluster)");
+    }
+    let kernel = &plan.cluster.accelerator.attention_kernel;
+    let _ = writeln!(out, "attention kernel: {} ({})", kernel.value, kernel.source);
+    for level in &plan.cluster.levels {
+        let nodes = plan.gpus / plan.cluster.devices_per_node.value.max(1);
+        if let Some(loss) = level.scale_loss.as_ref().filter(|_| nodes > 2) {
+            let percent = 100.0 * loss.value;
+            let _ = writeln!(
+                out,
+                "{}: {percent:.0} % of the bandwidth lost with each doubling beyond two nodes ({})",
+                level.name, loss.source
+            );
+        }
+    }
     out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;
     let lasting = [

@@ -5,7 +5,7 @@ use std::path::Path;
 use ithaca_kernels::Tensor;
 use ithaca_kernels::store::{self, Stored};
 
-use super::{refused, repository, said, workplace};
+use super::{line, refused, repository, said, workplace};
 
 /// Files of every kind by name, each with its words in messages.
 const KINDS: [(&str, &str); 17] = [
@@ -66,7 +66,10 @@ fn files_of_another_kind_are_named() {
         ("plan @ --gpus 2 --seq 64", &["config.json", "folder"]),
         ("plan config.json --gpus 2 --seq 64 --cluster @", &["cluster.toml", "notes.txt"]),
         ("run @ --shrink", &["plan.json", "config.json", "whole.ith", "folder"]),
-        ("verify @ --shrink", &["plan.json", "config.json", "whole.ith", "folder", "schedule.sched"]),
+        (
+            "verify @ --shrink",
+            &["plan.json", "config.json", "whole.ith", "folder", "schedule.sched", "ranks.ith"],
+        ),
         ("shard-weights @ -o out", &["plan.json", "config.json", "whole.ith", "folder"]),
         ("merge-weights @ -o out", &["folder"]),
         ("opt @", &["ranks.ith", "sharded.ith", "whole.ith", "notes.txt"]),
@@ -100,8 +103,9 @@ fn messages_say_which_command_takes_what_was_given() {
     make(at);
     for (arguments, says) in [
         ("run schedule.sched", "`ithaca verify schedule.sched --program plan.json` checks it"),
-        ("run ranks.ith", "`ithaca verify SCHEDULE --program ranks.ith` checks a schedule against it"),
-        ("verify ranks.ith", "name its plan, or the whole program that it was made from"),
+        ("run ranks.ith", "`ithaca verify ranks.ith --program PROGRAM` compares it with a whole program"),
+        ("run ranks.ith", "name its plan, or the whole program that it was made from"),
+        ("verify ranks.ith --seed 1", "add `--program FILE`"),
         ("verify sharded.ith", "`ithaca opt sharded.ith` runs passes over it"),
         (
             "explain config.json",
@@ -194,4 +198,33 @@ fn schedules_are_checked_against_their_program() {
     assert!(refusal.contains("[S18]") && refusal.contains("the program 1 function"), "{refusal}");
     let refusal = refused(at, "verify schedule.sched --program own.ith");
     assert!(refusal.contains("mesh `ring=2`") && refusal.contains("mesh `ring=4`"), "{refusal}");
+}
+
+#[test]
+fn per_rank_programs_are_checked_and_compared_with_a_whole_program() {
+    let folder = workplace();
+    let at = folder.path();
+    make(at);
+    let alone = said(at, "verify ranks.ith");
+    assert!(alone.contains("on 2 ranks: types and layouts hold") && alone.contains("not checked"), "{alone}");
+    said(
+        at,
+        "opt whole.ith --pipeline shard{strategy=ring,ring=4},lower-movements,lower-reshards -o own.ith",
+    );
+    let proven = said(at, "verify own.ith --program whole.ith");
+    assert!(proven.ends_with("passed: tolerance 1e-9\n") && !proven.contains("not checked"), "{proven}");
+
+    // By hand: keys and values of another step are attended to, in layouts that fit.
+    let text = std::fs::read_to_string(at.join("own.ith")).unwrap();
+    let hand = text.replacen("causal", "full", 1);
+    assert_ne!(text, hand);
+    std::fs::write(at.join("hand.ith"), hand).unwrap();
+    let ran = line(at, "verify hand.ith --program whole.ith");
+    assert!(ran.code == 1 && ran.out.contains("FAILED"), "{ran:#?}");
+
+    // A collective that is left out leaves types that do not fit.
+    let n = text.lines().position(|line| line.contains(" = permute ")).unwrap();
+    let without = text.lines().enumerate().filter(|(i, _)| *i != n).map(|(_, line)| format!("{line}\n"));
+    std::fs::write(at.join("without.ith"), without.collect::<String>()).unwrap();
+    refused(at, "verify without.ith --program whole.ith");
 }

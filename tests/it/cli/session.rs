@@ -22,6 +22,15 @@ fn a_plan_is_the_same_every_time_and_from_everywhere() {
     assert!(plan == read(there.path().join("plan.json")));
     assert_eq!(said(here.path(), &format!("{PLAN} --json")).into_bytes(), plan);
     assert_eq!(said(here.path(), "diff plan.json again.json"), "no difference\n");
+    // The name of the model's folder is not in the plan.
+    let other = there.path().join("another-name");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(repository("examples/llama-3-8b/config.json"), other.join("config.json")).unwrap();
+    let renamed = PLAN.replace("examples/llama-3-8b", "another-name");
+    assert_ne!(renamed, PLAN);
+    said(there.path(), &format!("{renamed} -o renamed.json"));
+    assert!(plan == read(there.path().join("renamed.json")));
+    said(there.path(), "plan --check plan.json another-name");
     insta::assert_snapshot!("plan", first);
     insta::assert_snapshot!("explain", said(here.path(), "explain plan.json"));
 }
@@ -135,7 +144,7 @@ fn a_plan_runs_small_and_is_verified() {
     let at = folder.path();
     said(at, &format!("{PLAN} -o plan.json"));
     let run = said(at, "run plan.json --shrink");
-    assert!(run.starts_with("llama-3-8b, ") && run.contains(" on 8 ranks ("), "{run}");
+    assert!(run.starts_with("llama-8.0b, ") && run.contains(" on 8 ranks ("), "{run}");
     assert!(run.contains("\npassed: tolerance"), "{run}");
     assert_eq!(run, said(at, "run plan.json --shrink"), "the same seed gives the same numbers");
     assert_ne!(run, said(at, "run plan.json --shrink --seed 1"));
@@ -333,4 +342,33 @@ fn a_reader_that_leaves_early_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn choices_of_a_plan_are_replayed_and_a_missing_or_impossible_one_is_named() {
+    let folder = workplace();
+    let at = folder.path();
+    said(at, &format!("{PLAN} -o plan.json"));
+    let text = std::fs::read_to_string(at.join("plan.json")).unwrap();
+    let plan: Value = serde_json::from_str(&text).unwrap();
+    let (topic, key) = ("reshards", "bf16[b s@ulysses h d] -> bf16[b s h@ulysses d]");
+    assert_eq!(plan["choices"][topic][key], "all_to_all(axis=ulysses, split=h, concat=s)");
+    let edited = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let mut plan = plan.clone();
+        edit(plan["choices"][topic].as_object_mut().unwrap());
+        std::fs::write(at.join("edited.json"), plan.to_string()).unwrap();
+    };
+    for (edit, says) in [
+        (None, format!("records no choice of `{topic}` for `{key}`")),
+        (Some("all_reduce(axis=ulysses)"), "it does not lead there".to_owned()),
+    ] {
+        edited(&|choices| match edit {
+            None => drop(choices.remove(key)),
+            Some(text) => choices[key] = text.into(),
+        });
+        for command in ["run edited.json --shrink", "verify edited.json", "explain edited.json"] {
+            let refusal = refused(at, command);
+            assert!(refusal.contains("[P05]") && refusal.contains(&says), "{command}: {refusal}");
+        }
+    }
 }

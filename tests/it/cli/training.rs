@@ -18,7 +18,8 @@ fn steps_of_models_whose_gradients_vanish_agree() {
             &root,
             &format!("run tests/goldens/{golden} --mode train --seq 16 --batch 2 --steps 2 {layout}"),
         );
-        assert!(out.ends_with("passed: tolerance 1e-4\n"), "{golden} {layout}: {out}");
+        let verdict = if layout.is_empty() { "no communication to prove; outputs agree" } else { "passed" };
+        assert!(out.ends_with(&format!("{verdict}: tolerance 1e-4\n")), "{golden} {layout}: {out}");
     }
 }
 

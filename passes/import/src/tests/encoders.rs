@@ -265,7 +265,7 @@ fn dropout_is_for_training() {
 
 #[test]
 fn small_t5s_and_berts_keep_what_tells_them_apart() {
-    let options = Shrink { sequence: 512, small_sequence: 32, multiple: 8, layers: 0 };
+    let options = Shrink::to(512, 32, 8);
     let large = example("t5-3b");
     let small = shrink(&large, &[], &options).unwrap();
     let module = ok(&small);

@@ -126,9 +126,7 @@ fn what_is_not_computed_is_refused() {
 #[test]
 fn small_models_keep_the_structure() {
     for config in [mixtral(), qwen3_moe(), deepseek()] {
-        let small =
-            shrink(&config, &[], &Shrink { sequence: 4096, small_sequence: 32, multiple: 8, layers: 0 })
-                .unwrap();
+        let small = shrink(&config, &[], &Shrink::to(4096, 32, 8)).unwrap();
         let (large, module) = (ok(&config), import(&small, "m", &Workload::prefill(1, 32)).unwrap());
         verify(&module).unwrap();
         let kinds = |m: &Module| -> Vec<String> { m.functions.values().map(|f| f.name.clone()).collect() };

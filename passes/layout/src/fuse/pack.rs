@@ -15,6 +15,7 @@ use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{Fused, MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, Space, TensorType};
+use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::rebuild::Copy;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -100,7 +101,7 @@ impl Pass for Pack {
         let (mut messages, mut members) = (0, 0);
         for function in module.functions.values() {
             let grouping = Grouping::of(self, &module.space, function);
-            let groups = grouping.groups(cx);
+            let groups = grouping.chosen(cx)?;
             messages += groups.len();
             members += groups.iter().map(Vec::len).sum::<usize>();
             let priority = grouping.priority(&groups);
@@ -136,15 +137,62 @@ impl<'a> Grouping<'a> {
         node.op == Op::Permute && at(&node.operands) != at(&node.results)
     }
 
+    /// The nodes that may be in groups.
+    fn members(&self) -> Vec<usize> {
+        let may_join = |&i: &usize| {
+            let kind = Kind::of(&self.function.nodes[i].op);
+            kind.is_some_and(|kind| self.pack.kinds.contains(&kind)) && !self.changes_stage(i)
+        };
+        (0..self.function.nodes.len()).filter(may_join).collect()
+    }
+
+    /// The groups, by bytes or as they were recorded.
+    fn chosen(&self, cx: &mut Context<'_>) -> Result<Vec<Vec<usize>>, OpError> {
+        let members = self.members();
+        if members.len() < 2 {
+            return Ok(Vec::new());
+        }
+        let name = &self.function.name;
+        match cx.ask(Topic::Messages, name.as_str())? {
+            Choice::ByPrice(_) => {
+                let groups = self.groups(&members, cx);
+                let place = |i: &usize| members.binary_search(i).expect("groups have members").to_string();
+                let text = |group: &Vec<usize>| group.iter().map(place).collect::<Vec<_>>().join(" ");
+                cx.record(groups.iter().map(text).collect::<Vec<_>>().join(", "));
+                Ok(groups)
+            }
+            Choice::Recorded(text) => {
+                self.recorded(&members, text).map_err(|why| impossible(Topic::Messages, name, text, why))
+            }
+        }
+    }
+
+    /// The groups of a record, each of which is one possible message.
+    fn recorded(&self, members: &[usize], text: &str) -> Result<Vec<Vec<usize>>, &'static str> {
+        let member = |n: &str| n.parse().ok().and_then(|n: usize| members.get(n).copied());
+        let group = |text: &str| text.split(' ').map(member).collect::<Option<Vec<usize>>>();
+        let groups: Option<Vec<Vec<usize>>> =
+            text.split(", ").filter(|group| !group.is_empty()).map(group).collect();
+        let groups = groups.ok_or("the function has fewer collectives")?;
+        let all: BTreeSet<usize> = groups.iter().flatten().copied().collect();
+        if groups.iter().any(|group| group.len() < 2 || group.len() > MAX_COALESCED)
+            || all.len() != groups.iter().map(Vec::len).sum::<usize>()
+        {
+            return Err("a message has several collectives, each of which is in one message");
+        }
+        if groups.iter().any(|group| group.iter().any(|&i| !self.alike(group[0], i))) {
+            return Err("collectives of one message differ");
+        }
+        let plain: Vec<usize> = (0..self.function.nodes.len()).collect();
+        self.graph.order(&groups, &plain).ok_or("messages would wait for each other")?;
+        Ok(groups)
+    }
+
     /// Groups of two or more nodes: each collective, in order, joins the last group that it fits, or starts one.
-    fn groups(&self, cx: &mut Context<'_>) -> Vec<Vec<usize>> {
+    fn groups(&self, members: &[usize], cx: &mut Context<'_>) -> Vec<Vec<usize>> {
         let plain: Vec<usize> = (0..self.function.nodes.len()).collect();
         let mut groups: Vec<Vec<usize>> = Vec::new();
-        for i in 0..self.function.nodes.len() {
-            let op = &self.function.nodes[i].op;
-            if !Kind::of(op).is_some_and(|kind| self.pack.kinds.contains(&kind)) || self.changes_stage(i) {
-                continue;
-            }
+        for &i in members {
             let alike = groups.iter().rposition(|group| self.alike(group[0], i));
             let joined = alike.filter(|&at| {
                 let group = &groups[at];

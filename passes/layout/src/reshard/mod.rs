@@ -11,13 +11,18 @@
 mod search;
 
 pub use search::{Step, convert};
+use search::{read, write};
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Level, Module};
+use ithaca_ir::ops::OpError;
+use ithaca_ir::text::show;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op};
+use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
+use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::rebuild::rebuild;
 use ithaca_pass::{Context, Pass};
 
@@ -51,14 +56,43 @@ impl Pass for LowerReshards {
                 return Ok(None);
             }
             let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
+            // The stages of a pipeline convert alike.
+            let at = from.layout.at.filter(|_| from.layout.at == to.layout.at);
+            let (from, to) = match at {
+                None => (from.clone(), to.clone()),
+                Some(_) => (from.located(None), to.located(None)),
+            };
             let key = (from.dtype, from.dims.to_vec(), from.layout.clone(), to.layout.clone());
-            let steps = found.entry(key).or_insert_with(|| convert(b.space(), from, to, cx.prices));
+            let steps = match found.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(choose(b.space(), &from, &to, cx)?),
+            };
             let mut value = operands[0];
             for step in steps.iter() {
-                value = b.push_as(step.op.clone(), &[value], step.to.clone())?;
+                let ty = if at.is_some() { step.to.located(at) } else { step.to.clone() };
+                value = b.push_as(step.op.clone(), &[value], ty)?;
             }
             Ok(Some(vec![value]))
         })?;
         Ok(Module { level, ..lowered })
+    }
+}
+
+/// The conversion, by prices or as it was recorded.
+fn choose(
+    space: &Space,
+    from: &TensorType,
+    to: &TensorType,
+    cx: &mut Context<'_>,
+) -> Result<Vec<Step>, OpError> {
+    let key = format!("{} -> {}", show(space, from), show(space, to));
+    match cx.ask(Topic::Reshards, key.as_str())? {
+        Choice::ByPrice(prices) => {
+            let steps = convert(space, from, to, prices);
+            cx.record(write(space, &steps));
+            Ok(steps)
+        }
+        Choice::Recorded(text) => read(space, from, to, text)
+            .ok_or_else(|| impossible(Topic::Reshards, &key, text, "it does not lead there")),
     }
 }

@@ -39,6 +39,33 @@ pub fn convert(space: &Space, from: &TensorType, to: &TensorType, prices: &dyn P
         .expect("gathering and slicing leads everywhere")
 }
 
+/// A conversion as text: its collectives, in order.
+pub(super) fn write(space: &Space, steps: &[Step]) -> String {
+    let steps: Vec<String> = steps.iter().map(|step| spelled(space, &step.op)).collect();
+    steps.join("; ")
+}
+
+/// The inverse of [`write`]; `None` for a text that does not lead from `from` to `to`.
+pub(super) fn read(space: &Space, from: &TensorType, to: &TensorType, text: &str) -> Option<Vec<Step>> {
+    let mut steps: Vec<Step> = Vec::new();
+    for step in text.split("; ").filter(|step| !step.is_empty()) {
+        let here = steps.last().map_or(from, |step| &step.to);
+        let moves = moves(space, here, from, to, Regather::Allowed);
+        let (op, to) = moves.into_iter().find(|(op, _)| spelled(space, op) == step)?;
+        steps.push(Step { op, to });
+    }
+    let reached = steps.last().map_or(from, |step| &step.to);
+    (reached == to).then_some(steps)
+}
+
+/// A collective as the member of a message is spelled: `all_to_all(axis=u, split=h, concat=s)`.
+fn spelled(space: &Space, op: &Op) -> String {
+    let functions = Arena::new();
+    let attrs = op.attrs(OpContext { space, functions: &functions }.names());
+    let attrs: Vec<String> = attrs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    if attrs.is_empty() { op.name().to_owned() } else { format!("{}({})", op.name(), attrs.join(", ")) }
+}
+
 /// Whether an axis that splits the source may be gathered along and sliced again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Regather {

@@ -17,7 +17,7 @@ use super::degrees::legal_degrees;
 use super::experts::{self, GroupSize};
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
-use super::orders;
+use super::orders::{self, ChosenOrders};
 use super::placements::Placements;
 use super::strategy::Placement;
 use crate::movement::Orders;
@@ -40,6 +40,8 @@ pub struct Decisions {
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
+    /// The orders of tokens that nobody asked for.
+    pub chosen_orders: ChosenOrders,
     /// Groups of tokens that share slots of experts, and their slots.
     pub expert_groups: BTreeMap<DimId, GroupSize>,
     /// Notes to the user.
@@ -81,6 +83,7 @@ pub(super) fn decide(
     placements: &Placements,
     roles: &Roles,
     options: &ShardOptions,
+    recorded: Option<&ChosenOrders>,
 ) -> Result<Decisions, Diagnostic> {
     let mut decisions = Decisions::default();
     let (mesh, placement) = (&options.mesh, &placements.base);
@@ -158,7 +161,8 @@ pub(super) fn decide(
     for (&dim, &size) in &decisions.padded {
         space.dims[dim].size = size;
     }
-    decisions.orders = orders::decide(&space, &inside, options.order)?;
+    let ordered = orders::decide(&space, &inside, options.order, recorded)?;
+    (decisions.orders, decisions.chosen_orders) = (ordered.orders, ordered.chosen);
     if let Some(order) = options.order.filter(|_| inside.is_empty()) {
         decisions
             .notes

@@ -12,12 +12,21 @@
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{Node, ValueId};
 use ithaca_ir::ops::OpError;
+use ithaca_ir::text::show;
 use ithaca_ir::{AxisId, DimId, TensorType};
+use ithaca_pass::Prices;
+use ithaca_pass::choices::{Choice, Topic, impossible};
 
 use super::rewriter::Rewriter;
 use crate::reshard::convert;
 
-impl Rewriter<'_> {
+/// The choice of tokens that stay, as it is recorded.
+const TOKENS: &str = "tokens";
+
+/// The choice of rows that stay.
+const ROWS: &str = "rows";
+
+impl Rewriter<'_, '_> {
     /// The gradient of a table, looked up along `over`, from ids and the gradients of tokens.
     pub(super) fn embed_backward(
         &mut self,
@@ -42,11 +51,26 @@ impl Rewriter<'_> {
         pending.partial = own_tokens.iter().flat_map(Layout::axes).filter(along).collect();
         pending.partial.sort_unstable();
         pending.partial.dedup();
-        let by_tokens = self.lookup_seconds(node, operands, &own_tokens, &all_rows)
-            + self.conversion_seconds(&all_rows.with_layout(pending), &table[0]);
-        let by_rows = self.lookup_seconds(node, operands, &all_tokens, &table[0]);
-        if own_tokens != all_tokens && by_tokens < by_rows {
-            return self.by_rule(node, operands);
+        if own_tokens != all_tokens {
+            let key = format!("@{} {}", self.source.name, show(self.b.space(), &all_rows));
+            let is_by_tokens = match self.cx.ask(Topic::Lookups, key.as_str())? {
+                Choice::ByPrice(prices) => {
+                    let by_tokens = self.lookup_seconds(node, operands, &own_tokens, &all_rows, prices)
+                        + self.conversion_seconds(&all_rows.with_layout(pending), &table[0], prices);
+                    let by_rows = self.lookup_seconds(node, operands, &all_tokens, &table[0], prices);
+                    self.cx.record(if by_tokens < by_rows { TOKENS } else { ROWS });
+                    by_tokens < by_rows
+                }
+                Choice::Recorded(TOKENS) => true,
+                Choice::Recorded(ROWS) => false,
+                Choice::Recorded(other) => {
+                    let why = "a gradient is computed by `tokens` or by `rows`";
+                    return Err(impossible(Topic::Lookups, &key, other, why));
+                }
+            };
+            if is_by_tokens {
+                return self.by_rule(node, operands);
+            }
         }
         let moved = self.reshard_all(operands, all_tokens)?;
         Ok(self.b.node(node.op.clone(), &moved, &table)?.to_vec())
@@ -59,6 +83,7 @@ impl Rewriter<'_> {
         operands: &[ValueId],
         layouts: &[Layout],
         table: &TensorType,
+        prices: &dyn Prices,
     ) -> f64 {
         let at = operands.first().and_then(|&v| self.b.ty(v).layout.at);
         let moved = |(&v, layout): (&ValueId, &Layout)| self.b.ty(v).with_layout(layout.clone());
@@ -67,18 +92,18 @@ impl Rewriter<'_> {
             |&(&v, to): &(&ValueId, &TensorType)| self.known(v, &to.layout.clone().located(at)).is_none();
         let arriving = operands.iter().zip(&moved).filter(arrives);
         let arrive: f64 =
-            arriving.map(|(&v, to)| self.conversion_seconds(&self.b.ty(v).located(None), to)).sum();
+            arriving.map(|(&v, to)| self.conversion_seconds(&self.b.ty(v).located(None), to, prices)).sum();
         let types: Vec<&TensorType> = moved.iter().collect();
-        arrive + self.prices.op_seconds(self.b.space(), &node.op, &types, &[table])
+        arrive + prices.op_seconds(self.b.space(), &node.op, &types, &[table])
     }
 
-    fn conversion_seconds(&self, from: &TensorType, to: &TensorType) -> f64 {
+    fn conversion_seconds(&self, from: &TensorType, to: &TensorType, prices: &dyn Prices) -> f64 {
         let space = self.b.space();
-        let steps = convert(space, from, to, self.prices);
+        let steps = convert(space, from, to, prices);
         let before = std::iter::once(from).chain(steps.iter().map(|step| &step.to));
         before
             .zip(&steps)
-            .map(|(from, step)| self.prices.collective_seconds(space, &step.op, from, &step.to))
+            .map(|(from, step)| prices.collective_seconds(space, &step.op, from, &step.to))
             .sum()
     }
 }

@@ -8,7 +8,7 @@ use ithaca_ir::ops::{Op, OpError, Random};
 
 use super::rewriter::{Outside, Rewriter};
 
-impl Rewriter<'_> {
+impl Rewriter<'_, '_> {
     /// Whether `node` draws a mask; then that is deferred until the tensor that it applies to is known.
     pub(super) fn defers_mask(&mut self, node: &Node) -> Result<bool, OpError> {
         let Op::Random(Random::DropoutMask { .. }) = node.op else { return Ok(false) };

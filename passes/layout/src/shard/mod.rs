@@ -42,6 +42,7 @@ pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
+pub use orders::{ChosenOrder, ChosenOrders};
 pub use placements::Placements;
 pub use zero::Zero;
 
@@ -51,8 +52,10 @@ pub use ithaca_pass::roles::Roles;
 use std::collections::BTreeMap;
 
 use ithaca_ir::module::Level;
+use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
+use ithaca_pass::choices::{Choice, Choices, Source, Topic, impossible};
 use ithaca_pass::{Context, Pass};
 
 use flow::Flows;
@@ -95,9 +98,19 @@ impl Pass for Shard {
             let message = format!("`shard` takes a whole program; this one is {}", module.level.name());
             return Err(vec![Diagnostic::new("P03", message)]);
         }
-        let (placements, decisions) = check(&self.registry, module, &self.options).map_err(|d| vec![d])?;
+        let orders = match cx.source() {
+            Source::Prices(_) => None,
+            Source::Record(choices) => Some(recorded_orders(choices)?),
+        };
+        let checked = checked(&self.registry, module, &self.options, orders.as_ref());
+        let (placements, decisions) = checked.map_err(|d| vec![d])?;
         if !cx.rewrite() {
             return Ok(module.clone());
+        }
+        for (dim, order) in &decisions.chosen_orders {
+            if let Choice::ByPrice(_) = cx.ask(Topic::Orders, dim.as_str())? {
+                cx.record(order.to_string());
+            }
         }
         let roles = Roles::of(module);
         let both = flow::keep_both_sides(module)?;
@@ -128,9 +141,9 @@ impl Pass for Shard {
         if zero.keeps_sums() && training::has_sums(&program) {
             // A sum stays pending over the axes over which all of its contributions are.
             let mut tried = sharded.clone();
-            plan.pending = rewrite::functions(&mut tried, &program, &plan, cx.prices)?.contributions;
+            plan.pending = rewrite::functions(&mut tried, &program, &plan, cx)?.contributions;
         }
-        let rewritten = rewrite::functions(&mut sharded, &program, &plan, cx.prices)?.attentions;
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan, cx)?.attentions;
         let reached = attentions(module);
         if reached != rewritten {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");
@@ -150,11 +163,29 @@ pub fn check(
     module: &Module,
     options: &ShardOptions,
 ) -> Result<(Placements, Decisions), Diagnostic> {
+    checked(registry, module, options, None)
+}
+
+/// As [`check`], with recorded orders of tokens in place of new ones.
+fn checked(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    orders: Option<&ChosenOrders>,
+) -> Result<(Placements, Decisions), Diagnostic> {
     let roles = Roles::of(module);
     let placements = Placements::of(registry, module, &roles, options)?;
     stages::check(module, &options.mesh, &placements.base.stages)?;
-    let decisions = legality::decide(registry, module, &placements, &roles, options)?;
+    let decisions = legality::decide(registry, module, &placements, &roles, options, orders)?;
     Ok((placements, decisions))
+}
+
+fn recorded_orders(choices: &Choices) -> Result<ChosenOrders, OpError> {
+    let orders = choices.orders.iter().map(|(dim, text)| {
+        let order = text.parse().map_err(|known| impossible(Topic::Orders, dim, text, known))?;
+        Ok((dim.clone(), order))
+    });
+    orders.collect()
 }
 
 /// Attention operations in every function.

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::str::FromStr;
 
 use ithaca_ir::mesh::{AxisId, Rank};
 use ithaca_ir::ops::Attention;
 use ithaca_ir::order::joined;
 use ithaca_ir::{Diagnostic, DimId, Mask, Order, Space};
+use ithaca_pass::choices::{Topic, impossible, missing};
 
 use super::inside::Inside;
 use super::options::OrderChoice;
@@ -23,16 +25,56 @@ fn parts(space: &Space, inside: &Inside<'_>, dim: DimId) -> u64 {
     degree(keys == dim, &inside.axes).max(degree(queries == dim, &inside.query_axes))
 }
 
-/// The orders of all sequences that are split inside attention, where they are not those that the program brings.
+/// An order that was chosen for balance, without its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChosenOrder {
+    /// One that can be asked for.
+    As(OrderChoice),
+    /// A zigzag inside each document.
+    Documents,
+}
+
+impl std::fmt::Display for ChosenOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::As(choice) => choice.fmt(f),
+            Self::Documents => f.write_str("documents"),
+        }
+    }
+}
+
+impl FromStr for ChosenOrder {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "documents" { Ok(Self::Documents) } else { text.parse().map(Self::As) }
+    }
+}
+
+/// Orders chosen for balance, by dimension.
+pub type ChosenOrders = BTreeMap<String, ChosenOrder>;
+
+/// The orders of the sequences of a program.
+#[derive(Debug, Default)]
+pub(super) struct Ordered {
+    /// Those of all sequences that are split inside attention, where they are not those that the program brings.
+    pub(super) orders: BTreeMap<DimId, Order>,
+    /// Those that nobody asked for.
+    pub(super) chosen: ChosenOrders,
+}
+
+/// The orders of all sequences, with `recorded` choices in place of new ones.
 ///
 /// # Errors
-/// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share.
+/// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share; `P05` for
+/// one that is not recorded.
 pub(super) fn decide(
     space: &Space,
     splits: &[Inside<'_>],
     asked: Option<OrderChoice>,
-) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
-    let mut orders = BTreeMap::new();
+    recorded: Option<&ChosenOrders>,
+) -> Result<Ordered, Diagnostic> {
+    let mut found = Ordered::default();
     let mut sequences: Vec<DimId> =
         splits.iter().flat_map(|s| [s.attention.queries, s.attention.keys]).collect();
     sequences.sort_unstable();
@@ -42,17 +84,32 @@ pub(super) fn decide(
         if here.is_empty() {
             continue;
         }
-        let order = match asked {
-            Some(choice) => asked_for(space, dim, &here, choice)?,
+        let name = &space.dims[dim].name;
+        let order = match (asked, recorded) {
+            (Some(choice), _) => asked_for(space, dim, &here, choice)?,
             // An order that the program brings is its own.
-            None if space.dims[dim].order != Order::Contiguous => continue,
-            None => balanced(space, dim, &here),
+            (None, _) if space.dims[dim].order != Order::Contiguous => continue,
+            (None, Some(recorded)) => {
+                let choice = *recorded.get(name).ok_or_else(|| missing(Topic::Orders, name))?;
+                found.chosen.insert(name.clone(), choice);
+                match choice {
+                    ChosenOrder::As(choice) => asked_for(space, dim, &here, choice)?,
+                    ChosenOrder::Documents => by_documents(space, dim, &here).next().ok_or_else(|| {
+                        impossible(Topic::Orders, name, "documents", "there are no documents")
+                    })?,
+                }
+            }
+            (None, None) => {
+                let (order, choice) = balanced(space, dim, &here);
+                found.chosen.insert(name.clone(), choice);
+                order
+            }
         };
         if order != space.dims[dim].order {
-            orders.insert(dim, order);
+            found.orders.insert(dim, order);
         }
     }
-    Ok(orders)
+    Ok(found)
 }
 
 fn asked_for(
@@ -117,30 +174,40 @@ fn dispatched(space: &Space, dim: DimId, here: &[&Inside<'_>], parts: u64) -> Or
     Order::Table(runs)
 }
 
-fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> Order {
+fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> (Order, ChosenOrder) {
+    let contiguous = (Order::Contiguous, ChosenOrder::As(OrderChoice::Contiguous));
     if here.iter().any(|s| s.movement.orders() != Orders::Balanced) {
-        return Order::Contiguous;
+        return contiguous;
     }
     let size = space.size(dim);
     let parts = here.first().map_or(1, |s| parts(space, s, dim));
-    let mut candidates = vec![Order::Contiguous, Order::Zigzag { parts }];
-    let divides = candidates[1].check(size).is_ok();
-    for split in here {
-        candidates.extend(bounds(&split.attention.mask).and_then(|b| Order::zigzag_documents(b, parts).ok()));
-    }
+    let zigzag = Order::Zigzag { parts };
+    let divides = zigzag.check(size).is_ok();
+    let mut candidates = vec![contiguous.clone(), (zigzag, ChosenOrder::As(OrderChoice::Zigzag))];
+    candidates.extend(by_documents(space, dim, here).map(|order| (order, ChosenOrder::Documents)));
     if !divides {
-        candidates.extend([dispatched(space, dim, here, parts), Order::Striped { parts, block: 1 }]);
+        let dealt = dispatched(space, dim, here, parts);
+        candidates.push((dealt, ChosenOrder::As(OrderChoice::Balanced)));
+        let striped = Order::Striped { parts, block: 1 };
+        candidates.push((striped, ChosenOrder::As(OrderChoice::Striped(1))));
     }
-    candidates.retain(|order| order.check(size).is_ok());
+    candidates.retain(|(order, _)| order.check(size).is_ok());
     let busiest = |order: &Order| -> u128 {
         // Every block of keys visits every rank, so only the order of queries matters.
         let asks = here.iter().filter(|s| s.attention.queries == dim);
         asks.map(|s| busiest_pairs(space, s, order)).sum()
     };
-    let pairs: Vec<u128> = candidates.iter().map(busiest).collect();
+    let pairs: Vec<u128> = candidates.iter().map(|(order, _)| busiest(order)).collect();
     let least = pairs.iter().copied().min().unwrap_or_default();
     let mut known = candidates.into_iter().zip(pairs);
-    known.find(|(_, pairs)| pairs * 50 <= least * 51).map_or(Order::Contiguous, |(order, _)| order)
+    known.find(|(_, pairs)| pairs * 50 <= least * 51).map_or(contiguous, |(order, _)| order)
+}
+
+/// Zigzags inside the documents of each mask that has some.
+fn by_documents(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> impl Iterator<Item = Order> {
+    let parts = here.first().map_or(1, |s| parts(space, s, dim));
+    let zigzag = |split: &&Inside<'_>| Order::zigzag_documents(bounds(&split.attention.mask)?, parts).ok();
+    here.iter().filter_map(zigzag).collect::<Vec<_>>().into_iter()
 }
 
 /// Pairs of the rank that has the most, all keys counted.
@@ -219,7 +286,7 @@ mod tests {
     fn a_length_without_zigzag_is_balanced_too() {
         for (parts, size) in [(8, 131_064), (4, 12), (3, 9), (5, 655), (16, 16 * 8191)] {
             on_ring(parts, size, Mask::Causal, |space, split, busiest| {
-                let order = balanced(space, split.attention.queries, &[split]);
+                let (order, _) = balanced(space, split.attention.queries, &[split]);
                 assert!(Order::Zigzag { parts }.check(size).is_err());
                 assert!(
                     busiest(&order) < busiest(&Order::Striped { parts, block: 1 }) * 1.02 + 1e-9,
@@ -228,7 +295,7 @@ mod tests {
                 assert!(size < 100 || busiest(&order) < 1.03, "{size}: {order} {}", busiest(&order));
             });
             on_ring(parts, size, Mask::Full, |space, split, _| {
-                assert_eq!(balanced(space, split.attention.queries, &[split]), Order::Contiguous);
+                assert_eq!(balanced(space, split.attention.queries, &[split]).0, Order::Contiguous);
             });
         }
     }

@@ -7,7 +7,7 @@ use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, Gradient, Loss, Op, OpError, Optimizer, Random};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
-use ithaca_pass::Prices;
+use ithaca_pass::Context;
 
 use super::flow::Passing;
 use super::inner::is_attention;
@@ -29,7 +29,7 @@ pub(super) fn functions(
     module: &mut Module,
     program: &Arena<FuncId, Function>,
     plan: &Plan,
-    prices: &dyn Prices,
+    cx: &mut Context<'_>,
 ) -> Result<Rewritten, OpError> {
     let mut attentions = 0;
     let mut contributions = BTreeMap::new();
@@ -40,7 +40,7 @@ pub(super) fn functions(
         let placement = plan.placements.function(function);
         let mut rewriter = Rewriter {
             plan,
-            prices,
+            cx,
             placement,
             made: &module.functions,
             given: &outside,
@@ -86,7 +86,7 @@ struct Left {
     outside: Option<TensorType>,
 }
 
-impl Rewriter<'_> {
+impl Rewriter<'_, '_> {
     /// Rewrites the function; returns the number of its attention operations, and its results.
     fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
         let source = self.source;

@@ -6,7 +6,7 @@ use ithaca_ir::layout::{At, AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, ValueId};
 use ithaca_ir::ops::Op;
 use ithaca_ir::{Arena, AxisId, DType, DimId, FunctionBuilder, TensorType};
-use ithaca_pass::Prices;
+use ithaca_pass::Context;
 use ithaca_pass::roles::Roles;
 
 use super::flow::Flows;
@@ -68,10 +68,10 @@ pub(super) enum Outside {
     Residual,
 }
 
-pub(super) struct Rewriter<'a> {
+pub(super) struct Rewriter<'a, 'p> {
     pub(super) plan: &'a Plan,
-    /// Prices, by which one of several layouts is chosen.
-    pub(super) prices: &'a dyn Prices,
+    /// Where one of several layouts is chosen.
+    pub(super) cx: &'a mut Context<'p>,
     /// The placement of this function.
     pub(super) placement: &'a Placement,
     /// The functions before this one, laid out.

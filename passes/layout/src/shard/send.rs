@@ -7,7 +7,7 @@ use ithaca_ir::ops::{Op, OpError, Stage};
 
 use super::rewriter::{Rewriter, settled};
 
-impl Rewriter<'_> {
+impl Rewriter<'_, '_> {
     /// Where a source of `main` is.
     pub(super) fn at_source(&self, value: ValueId) -> Option<At> {
         self.at(self.stages.made.get(value.index()).copied().flatten())

@@ -153,7 +153,7 @@ enum PlaceInSum {
     Complete(String),
 }
 
-impl Rewriter<'_> {
+impl Rewriter<'_, '_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
         if self.masks.contains_key(&old) {

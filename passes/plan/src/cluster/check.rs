@@ -43,6 +43,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         reserve_fraction,
         memory_bandwidth,
         launch_seconds,
+        price_per_hour,
         peak: Peak { bf16, f16, f32, f64 },
         efficiency: Efficiency { matmul, matmul_terms, matmul_results, memory },
         attention_kernel,
@@ -60,6 +61,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     }
     positive(&key("memory_bandwidth"), memory_bandwidth)?;
     positive(&key("launch_seconds"), launch_seconds)?;
+    optional(&key("price_per_hour"), price_per_hour.as_ref())?;
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
         positive(&key(&format!("peak.{k}")), peak)?;
     }
@@ -119,6 +121,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
         message_latency,
         ring_efficiency,
         exchange_efficiency,
+        scale_loss,
         measured,
     } = level;
     let key = |k: &str| format!("{path}.{k}");
@@ -133,6 +136,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     positive(&key("message_latency"), message_latency)?;
     fraction(&key("ring_efficiency"), ring_efficiency)?;
     fraction(&key("exchange_efficiency"), exchange_efficiency)?;
+    optional(&key("scale_loss"), scale_loss.as_ref())?;
     let Some(Measured { source, curves }) = measured else { return Ok(()) };
     has_source(&key("measured"), source)?;
     match curves.iter().find(|curve| curve.ranks() > devices.value) {

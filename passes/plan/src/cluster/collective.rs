@@ -12,6 +12,8 @@
 //! Levels work at the same time, so transfers count by their maximum; latencies add up. That 16 GPUs of two nodes
 //! reach twice the bus bandwidth of 8 strided over the same nodes (Galvatron measured 44.7 and 20.8 GB/s) follows.
 //!
+//! The more blocks of the level inside a group joins, the less of the bandwidth it reaches (`scale_loss`).
+//!
 //! A group within one block takes the time of the level's measured curves, where it has some (`curve`).
 
 use ithaca_ir::{AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
@@ -211,8 +213,9 @@ fn level_time(
     here: Spread,
     bytes: f64,
 ) -> CollectiveTime {
-    let rate = level.rate(pattern);
-    let steps = (here.most.div_ceil(inside.fewest) - 1) as f64;
+    let blocks = here.most.div_ceil(inside.fewest);
+    let rate = level.rate_across(pattern, blocks);
+    let steps = (blocks - 1) as f64;
     match pattern {
         Pattern::Ring { rounds } => CollectiveTime {
             latency: f64::from(rounds) * steps * level.latency.value,

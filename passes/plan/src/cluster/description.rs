@@ -47,6 +47,9 @@ pub struct Accelerator {
     pub memory_bandwidth: Sourced<f64>,
     /// Time to start a kernel, seconds.
     pub launch_seconds: Sourced<f64>,
+    /// The price of a device for an hour, US dollars.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_hour: Option<Sourced<f64>>,
     /// Peak rates, FLOP per second.
     pub peak: Peak,
     /// What parts of the peaks kernels reach.
@@ -160,6 +163,10 @@ pub struct Level {
     pub ring_efficiency: Sourced<f64>,
     /// The part of the bandwidth that an all-to-all reaches.
     pub exchange_efficiency: Sourced<f64>,
+    /// The part of the bandwidth that a collective loses with each doubling of the blocks of the level inside that it joins,
+    /// beyond two; nothing if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_loss: Option<Sourced<f64>>,
     /// Measured times of collectives within one block of the level, used in place of the figures above where they apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
@@ -211,6 +218,12 @@ impl Level {
             Pattern::Exchange => self.exchange_efficiency.value,
         };
         self.bandwidth.value * efficiency
+    }
+
+    /// The same of a collective that joins so many blocks of the level inside.
+    pub(super) fn rate_across(&self, pattern: Pattern, blocks: u64) -> f64 {
+        let loss = self.scale_loss.as_ref().map_or(0.0, |loss| loss.value);
+        self.rate(pattern) / (1.0 + loss * (blocks as f64 / 2.0).log2().max(0.0))
     }
 }
 

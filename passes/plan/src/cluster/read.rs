@@ -72,7 +72,7 @@ impl Shape {
             "measured" => Some(Self { keys: names::<Measured>(), optional: &[], inside: |_| None }),
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Level>(), optional: &["measured"], inside }
+        Self { keys: names::<Level>(), optional: &["scale_loss", "measured"], inside }
     }
 
     fn accelerator() -> Self {
@@ -86,7 +86,7 @@ impl Shape {
             "attention" => Some(Self::attention()),
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Accelerator>(), optional: &[], inside }
+        Self { keys: names::<Accelerator>(), optional: &["price_per_hour"], inside }
     }
 
     fn attention() -> Self {

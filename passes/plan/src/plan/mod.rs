@@ -21,10 +21,11 @@ use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
 use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Module, Op, Order, Space};
-use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
+use ithaca_layout::compile::{self, AttentionUse, Compiled};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
+use ithaca_pass::choices::Choices;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -48,7 +49,8 @@ pub use review::{Review, ReviewOptions, Section, review};
 /// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
 /// Version 3 writes the layout options as a pipeline does.
 /// Version 4 adds the `search` and `model_flops`, has no path of the model, and lists alternatives with equal programs once.
-pub const VERSION: u32 = 4;
+/// Version 5 adds `choices`.
+pub const VERSION: u32 = 5;
 
 /// A parallel plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -79,6 +81,8 @@ pub struct Plan {
     pub attention: Vec<AttentionPlan>,
     /// The passes that make the per-rank program, in text form.
     pub pipeline: String,
+    /// What the passes chose by prices and bytes. Every use of the plan replays it.
+    pub choices: Choices,
     /// What each rank sends in one step.
     pub collectives: Vec<Collective>,
     /// Memory of the busiest rank.
@@ -476,12 +480,12 @@ impl Plan {
     /// The per-rank program and the schedule of this plan, both checked and equal to its stated figures.
     ///
     /// # Errors
-    /// As [`compile_with`]; `M33` for a stated figure that differs from the computed one.
+    /// As [`compile::replay`]; `M33` for a stated figure that differs from the computed one.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
         let workload = self.workload.to_import().map_err(|d| vec![d])?;
         let options = self.shard_options().map_err(|d| vec![d])?;
         let module = import::program(&self.model.config, &self.model.name, &workload)?;
-        let compiled = compile_with(registry, &module, &options, &self.cluster)?;
+        let compiled = compile::replay(registry, &module, &options, &self.choices)?;
         self.check_stated(&compiled).map_err(|d| vec![d])?;
         Ok(compiled)
     }

@@ -40,4 +40,10 @@ impl Rates {
     pub fn utilization(&self, seconds: f64) -> f64 {
         self.flops / (seconds * self.gpus as f64 * self.peak)
     }
+
+    /// The price of a million tokens, US dollars, where the cluster has the price of a GPU.
+    pub fn price_per_million_tokens(&self, cluster: &Cluster, seconds: f64) -> Option<f64> {
+        let an_hour = cluster.accelerator.price_per_hour.as_ref()?.value;
+        Some(an_hour / 3600.0 / self.tokens_per_gpu(seconds) * 1e6)
+    }
 }

@@ -131,10 +131,7 @@ impl Review {
 
 /// Compares two plans.
 pub fn review(left: &Plan, right: &Plan, options: &ReviewOptions) -> Review {
-    let is_asked = |change: &Change| {
-        let is_name = change.path == "model.name" && left.model.digest == right.model.digest;
-        options.sections.contains(&Section::of(&change.path)) && !is_name
-    };
+    let is_asked = |change: &Change| options.sections.contains(&Section::of(&change.path));
     let is_visible = |change: &Change| !is_within(change, options.tolerance);
     let changes: Vec<Change> = diff(left, right).into_iter().filter(is_asked).filter(is_visible).collect();
     let sections = Section::ALL.into_iter().filter_map(|section| {

@@ -74,6 +74,7 @@ impl Plan {
         Ok(Plan {
             dimensions: dimensions(&compiled.per_rank.space),
             attention: attention(&compiled.attention, &options),
+            choices: compiled.choices.clone(),
             collectives: collectives(&compiled.per_rank),
             memory,
             time,

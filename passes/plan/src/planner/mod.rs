@@ -110,6 +110,7 @@ impl Ranked {
             options: plan::layout_options(&options),
             strategy: options.strategy,
             pipeline: compiled.schedule.pipeline.join(","),
+            choices: compiled.choices,
             collectives: plan::collectives(&compiled.per_rank),
             memory,
             time: plan::Time::of(&simulation),

@@ -11,6 +11,7 @@ use ithaca_ir::{Arena, DType, Diagnostic, Diagnostics, Dim, Module, Op, Space, T
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
+use ithaca_pass::choices::Choices;
 
 use super::*;
 use crate::plan::Outcome;
@@ -102,7 +103,13 @@ impl Compiler for Fake {
             space: schedule.space.clone(),
             functions: Arena::new(),
         };
-        Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new() })
+        Ok(Compiled {
+            per_rank,
+            schedule,
+            attention: Vec::new(),
+            notes: Vec::new(),
+            choices: Choices::default(),
+        })
     }
 
     /// There is no program to verify it against.
@@ -305,9 +312,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 4", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 4", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 4,", "", "M31", "version"),
+        ("\"version\": 5", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 5", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 5,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),

@@ -24,8 +24,10 @@ mod order;
 mod split;
 
 use ithaca_ir::module::Level;
+use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::{Verified, verify};
 use ithaca_ir::{AxisId, Diagnostic, Diagnostics, Module};
+use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::{Context, Pass, Prices, options};
 use serde::{Deserialize, Serialize};
 
@@ -59,13 +61,22 @@ pub struct TwoLevel {
 /// Options, as `list passes` shows them.
 pub const OPTIONS: &str = "choose=always|cheaper, axis=NAME, inside=N";
 
+/// The recorded choice of collectives in two levels.
+const TWO: &str = "two";
+
+/// The recorded choice of whole collectives.
+const ONE: &str = "whole";
+
+/// The recorded number of devices where no cluster states it.
+const UNKNOWN: &str = "unknown";
+
 impl TwoLevel {
     /// The number of ranks of an axis that share a node, if it is more than one, fewer than all and equal in all nodes;
     /// otherwise the reason why the axis stays one.
-    fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {
+    fn inside(&self, module: &Module, axis: AxisId, node_devices: Option<u64>) -> Result<u64, String> {
         let (size, stride) = (module.space.mesh.size(axis), module.space.mesh.stride(axis));
         let name = &module.space.mesh.axes[axis].name;
-        let inside = match (self.inside, prices.node_devices()) {
+        let inside = match (self.inside, node_devices) {
             (Some(inside), _) => inside,
             (None, Some(devices)) if devices.is_multiple_of(stride) => devices / stride,
             (None, Some(devices)) => {
@@ -86,24 +97,43 @@ impl TwoLevel {
     }
 
     /// The module with the axis in two levels, or the reason why it stays one.
+    ///
+    /// # Errors
+    /// `P05` for a choice that the record does not have.
     fn in_levels(
         &self,
         module: &Module,
         axis: AxisId,
         inside: u64,
-        prices: &dyn Prices,
-    ) -> Result<Module, String> {
+        cx: &mut Context<'_>,
+    ) -> Result<Result<Module, String>, OpError> {
         if let Some(why) = split::obstacle(module, axis) {
-            return Err(why.to_owned());
+            return Ok(Err(why.to_owned()));
         }
         let two = split::split(module, axis, inside, &order::last_axes(module, axis));
         if let Err(found) = verify(&two) {
-            return Err(format!("in two levels {}", found.first().map_or("", |d| d.message.as_str())));
+            return Ok(Err(format!("in two levels {}", found.first().map_or("", |d| d.message.as_str()))));
         }
-        if self.choose == Choose::Cheaper && seconds(&two, prices) >= seconds(module, prices) * (1.0 - 1e-9) {
-            return Err("in two levels they would cost as much or more".to_owned());
-        }
-        Ok(two)
+        let is_chosen = match self.choose {
+            Choose::Always => true,
+            Choose::Cheaper => {
+                let name = &module.space.mesh.axes[axis].name;
+                match cx.ask(Topic::Levels, name.as_str())? {
+                    Choice::ByPrice(prices) => {
+                        let is_cheaper = seconds(&two, prices) < seconds(module, prices) * (1.0 - 1e-9);
+                        cx.record(if is_cheaper { TWO } else { ONE });
+                        is_cheaper
+                    }
+                    Choice::Recorded(TWO) => true,
+                    Choice::Recorded(ONE) => false,
+                    Choice::Recorded(other) => {
+                        let why = "collectives are `whole` or in `two` levels";
+                        return Err(impossible(Topic::Levels, name, other, why));
+                    }
+                }
+            }
+        };
+        Ok(if is_chosen { Ok(two) } else { Err("in two levels they would cost as much or more".to_owned()) })
     }
 }
 
@@ -123,12 +153,13 @@ impl Pass for TwoLevel {
             return Err(vec![Diagnostic::new("P03", message).help("run it before `lower-reshards`")]);
         }
         let mut module = module.clone();
+        let node_devices = node_devices(cx)?;
         let all = || module.space.mesh.axes.values().map(|axis| axis.name.clone()).collect();
         let names: Vec<String> = self.axis.clone().map_or_else(all, |only| vec![only]);
         let (mut skipped, mut is_noted) = (Vec::new(), false);
         for name in &names {
             let axis = module.space.mesh.axis(name).ok_or_else(|| format!("the mesh has no axis `{name}`"));
-            let spans = axis.and_then(|axis| Ok((axis, self.inside(&module, axis, cx.prices)?)));
+            let spans = axis.and_then(|axis| Ok((axis, self.inside(&module, axis, node_devices)?)));
             let (axis, inside) = match spans {
                 Ok(spans) => spans,
                 Err(why) => {
@@ -137,7 +168,7 @@ impl Pass for TwoLevel {
                 }
             };
             is_noted = true;
-            match self.in_levels(&module, axis, inside, cx.prices) {
+            match self.in_levels(&module, axis, inside, cx)? {
                 Err(why) => cx.note(format!("collectives along `{name}` stay whole: {why}")),
                 Ok(two) if cx.rewrite() => {
                     let nodes = module.space.mesh.size(axis) / inside;
@@ -152,6 +183,23 @@ impl Pass for TwoLevel {
             cx.note(format!("`two-level` has no effect: {why}"));
         }
         Ok(module)
+    }
+}
+
+/// Devices of a node: a fact of the cluster, recorded with the choices.
+fn node_devices(cx: &mut Context<'_>) -> Result<Option<u64>, OpError> {
+    const KEY: &str = "devices of a node";
+    match cx.ask(Topic::Levels, KEY)? {
+        Choice::ByPrice(prices) => {
+            let devices = prices.node_devices();
+            cx.record(devices.map_or_else(|| UNKNOWN.to_owned(), |devices| devices.to_string()));
+            Ok(devices)
+        }
+        Choice::Recorded(UNKNOWN) => Ok(None),
+        Choice::Recorded(text) => match text.parse() {
+            Ok(devices) => Ok(Some(devices)),
+            Err(_) => Err(impossible(Topic::Levels, KEY, text, "it is not a whole number")),
+        },
     }
 }
 

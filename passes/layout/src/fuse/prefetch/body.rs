@@ -12,7 +12,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Module, Output, ValueId};
 use ithaca_ir::ops::{OpError, ScanOrder};
 use ithaca_ir::{FunctionBuilder, Op, Space, TensorType};
-use ithaca_pass::Prices;
+use ithaca_pass::Context;
+use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::rebuild::Copy;
 
 use super::parts::{Gather, Parts, Tail};
@@ -103,21 +104,115 @@ pub(super) struct Functions {
 
 impl Body {
     /// The body of a loop over `function`, the same for all layers.
-    pub(super) fn of(space: &Space, function: &Function, of: Loop, prices: &dyn Prices) -> Body {
-        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES, -f64::INFINITY)
+    ///
+    /// # Errors
+    /// `P05` for a choice that the record does not have.
+    pub(super) fn of(
+        space: &Space,
+        function: &Function,
+        of: Loop,
+        cx: &mut Context<'_>,
+    ) -> Result<Body, OpError> {
+        let key = match of.order {
+            ScanOrder::Ascending => format!("@{} upwards", function.name),
+            ScanOrder::Descending => format!("@{} downwards", function.name),
+        };
+        Body::chosen(space, function, of, (&STRETCHES, -f64::INFINITY), (key, cx))
     }
 
     /// The body of a function outside loops, or of a loop whose layers are independent: it has only its own gathers, as
     /// late as possible.
-    pub(super) fn alone(space: &Space, function: &Function, callee: FuncId, prices: &dyn Prices) -> Body {
+    ///
+    /// # Errors
+    /// As [`Body::of`].
+    pub(super) fn alone(
+        space: &Space,
+        function: &Function,
+        callee: FuncId,
+        cx: &mut Context<'_>,
+    ) -> Result<Body, OpError> {
         let of = Loop { callee, order: ScanOrder::Ascending, carried: 0 };
-        Body::scheduled(function, of, &timeline::seconds(space, function, prices), &STRETCHES[..1], 0.0)
+        let key = format!("@{}", function.name);
+        Body::chosen(space, function, of, (&STRETCHES[..1], 0.0), (key, cx))
+    }
+
+    /// The body by prices, with gathers within limits as in [`Body::scheduled`], or as it was recorded.
+    fn chosen(
+        space: &Space,
+        function: &Function,
+        of: Loop,
+        (stretches, earliest): (&[f64], f64),
+        (key, cx): (String, &mut Context<'_>),
+    ) -> Result<Body, OpError> {
+        let parts = Parts::of(function);
+        if parts.gathers.is_empty() && parts.tails.is_empty() {
+            return Ok(Body { of, issues: Vec::new(), deferred: Vec::new(), assigned: 0, parts });
+        }
+        match cx.ask(Topic::Prefetch, key.as_str())? {
+            Choice::ByPrice(prices) => {
+                let seconds = timeline::seconds(space, function, prices);
+                let body = Body::scheduled(function, of, parts, &seconds, stretches, earliest);
+                cx.record(body.text());
+                Ok(body)
+            }
+            Choice::Recorded(text) => Body::recorded(function, of, parts, text)
+                .ok_or_else(|| impossible(Topic::Prefetch, &key, text, "the function has other messages")),
+        }
+    }
+
+    /// The positions as text: `0@5 1@+12; 0 1; 7` for gathers 0 and 1 before nodes 5 and 12, the second for the next layer, and
+    /// for tails 0 and 1, which the next layer assigns before node 7.
+    fn text(&self) -> String {
+        let issue = |issue: &Issue| {
+            let ahead = if issue.is_ahead { "+" } else { "" };
+            format!("{}@{ahead}{}", issue.gather, issue.position)
+        };
+        let issues: Vec<String> = self.issues.iter().map(issue).collect();
+        let deferred: Vec<String> = self.deferred.iter().map(ToString::to_string).collect();
+        if deferred.is_empty() {
+            return issues.join(" ");
+        }
+        format!("{}; {}; {}", issues.join(" "), deferred.join(" "), self.assigned)
+    }
+
+    /// The inverse of [`text`](Self::text); `None` for positions that the function does not have.
+    fn recorded(function: &Function, of: Loop, parts: Parts, text: &str) -> Option<Body> {
+        let n = function.nodes.len();
+        let mut fields = text.split("; ");
+        let words = |field: Option<&'_ str>| -> Vec<String> {
+            field.unwrap_or_default().split(' ').filter(|w| !w.is_empty()).map(str::to_owned).collect()
+        };
+        let issue = |word: &String| {
+            let (gather, at) = word.split_once('@')?;
+            let (is_ahead, at) = at.strip_prefix('+').map_or((false, at), |at| (true, at));
+            let (gather, position): (usize, usize) = (gather.parse().ok()?, at.parse().ok()?);
+            let used = parts.gathers.get(gather)?.used;
+            (position <= if is_ahead { n } else { used }).then_some(Issue { gather, position, is_ahead })
+        };
+        let issues: Vec<Issue> = words(fields.next()).iter().map(issue).collect::<Option<_>>()?;
+        let deferred: Vec<usize> =
+            words(fields.next()).iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let assigned = match fields.next() {
+            None => 0,
+            Some(field) => field.parse().ok().filter(|&at: &usize| at <= n)?,
+        };
+        let gathers: BTreeSet<usize> = issues.iter().map(|issue| issue.gather).collect();
+        let tails: BTreeSet<usize> = deferred.iter().copied().collect();
+        let is_whole = gathers.len() == issues.len() && gathers.len() == parts.gathers.len();
+        let is_known = tails.len() == deferred.len() && tails.iter().all(|&t| t < parts.tails.len());
+        (is_whole && is_known).then_some(Body { of, issues, deferred, assigned, parts })
     }
 
     /// The body with the first of these stretches by which all gathers fit. No gather starts before `earliest`; a
     /// negative start is in the previous layer.
-    fn scheduled(function: &Function, of: Loop, seconds: &[f64], stretches: &[f64], earliest: f64) -> Body {
-        let parts = Parts::of(function);
+    fn scheduled(
+        function: &Function,
+        of: Loop,
+        parts: Parts,
+        seconds: &[f64],
+        stretches: &[f64],
+        earliest: f64,
+    ) -> Body {
         let layer = |&stretch: &f64| Layer::of(function, &parts, seconds, of.order, stretch);
         let fitted = stretches.iter().map(layer).find(|layer| layer.starts.is_some());
         let Layer { timeline, deferred, lead, starts } = fitted.unwrap_or_else(|| layer(&1.0));

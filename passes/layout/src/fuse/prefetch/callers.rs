@@ -68,7 +68,10 @@ impl<'a> Call<'a> {
 
 impl Plan {
     /// Finds the loops over functions that gather weights or reduce gradients, if work moves to a neighbouring layer.
-    pub(super) fn of(module: &Module, cx: &mut Context<'_>) -> Plan {
+    ///
+    /// # Errors
+    /// `P05` for a choice that the record does not have.
+    pub(super) fn of(module: &Module, cx: &mut Context<'_>) -> Result<Plan, OpError> {
         let mut plan = Plan::default();
         // A pipeline calls a loop once per micro-batch.
         let mut stacks: BTreeMap<(FuncId, DimId), Option<String>> = BTreeMap::new();
@@ -82,10 +85,13 @@ impl Plan {
                 }
                 let of = call.looped(node);
                 let known = plan.bodies.iter().position(|body| body.of == of);
-                let number = known.unwrap_or_else(|| {
-                    plan.bodies.push(Body::of(&module.space, callee, of, cx.prices));
-                    plan.bodies.len() - 1
-                });
+                let number = match known {
+                    Some(number) => number,
+                    None => {
+                        plan.bodies.push(Body::of(&module.space, callee, of, cx)?);
+                        plan.bodies.len() - 1
+                    }
+                };
                 if !plan.bodies[number].is_rotated() {
                     continue;
                 }
@@ -118,7 +124,7 @@ impl Plan {
         }
         plan.unused = plan.unused(module);
         plan.report(module, cx);
-        plan
+        Ok(plan)
     }
 
     /// The functions whose calls are all rewritten.

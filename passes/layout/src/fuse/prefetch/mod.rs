@@ -75,7 +75,7 @@ impl Pass for Prefetch {
         }
         let plan = match self.layers {
             0 => Plan::default(),
-            _ => Plan::of(module, cx),
+            _ => Plan::of(module, cx)?,
         };
         Ok(rewritten(module, &plan, cx)?)
     }
@@ -98,7 +98,7 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
             continue;
         }
         let function = plan.rewritten(&mut new, (id, function), &called, &loops)?;
-        let body = Body::alone(&new.space, &function, id, cx.prices);
+        let body = Body::alone(&new.space, &function, id, cx)?;
         n_gathers += body.counts().0;
         let function = match body.counts().0 {
             0 => function,

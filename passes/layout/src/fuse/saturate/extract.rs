@@ -48,24 +48,68 @@ pub(super) fn extract(
 ) -> BTreeMap<Id, Term> {
     let of_original: BTreeSet<&Term> = original.values().collect();
     let is_kept = |term: &Term| is_kept(term) || of_original.contains(term);
-    let choices = Choices::of(graph, prices, roots, is_kept);
+    let choices = Choices::of(graph, roots, is_kept, |term| seconds(graph, prices, term));
     let alone = choices.alone();
-    let mut as_is = alone.clone();
-    for (place, class) in choices.classes.iter().enumerate() {
-        if let Some(term) = original.get(class)
-            && let Some(n) = choices.terms[place].iter().position(|choice| choice.term == *term)
-        {
-            as_is[place] = n;
-        }
-    }
+    let as_is = choices.with_terms(alone.clone(), original);
     let (as_is, alone) = (choices.improved(as_is), choices.improved(alone));
     let (_, selection) = if alone.0 < as_is.0 * (1.0 - BETTER) { alone } else { as_is };
-    let needed = choices.needed(&selection).unwrap_or_default();
-    needed.into_iter().map(|c| (choices.classes[c], choices.terms[c][selection[c]].term.clone())).collect()
+    choices.chosen(&selection)
+}
+
+/// The departures of chosen terms from those of the original function, as text: `gated@5.1` for term 1 of class 5.
+pub(super) fn written(
+    graph: &Graph,
+    roots: &[Id],
+    original: &BTreeMap<Id, Term>,
+    chosen: &BTreeMap<Id, Term>,
+) -> String {
+    let choices = Choices::of(graph, roots, |_| true, |_| 0.0);
+    let plain = choices.with_terms(vec![0; choices.terms.len()], original);
+    let selection = choices.with_terms(plain.clone(), chosen);
+    let departs = (0..plain.len()).filter(|&c| selection[c] != plain[c]);
+    let word = |c: usize| {
+        let term = &choices.terms[c][selection[c]].term;
+        format!("{}@{c}.{}", label(graph, term), selection[c])
+    };
+    departs.map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// The chosen terms as [`written`]; `None` for terms that the graph does not have.
+pub(super) fn recorded(
+    graph: &Graph,
+    roots: &[Id],
+    original: &BTreeMap<Id, Term>,
+    text: &str,
+) -> Option<BTreeMap<Id, Term>> {
+    let choices = Choices::of(graph, roots, |_| true, |_| 0.0);
+    let mut selection = choices.with_terms(vec![0; choices.terms.len()], original);
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let (name, place) = word.split_once('@')?;
+        let (class, n) = place.split_once('.')?;
+        let (class, n): (usize, usize) = (class.parse().ok()?, n.parse().ok()?);
+        let choice = choices.terms.get(class)?.get(n)?;
+        selection[class] = (label(graph, &choice.term) == name).then_some(n)?;
+    }
+    choices.needed(&selection)?;
+    Some(choices.chosen(&selection))
+}
+
+/// The operation of a term, `result` for one of several results.
+fn label(graph: &Graph, term: &Term) -> &'static str {
+    match graph.analysis.get(term.symbol) {
+        Symbol::Apply { op, .. } => op.name(),
+        Symbol::Result(_) => "result",
+        Symbol::Leaf(_) => "leaf",
+    }
 }
 
 impl Choices {
-    fn of(graph: &Graph, prices: &mut PriceList<'_>, roots: &[Id], is_kept: impl Fn(&Term) -> bool) -> Self {
+    fn of(
+        graph: &Graph,
+        roots: &[Id],
+        is_kept: impl Fn(&Term) -> bool,
+        mut seconds: impl FnMut(&Term) -> f64,
+    ) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
         classes.sort_unstable();
         let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
@@ -77,7 +121,7 @@ impl Choices {
             let kept = || nodes.iter().filter(|term| is_kept(term)).collect();
             let nodes: Vec<&Term> = leaf.map_or_else(kept, |leaf| vec![leaf]);
             let choice = |term: &Term| Choice {
-                seconds: seconds(graph, prices, term),
+                seconds: seconds(term),
                 operands: term.operands.iter().map(|&o| place(o)).collect(),
                 term: term.clone(),
             };
@@ -98,6 +142,23 @@ impl Choices {
         };
         let roots = roots.iter().filter(|&&root| !is_leaf(root)).map(|&root| place(root)).collect();
         Self { classes, terms, results, roots }
+    }
+
+    /// The selection with these terms where they are known.
+    fn with_terms(&self, mut selection: Selection, known: &BTreeMap<Id, Term>) -> Selection {
+        for (place, class) in self.classes.iter().enumerate() {
+            let at = known
+                .get(class)
+                .and_then(|term| self.terms[place].iter().position(|choice| choice.term == *term));
+            selection[place] = at.unwrap_or(selection[place]);
+        }
+        selection
+    }
+
+    /// The terms of the classes that the roots need.
+    fn chosen(&self, selection: &Selection) -> BTreeMap<Id, Term> {
+        let needed = self.needed(selection).unwrap_or_default();
+        needed.into_iter().map(|c| (self.classes[c], self.terms[c][selection[c]].term.clone())).collect()
     }
 
     /// For each class the cheapest term including its operands, without sharing.

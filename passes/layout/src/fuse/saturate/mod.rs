@@ -38,12 +38,13 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
+use ithaca_pass::choices::{self, Choice, Topic, impossible};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
-use extract::extract;
+use extract::{extract, recorded, written};
 use grow::{Additions, grow};
 use language::Term;
 use peak::peak_bytes;
@@ -181,14 +182,22 @@ impl Pass for Saturate {
             is_about_kernels.then(|| rules.iter().flat_map(Rule::operations).collect());
         let runs = module.run_counts();
         let mut saturated = module.emptied(module.level);
-        let mut prices = PriceList::new(&module.space, cx.prices);
+        let mut prices = match cx.source() {
+            choices::Source::Prices(prices) => Some(PriceList::new(&module.space, prices)),
+            choices::Source::Record(_) if is_about_kernels => None,
+            choices::Source::Record(_) => {
+                let message =
+                    "`saturate` with rules about communication chooses by prices, and no plan records it";
+                return Err(vec![Diagnostic::new("P05", message)]);
+            }
+        };
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let may_match =
                 if is_about_kernels { has_parts(function, &rules) } else { communicates(function) };
             let cheaper = if may_match {
-                self.cheaper(inference, module.level, function, &rules, named.as_ref(), &mut prices)?
+                self.cheaper(inference, module.level, function, &rules, named.as_ref(), (&mut prices, cx))?
             } else {
                 None
             };
@@ -232,6 +241,8 @@ fn fused_note(module: &Module) -> Option<String> {
 /// A cheaper function.
 struct Cheaper {
     function: Function,
+    /// The terms of its classes.
+    chosen: BTreeMap<Id, Term>,
     /// Seconds of one run, before and after.
     seconds: (f64, f64),
     /// The rules that made its terms.
@@ -253,56 +264,48 @@ impl Cheaper {
 }
 
 impl Saturate {
-    /// The cheapest form of the function, if it is cheaper; only operations that are `named` may change.
+    /// The cheapest form of the function, if it is cheaper, or the recorded form; only operations that are `named` may change.
     ///
     /// # Errors
-    /// A broken invariant: a bug, because replacements are checked first.
+    /// `P05` for a form that is not recorded, or that the function does not have; a broken invariant: a bug, because
+    /// replacements are checked first.
     fn cheaper(
         &self,
-        cx: ops::Context<'_>,
+        inference: ops::Context<'_>,
         level: Level,
         function: &Function,
         rules: &[Rule],
         named: Option<&BTreeSet<&str>>,
-        prices: &mut PriceList<'_>,
+        (prices, cx): (&mut Option<PriceList<'_>>, &mut Context<'_>),
     ) -> Result<Option<Cheaper>, OpError> {
+        /// The record of a function that stays as it is.
+        const UNCHANGED: &str = "unchanged";
         let may_change = |op: &Op| named.is_none_or(|names| names.contains(op.name()));
-        let mut block = Block::of(function, cx.names(), may_change);
-        let made = grow(&mut block.graph, cx, level, rules, self.nodes, self.iterations);
+        let mut block = Block::of(function, inference.names(), may_change);
+        let made = grow(&mut block.graph, inference, level, rules, self.nodes, self.iterations);
         if named.is_some() && made.terms.is_empty() {
             return Ok(None);
         }
         let candidates = Candidates {
-            cx,
+            cx: inference,
             original: block.originals(),
             makers: made.makers(&block.graph),
             made: &made,
             block: &block,
             may_change: &may_change,
         };
-        let before = prices.of_nodes(function, may_change);
-        let held = peak_bytes(cx.space, function);
-        let allowed = held.saturating_add(held / MEMORY);
-        // Without the rules that cost too much memory.
-        let mut avoided = BTreeSet::new();
-        let Some(mut best) = candidates.best(prices, &avoided)? else { return Ok(None) };
-        while best.peak > allowed {
-            let mut others = Vec::new();
-            for &rule in best.rules.difference(&avoided) {
-                let without: BTreeSet<usize> = avoided.iter().copied().chain([rule]).collect();
-                others.extend(candidates.best(prices, &without)?.map(|other| (other, without)));
+        match cx.ask(Topic::Kernels, function.name.as_str())? {
+            Choice::Recorded(UNCHANGED) => Ok(None),
+            Choice::Recorded(text) => candidates.recorded(text).map(Some),
+            Choice::ByPrice(_) => {
+                let prices = prices.as_mut().expect("choices by prices have prices");
+                let cheaper = candidates.cheaper(prices)?;
+                cx.record(
+                    cheaper.as_ref().map_or_else(|| UNCHANGED.to_owned(), |c| candidates.text(&c.chosen)),
+                );
+                Ok(cheaper)
             }
-            let rank = |of: &Candidate| (of.peak.max(allowed), of.seconds);
-            let least = others
-                .into_iter()
-                .min_by(|(a, _), (b, _)| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
-            let Some((other, without)) = least else { return Ok(None) };
-            (best, avoided) = (other, without);
         }
-        if best.seconds >= before * (1.0 - 1e-9) {
-            return Ok(None);
-        }
-        Ok(Some(Cheaper { function: best.function, seconds: (before, best.seconds), rules: best.rules }))
     }
 }
 
@@ -320,6 +323,7 @@ struct Candidates<'a, 'f> {
 /// A form of a function.
 struct Candidate {
     function: Function,
+    chosen: BTreeMap<Id, Term>,
     seconds: f64,
     peak: u64,
     /// The rules that made its terms.
@@ -327,6 +331,56 @@ struct Candidate {
 }
 
 impl Candidates<'_, '_> {
+    /// The form that a record describes.
+    ///
+    /// # Errors
+    /// `P05` for a form that the function does not have.
+    fn recorded(&self, text: &str) -> Result<Cheaper, OpError> {
+        let Self { cx, block, original, .. } = self;
+        let refused = |why| impossible(Topic::Kernels, &block.function.name, text, why);
+        let chosen = recorded(&block.graph, &block.roots(), original, text)
+            .ok_or_else(|| refused("the function has other operations"))?;
+        let function = block.rebuilt(*cx, &chosen)?.ok_or_else(|| refused("they need later values"))?;
+        Ok(Cheaper { function, chosen, seconds: (0.0, 0.0), rules: BTreeSet::new() })
+    }
+
+    /// The record of chosen terms.
+    fn text(&self, chosen: &BTreeMap<Id, Term>) -> String {
+        written(&self.block.graph, &self.block.roots(), &self.original, chosen)
+    }
+
+    /// The cheapest form that holds little more memory, if it is cheaper than the original.
+    ///
+    /// # Errors
+    /// The invariant that an operation breaks.
+    fn cheaper(&self, prices: &mut PriceList<'_>) -> Result<Option<Cheaper>, OpError> {
+        let function = self.block.function;
+        let before = prices.of_nodes(function, self.may_change);
+        let held = peak_bytes(self.cx.space, function);
+        let allowed = held.saturating_add(held / MEMORY);
+        // Without the rules that cost too much memory.
+        let mut avoided = BTreeSet::new();
+        let Some(mut best) = self.best(prices, &avoided)? else { return Ok(None) };
+        while best.peak > allowed {
+            let mut others = Vec::new();
+            for &rule in best.rules.difference(&avoided) {
+                let without: BTreeSet<usize> = avoided.iter().copied().chain([rule]).collect();
+                others.extend(self.best(prices, &without)?.map(|other| (other, without)));
+            }
+            let rank = |of: &Candidate| (of.peak.max(allowed), of.seconds);
+            let least = others
+                .into_iter()
+                .min_by(|(a, _), (b, _)| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
+            let Some((other, without)) = least else { return Ok(None) };
+            (best, avoided) = (other, without);
+        }
+        if best.seconds >= before * (1.0 - 1e-9) {
+            return Ok(None);
+        }
+        let Candidate { function, chosen, seconds, rules, peak: _ } = best;
+        Ok(Some(Cheaper { function, chosen, seconds: (before, seconds), rules }))
+    }
+
     /// The cheapest form without terms of some rules; `None` if an effect would need a later value.
     ///
     /// # Errors
@@ -348,6 +402,6 @@ impl Candidates<'_, '_> {
         rules.extend(found.map(|(_, rule)| *rule));
         let seconds = prices.of_nodes(&function, may_change);
         let peak = peak_bytes(cx.space, &function);
-        Ok(Some(Candidate { function, seconds, peak, rules }))
+        Ok(Some(Candidate { function, chosen, seconds, peak, rules }))
     }
 }

@@ -23,8 +23,13 @@ fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
             let Saturate { nodes, iterations, .. } = Saturate::default();
             let made = grow(&mut block.graph, cx, module.level, rules, nodes, iterations);
             let mut prices = PriceList::new(&module.space, &Volume);
-            let chosen = extract(&block.graph, &mut prices, &block.roots(), &block.originals(), |_| true);
+            let (roots, original) = (block.roots(), block.originals());
+            let chosen = extract(&block.graph, &mut prices, &roots, &original, |_| true);
             let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
+            let text = written(&block.graph, &roots, &original, &chosen);
+            let again = recorded(&block.graph, &roots, &original, &text).unwrap();
+            let again = block.rebuilt(cx, &again).unwrap().unwrap();
+            assert_eq!(again.nodes, rebuilt.nodes, "`{}`, seed {seed}: {text}", rule.name);
             let (before, after) = (prices.of_nodes(function, |_| true), prices.of_nodes(&rebuilt, |_| true));
             assert!(after <= before * (1.0 + 1e-9), "`{}`, seed {seed}: {before} to {after}", rule.name);
             !made.terms.is_empty() || !made.found.is_empty()

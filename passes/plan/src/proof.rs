@@ -1,0 +1,88 @@
+//! What a proof must have of its plan: every collective.
+//!
+//! A plan is proven on a small model of the same structure. The proof is one of the plan if both per-rank programs have the
+//! same collectives: kind by kind, axis by axis and count by count in every function, which is every kind of layer, however
+//! many layers there are; and if each of them sends something in the one where it does in the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::{Diagnostic, Module, Phase, message, traffic};
+
+/// The collectives of a kind along an axis in one phase of a function.
+type Key = (String, &'static str, String, Phase);
+
+/// The collectives of one run of each function that runs.
+fn census(per_rank: &Module) -> BTreeMap<Key, u64> {
+    let mut counts: BTreeMap<Key, u64> = BTreeMap::new();
+    let runs = per_rank.run_counts();
+    for (_, function) in per_rank.functions.iter().filter(|(id, _)| runs[id.index()] > 0) {
+        for node in &function.nodes {
+            let (operands, results) = (function.operand_types(node), function.result_types(node));
+            let parcels = message::parcels(&node.op, &operands, &results);
+            let phase = traffic::phase_of_node(per_rank, function, node);
+            if let Some((kind, axis, phase)) = traffic::key(&per_rank.space, phase, &parcels) {
+                *counts.entry((function.name.clone(), kind, axis, phase)).or_default() += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// The number of collectives of one run of each function that runs.
+pub fn n_collectives(per_rank: &Module) -> u64 {
+    census(per_rank).values().sum()
+}
+
+/// The kinds of collectives, along an axis and in a phase, that send something.
+fn sending(per_rank: &Module) -> BTreeSet<(String, String, Phase)> {
+    let rows = traffic::of_module(per_rank).into_iter().filter(|row| row.bytes_sent_per_rank > 0);
+    rows.map(|row| (row.kind, row.axis, row.phase)).collect()
+}
+
+/// Checks that the per-rank program of a proof has the collectives of that of the plan.
+///
+/// # Errors
+/// `P06` with the first difference.
+pub fn same_collectives(plan: &Module, proof: &Module) -> Result<(), Diagnostic> {
+    let (planned, proven) = (census(plan), census(proof));
+    let keys: BTreeSet<&Key> = planned.keys().chain(proven.keys()).collect();
+    let count = |counts: &BTreeMap<Key, u64>, key: &Key| counts.get(key).copied().unwrap_or(0);
+    let differences: Vec<String> = keys
+        .into_iter()
+        .filter(|key| count(&planned, key) != count(&proven, key))
+        .map(|key| {
+            let (function, kind, axis, phase) = key;
+            format!(
+                "`@{function}` has {} {kind}/{axis} {} in the plan and {} in the proof",
+                count(&planned, key),
+                phase.name(),
+                count(&proven, key)
+            )
+        })
+        .collect();
+    if let Some(first) = differences.first() {
+        let others = match differences.len() - 1 {
+            0 => String::new(),
+            n => format!(", and {} more", counted(n as u64, "difference")),
+        };
+        return Err(refused(&format!("{first}{others}")));
+    }
+    let (planned, proven) = (sending(plan), sending(proof));
+    match planned.symmetric_difference(&proven).next() {
+        None => Ok(()),
+        Some(row @ (kind, axis, phase)) => {
+            let (sends, is_silent) =
+                if planned.contains(row) { ("plan", "proof") } else { ("proof", "plan") };
+            let phase = phase.name();
+            Err(refused(&format!(
+                "{kind}/{axis} {phase} sends data in the {sends} and nothing in the {is_silent}"
+            )))
+        }
+    }
+}
+
+fn refused(what: &str) -> Diagnostic {
+    Diagnostic::new("P06", format!("the proof does not have the collectives of the plan: {what}"))
+}

@@ -1,0 +1,66 @@
+//! `verify` for a per-rank program in text form, perhaps written by hand: the checks without a program, and the comparison with
+//! a given whole program.
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::verify::verify as verify_program;
+use ithaca_ir::{Module, schedule};
+use ithaca_passes::compile::Compiled;
+use ithaca_passes::lower::{Packing, lower_with};
+use ithaca_passes::pass::choices::Choices;
+use ithaca_passes::shard::ShardOptions;
+
+use super::prove::{prove, refuse_hours};
+use super::run::lengths_of;
+use super::session::{Done, Session};
+use crate::cli::{SubjectArgs, VerifyArgs};
+use crate::error::Result;
+use crate::files::TextFile;
+use crate::job::Job;
+use crate::{ineffective, subject};
+
+pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+    ineffective::verify_per_rank(args)?;
+    let path = &args.subject.subject;
+    let file = TextFile::read(path)?;
+    let compiled = compiled(&file, file.program()?)?;
+    let mut out = said(&compiled.per_rank);
+    let Some(program) = &args.program else {
+        out.push_str(
+            "not checked: that it computes a whole program; add `--program FILE`, with a plan, a model or a whole program\n",
+        );
+        return Ok(Done::success(out));
+    };
+    refuse_hours(&compiled.per_rank)?;
+    let whole = SubjectArgs { subject: program.clone(), ..args.subject.clone() };
+    let lengths = whole.inputs.as_deref().map(lengths_of).transpose()?.flatten();
+    let job = subject::job(session.registry, &whole, lengths)?;
+    ineffective::steps(args.steps, &job.program)?;
+    let mesh = compiled.per_rank.space.mesh.clone();
+    let options = ShardOptions { strategy: format!("`{}`", path.display()), mesh, ..ShardOptions::default() };
+    let job = Job { options, plan: None, compiled: Some(Box::new(compiled)), ..job };
+    let proof = prove(&job, args, session, "")?;
+    Ok(Done { text: out + &proof.text, code: proof.code })
+}
+
+/// The program with its schedule, both checked.
+fn compiled(file: &TextFile, per_rank: Module) -> Result<Compiled> {
+    let verified = verify_program(&per_rank).map_err(|e| file.refuse(e))?;
+    let schedule = lower_with(verified, Packing::default()).map_err(|e| file.refuse(e))?;
+    schedule::verify(&schedule)?;
+    schedule::verify_meaning(&schedule, verified)?;
+    let choices = Choices::default();
+    Ok(Compiled { schedule, attention: Vec::new(), notes: Vec::new(), choices, per_rank })
+}
+
+/// What was checked of a program by itself.
+fn said(per_rank: &Module) -> String {
+    let nodes = per_rank.functions.values().flat_map(|f| &f.nodes);
+    let n_collectives = nodes.filter(|node| node.op.is_communication());
+    format!(
+        "{}\nper-rank program of {} and {} on {}: types and layouts hold, and memory, collectives and order of its schedule\n",
+        per_rank.name,
+        counted(per_rank.functions.len() as u64, "function"),
+        counted(n_collectives.count() as u64, "collective"),
+        counted(per_rank.space.mesh.ranks(), "rank"),
+    )
+}

@@ -1,0 +1,138 @@
+//! Small jobs that prove large ones: a small model of the same structure, laid out by the same choices.
+//!
+//! The small program replays what was chosen for the large one, and must have the same collectives. The least sizes are
+//! tried first; where they lose a collective, more layers and wider heads are.
+
+use ithaca_ir::{Diagnostic, Module};
+use ithaca_passes::differentiate::Recompute;
+use ithaca_passes::fuse::Messages;
+use ithaca_passes::import::{self, Capacity, Detail, Shrink, SmallTokens, Workload};
+use ithaca_passes::pass::choices::Choices;
+use ithaca_passes::proof;
+use ithaca_passes::shard::strategy::DATA_AXIS;
+use ithaca_passes::shard::{OrderChoice, ShardOptions};
+use num_integer::lcm;
+
+use crate::error::{Failure, Result};
+use crate::job::{Job, Large};
+
+/// The fewest tokens per sequence of a small model; a large mesh needs more.
+pub const TOKENS: u64 = 64;
+
+/// Widths of heads and groups of layers that are tried, those that run fastest first.
+const DETAILS: [(u64, u64); 10] =
+    [(8, 1), (16, 1), (8, 3), (32, 1), (16, 3), (64, 1), (32, 3), (128, 1), (64, 3), (128, 3)];
+
+/// The job of a small model in place of `job`, the job of `large`, whose choices and per-rank program are given.
+///
+/// # Errors
+/// Those of the small model, and `P06` if no small model has every collective of `per_rank`.
+pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -> Result<Job> {
+    let mut refused: Option<Failure> = None;
+    for (head_dim, groups) in DETAILS {
+        let detail = Detail { head_dim, groups };
+        let (config, workload, options) = small(large, job, choices, detail)?;
+        let small = Large { config: &config, name: large.name, workload: &workload };
+        let small = small.job(&job.registry, (options, job.cluster.clone()))?;
+        let mut small = Job { choices: Some(choices.clone()), ..small };
+        let compiled = small.compile().and_then(|compiled| {
+            proof::same_collectives(per_rank, &compiled.per_rank)?;
+            Ok(compiled)
+        });
+        match compiled {
+            Ok(compiled) => {
+                small.compiled = Some(Box::new(compiled));
+                return Ok(small);
+            }
+            Err(failure) => refused = refused.or(Some(failure)),
+        }
+    }
+    let help = "report this plan: every plan is to have a small model that proves it";
+    Err(refused
+        .unwrap_or_else(|| Diagnostic::new("P06", "no size of a small model was tried").help(help).into()))
+}
+
+/// A small model and workload whose sizes divide, or do not divide, in the same way as the large ones, and the layout with
+/// blocks of the small size.
+fn small(
+    large: &Large<'_>,
+    job: &Job,
+    choices: &Choices,
+    detail: Detail,
+) -> Result<(serde_json::Value, Workload, ShardOptions)> {
+    let Large { config, workload, .. } = *large;
+    let ranks = job.options.mesh.ranks();
+    let training = &workload.training;
+    let stripes = stripes(&job.options, choices);
+    let (block, small_block) = (stripes.unwrap_or(1), stripes.unwrap_or(1).min(2));
+    let chunks = match job.options.fusion.messages {
+        Messages::Chunked(chunks) => chunks,
+        Messages::Alone | Messages::Packed => 1,
+    };
+    // Blocks divide among ranks, in two halves for a zigzag, and among parts that run one after another.
+    let groups = workload.capacity.map_or(1, Capacity::groups);
+    let parts = [2, training.loss_chunks, chunks].map(|n| ranks.saturating_mul(n));
+    let parts = parts.into_iter().fold(groups, lcm);
+    let blocks = TOKENS.max(4 * ranks).next_multiple_of(parts);
+    // What is left of the length when it is divided stays the same.
+    let small = |n: u64| {
+        let rest = (n % block).min(small_block - 1);
+        ((blocks + n / block % parts) * small_block + rest).min(n)
+    };
+    let small_sequence = small(workload.sequence);
+    let tokens = match stripes {
+        None => SmallTokens::halves(workload.sequence, small_sequence, ranks),
+        Some(_) if small_sequence == workload.sequence => {
+            SmallTokens::halves(workload.sequence, small_sequence, ranks)
+        }
+        Some(_) => SmallTokens {
+            sequence: workload.sequence,
+            small_sequence,
+            block,
+            small_block,
+            round: Some(ranks),
+        },
+    };
+    let every = match training.recompute {
+        Recompute::Full { every } => every,
+        Recompute::None | Recompute::Selective | Recompute::KeepAttention => 1,
+    };
+    let shrink = Shrink { tokens, multiple: ranks, chunks: training.n_chunks(), every, detail };
+    let config = import::shrink(config, &workload.ignore, &shrink)?;
+    let micro_batches = training.micro_batches;
+    let batch = if workload.batch.is_multiple_of(micro_batches) {
+        micro_batches * small_batch(workload.batch / micro_batches, &job.options)
+    } else {
+        workload.batch
+    };
+    let small = Workload {
+        batch,
+        sequence: small_sequence,
+        target_sequence: workload.target_sequence.map(small),
+        // The even share of few tokens is a matter of chance, so experts have slots for all.
+        expert_bound: None,
+        ..workload.clone()
+    };
+    let order = job.options.order.map(|order| match order {
+        OrderChoice::Striped(_) if small_sequence < workload.sequence => OrderChoice::Striped(small_block),
+        order => order,
+    });
+    Ok((config, small, ShardOptions { order, ..job.options.clone() }))
+}
+
+/// Tokens of a block that is dealt round, where an order does that.
+fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
+    let chosen = choices.orders.values().filter_map(|order| order.parse().ok());
+    options.order.into_iter().chain(chosen).find_map(|order| match order {
+        OrderChoice::Striped(block) => Some(block),
+        OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced => None,
+    })
+}
+
+/// At most two sequences for each data-parallel rank; a batch that does not divide is unchanged.
+fn small_batch(batch: u64, options: &ShardOptions) -> u64 {
+    let mesh = &options.mesh;
+    let degree =
+        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
+    if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
+}
