@@ -6,6 +6,7 @@
 //! that it uses met, so among these it needs no events; to any other stream a call is a task that touches the memory of its
 //! frame.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
@@ -16,86 +17,115 @@ use ithaca_ir::{Arena, Space};
 
 /// Memory that a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Memory<'a> {
+enum Memory {
     /// Bytes of the frame.
     Frame(Range<u64>),
     /// Argument and result of one number, which may be one place.
     Slot(usize),
-    /// A weight or a state.
-    Lasting(Target, &'a Binding),
+    /// A weight or a state, by number.
+    Lasting(usize),
 }
 
-impl<'a> Memory<'a> {
-    fn of(frame: &'a Frame, space: &Space, id: BufferId) -> Option<Memory<'a>> {
-        let buffer = &frame.buffers[frame.holder(id)];
-        match &buffer.place {
-            Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(space))),
-            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
-            Place::Weight(binding) => Some(Memory::Lasting(Target::Param, binding)),
-            Place::State(binding) => Some(Memory::Lasting(Target::State, binding)),
-            // No task writes inputs, and a wire is part of the frame.
-            Place::Input(_) | Place::Wire { .. } => None,
-        }
-    }
-
-    fn meets(&self, other: &Memory<'_>) -> bool {
+impl Memory {
+    fn meets(&self, other: &Memory) -> bool {
         match (self, other) {
             (Memory::Frame(a), Memory::Frame(b)) => a.start < b.end && b.start < a.end,
-            (Memory::Slot(a), Memory::Slot(b)) => a == b,
-            (Memory::Lasting(..), Memory::Lasting(..)) => self == other,
-            (Memory::Frame(_) | Memory::Slot(_) | Memory::Lasting(..), _) => false,
+            (Memory::Slot(a), Memory::Slot(b)) | (Memory::Lasting(a), Memory::Lasting(b)) => a == b,
+            (Memory::Frame(_) | Memory::Slot(_) | Memory::Lasting(_), _) => false,
         }
     }
 }
 
-struct Effects<'a> {
-    reads: Vec<Memory<'a>>,
-    writes: Vec<Memory<'a>>,
+/// What frames do to memory, as far as it was asked.
+struct Touched<'a> {
+    frames: &'a Arena<FrameId, Frame>,
+    space: &'a Space,
+    /// Weights and states of each name, with their numbers.
+    lasting: BTreeMap<(Target, &'a str), Vec<(&'a Binding, usize)>>,
+    n_lasting: usize,
+    /// The weights and states of frames that are called.
+    called: BTreeMap<FrameId, Effects>,
 }
 
-impl<'a> Effects<'a> {
-    fn of(
-        frames: &'a Arena<FrameId, Frame>,
-        (frame, at): (&'a Frame, Option<At>),
-        space: &Space,
-        task: &Task,
-    ) -> Effects<'a> {
-        let is_held = |&&id: &&BufferId| at.is_none() || frame.at(id).is_none_or(|there| Some(there) == at);
-        let memory = |ids: &[BufferId]| {
-            ids.iter().filter(is_held).filter_map(|&id| Memory::of(frame, space, id)).collect()
+impl<'a> Touched<'a> {
+    fn memory(&mut self, frame: &'a Frame, id: BufferId) -> Option<Memory> {
+        let buffer = &frame.buffers[frame.holder(id)];
+        match &buffer.place {
+            Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(self.space))),
+            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
+            place => self.lasting(place),
+        }
+    }
+
+    /// A weight or a state.
+    fn lasting(&mut self, place: &'a Place) -> Option<Memory> {
+        let (target, binding) = match place {
+            Place::Weight(binding) => (Target::Param, binding),
+            Place::State(binding) => (Target::State, binding),
+            // No task writes inputs, and a wire is part of the frame.
+            Place::Frame(_)
+            | Place::Argument(_)
+            | Place::Result(_)
+            | Place::Input(_)
+            | Place::Wire { .. } => return None,
+        };
+        let known = self.lasting.entry((target, binding.name.as_str())).or_default();
+        let number = known.iter().find(|(other, _)| *other == binding).map(|(_, number)| *number);
+        let number = number.unwrap_or_else(|| {
+            known.push((binding, self.n_lasting));
+            self.n_lasting += 1;
+            self.n_lasting - 1
+        });
+        Some(Memory::Lasting(number))
+    }
+
+    /// The weights and states that a frame reads and writes, callees included.
+    fn called(&mut self, id: FrameId) -> &Effects {
+        if !self.called.contains_key(&id) {
+            let frame = &self.frames[id];
+            let written: BTreeSet<BufferId> = frame.tasks.iter().flat_map(|t| &t.writes).copied().collect();
+            let mut effects = Effects::default();
+            for (id, buffer) in frame.buffers.iter() {
+                let list = if written.contains(&id) { &mut effects.writes } else { &mut effects.reads };
+                list.extend(self.lasting(&buffer.place));
+            }
+            for callee in frame.tasks.iter().filter_map(|task| task.work.callee()) {
+                effects.add(self.called(callee));
+            }
+            self.called.insert(id, effects);
+        }
+        &self.called[&id]
+    }
+
+    fn effects(&mut self, (frame, at): (&'a Frame, Option<At>), task: &Task) -> Effects {
+        let is_held = |id: BufferId| at.is_none() || frame.at(id).is_none_or(|there| Some(there) == at);
+        let mut memory = |ids: &[BufferId]| -> Vec<Memory> {
+            ids.iter().filter(|&&id| is_held(id)).filter_map(|&id| self.memory(frame, id)).collect()
         };
         let mut effects = Effects { reads: memory(&task.reads), writes: memory(&task.writes) };
         if let Work::Call { callee, base, .. } = task.work {
-            effects.writes.push(Memory::Frame(base..base + frames[callee].bytes));
-            effects.add_lasting(frames, callee);
+            effects.writes.push(Memory::Frame(base..base + self.frames[callee].bytes));
+            effects.add(self.called(callee));
         }
         effects
     }
+}
 
-    /// Adds the weights and states that a frame reads and writes, callees included.
-    fn add_lasting(&mut self, frames: &'a Arena<FrameId, Frame>, frame: FrameId) {
-        for (id, buffer) in frames[frame].buffers.iter() {
-            let memory = match &buffer.place {
-                Place::Weight(binding) => Memory::Lasting(Target::Param, binding),
-                Place::State(binding) => Memory::Lasting(Target::State, binding),
-                Place::Frame(_)
-                | Place::Wire { .. }
-                | Place::Argument(_)
-                | Place::Result(_)
-                | Place::Input(_) => continue,
-            };
-            let is_written = frames[frame].tasks.iter().any(|task| task.writes.contains(&id));
-            if is_written { self.writes.push(memory) } else { self.reads.push(memory) }
-        }
-        for task in &frames[frame].tasks {
-            if let Work::Call { callee, .. } = task.work {
-                self.add_lasting(frames, callee);
-            }
-        }
+/// What a task or a frame reads and writes.
+#[derive(Clone, Debug, Default)]
+struct Effects {
+    reads: Vec<Memory>,
+    writes: Vec<Memory>,
+}
+
+impl Effects {
+    fn add(&mut self, other: &Effects) {
+        self.reads.extend_from_slice(&other.reads);
+        self.writes.extend_from_slice(&other.writes);
     }
 
-    fn conflicts(&self, other: &Effects<'_>) -> bool {
-        let meet = |a: &[Memory<'_>], b: &[Memory<'_>]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
+    fn conflicts(&self, other: &Effects) -> bool {
+        let meet = |a: &[Memory], b: &[Memory]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
         meet(&self.writes, &other.writes)
             || meet(&self.writes, &other.reads)
             || meet(&self.reads, &other.writes)
@@ -105,21 +135,23 @@ impl<'a> Effects<'a> {
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
 pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<FrameId, Frame>, &[Streams])) {
     let before = frame.clone();
-    // A rank touches only the buffers of its stage.
-    let effects = |at: Option<At>| -> Vec<Effects<'_>> {
-        before.tasks.iter().map(|t| Effects::of(frames, (&before, at), space, t)).collect()
-    };
+    let mut touched =
+        Touched { frames, space, lasting: BTreeMap::new(), n_lasting: 0, called: BTreeMap::new() };
     let meets = |t: &Task| {
         let used = t.work.callee().map(|callee| used[callee.index()]);
         used.filter(|used| used.communicates()).unwrap_or_default()
     };
     let meets: Vec<Streams> = before.tasks.iter().map(meets).collect();
     let stages = before.stages();
-    if stages.is_empty() {
-        insert_for(frame, &effects(None), &meets, |_| true);
-    }
-    for at in stages {
-        insert_for(frame, &effects(Some(at)), &meets, |i| before.runs_at(&before.tasks[i], at));
+    // A rank touches only the buffers of its stage.
+    let ranks =
+        if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect::<Vec<_>>() };
+    for at in ranks {
+        let runs = |task: &Task| at.is_none_or(|at| before.runs_at(task, at));
+        let tasks = before.tasks.iter().enumerate().filter(|(_, task)| runs(task));
+        let tasks: Vec<(usize, Effects)> =
+            tasks.map(|(i, task)| (i, touched.effects((&before, at), task))).collect();
+        insert_for(frame, &tasks, &meets);
     }
 }
 
@@ -130,21 +162,22 @@ fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }
 
-/// Inserts events for ranks that run the tasks for which `runs` holds; `meets` says which streams meet at each.
-fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[Streams], runs: impl Fn(usize) -> bool) {
-    // For each stream its tasks so far, each with what has ended when it ends.
+/// Inserts events for ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
+fn insert_for(frame: &mut Frame, tasks: &[(usize, Effects)], meets: &[Streams]) {
+    // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
     let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
     // For each stream what has ended when its next task starts.
     let mut starts: [Clock; Stream::COUNT] = Default::default();
     let mut events = frame.n_events;
-    for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
+    for (place, (i, effects)) in tasks.iter().enumerate() {
+        let i = *i;
         let own = frame.tasks[i].stream as usize;
         let mut start = starts[own];
         meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
         let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
         let conflict = |other: usize| {
             let issued = &issued[other];
-            (start[other]..issued.len()).rev().find(|&n| effects[i].conflicts(&effects[issued[n].0]))
+            (start[other]..issued.len()).rev().find(|&n| effects.conflicts(&tasks[issued[n].0].1))
         };
         let others = (0..Stream::COUNT).filter(is_other);
         let mut conflicts: Vec<(usize, usize, Clock)> =
@@ -155,7 +188,7 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[Streams], run
             if n < start[other] {
                 continue;
             }
-            let earlier = issued[other][n].0;
+            let earlier = tasks[issued[other][n].0].0;
             let event = *frame.tasks[earlier].records.get_or_insert_with(|| {
                 events += 1;
                 EventId::new(events - 1)
@@ -168,7 +201,7 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[Streams], run
         }
         let mut end = start;
         end[own] = issued[own].len() + 1;
-        issued[own].push((i, end));
+        issued[own].push((place, end));
         starts[own] = end;
         meets[i].iter().for_each(|stream| starts[stream as usize] = end);
     }

@@ -1,12 +1,15 @@
 //! The parts of a training step without stages: the seconds and the bytes of each call of the model for one micro-batch, from
 //! which steps with more micro-batches and with stages are composed.
 
+use std::collections::BTreeSet;
+
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 use ithaca_layout::compile::Compiled;
+use ithaca_layout::shard::strategy::DATA_AXIS;
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
@@ -39,6 +42,8 @@ pub(super) struct Call {
     pub(super) seconds: Seconds,
     /// Bytes that a layer saves for the backward pass of a micro-batch.
     pub(super) saved: u64,
+    /// Bytes that the gradients of a layer's weights are computed from, where that is done after those of its arguments.
+    pub(super) deferred: u64,
     /// Bytes of the tensors that the call hands to the next one.
     pub(super) handed: u64,
     /// Bytes of the largest frame of its functions.
@@ -71,6 +76,8 @@ pub(super) struct Held {
     /// Of a layer, or of all layers that share it.
     pub(super) bytes: u64,
     pub(super) is_per_layer: bool,
+    /// Whether data-parallel ranks have parts of it, as they do of experts that are split over them.
+    pub(super) is_split: bool,
 }
 
 /// What memory outside the arena is for.
@@ -154,6 +161,7 @@ impl Block {
                 }
             }
             call.saved = saved.div_ceil(there.layers.max(1));
+            call.deferred = deferred(schedule, back);
             calls.push(call);
         }
         for called in &update {
@@ -225,6 +233,8 @@ impl<'a> Called<'a> {
                 | Place::Result(_) => continue,
             };
             let bytes = schedule.space.max_local_bytes(ty);
+            let data = schedule.space.mesh.axis(DATA_AXIS);
+            let is_split = data.is_some_and(|data| ty.layout.axes().any(|axis| axis == data));
             let known = names.iter().position(|name| *name == binding.name);
             let name = known.unwrap_or_else(|| {
                 names.push(binding.name.clone());
@@ -232,7 +242,7 @@ impl<'a> Called<'a> {
             });
             match held.iter_mut().find(|one| one.name == name) {
                 Some(one) => one.bytes = one.bytes.max(bytes),
-                None => held.push(Held { name, kind, bytes, is_per_layer: binding.is_per_layer() }),
+                None => held.push(Held { name, kind, bytes, is_per_layer: binding.is_per_layer(), is_split }),
             }
         }
     }
@@ -242,6 +252,26 @@ impl<'a> Called<'a> {
 fn calls_of<'a>(schedule: &'a Schedule, frame: &'a Frame, phase: Phase) -> Vec<Called<'a>> {
     let called = frame.tasks.iter().filter_map(|task| Called::of(schedule, task));
     called.filter(|called| called.frame.phase == phase && !called.has_calls()).collect()
+}
+
+/// Bytes that the tasks of a backward function read which no gradient of an argument needs.
+fn deferred(schedule: &Schedule, called: &Called<'_>) -> u64 {
+    let frame = called.frame;
+    let is_argument = |b: BufferId| matches!(frame.buffers[b].place, Place::Result(i) if i < called.carried);
+    let mut needed: BTreeSet<BufferId> = BTreeSet::new();
+    let mut read: BTreeSet<BufferId> = BTreeSet::new();
+    for task in frame.tasks.iter().rev() {
+        let reads = task.reads.iter().map(|&b| frame.holder(b));
+        if task.writes.iter().any(|&b| is_argument(frame.holder(b)) || needed.contains(&frame.holder(b))) {
+            needed.extend(reads);
+        } else {
+            // What only such tasks read, they also compute.
+            task.writes.iter().for_each(|&b| _ = read.remove(&frame.holder(b)));
+            read.extend(reads);
+        }
+    }
+    let is_lasting = |b: &BufferId| matches!(frame.buffers[*b].place, Place::Weight(_) | Place::State(_));
+    read.iter().filter(|b| !is_lasting(b)).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
 }
 
 /// Seconds of the products of a frame with weights.

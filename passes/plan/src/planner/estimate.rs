@@ -95,10 +95,11 @@ impl Block {
     fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> u64 {
         let mut shared: Vec<usize> = Vec::new();
         let mut lasting = 0;
-        let (mut saved, mut frame) = (0, 0);
+        let (mut saved, mut deferred, mut frame) = (0, 0, 0);
         for &(number, layers) in calls {
             let call = &self.calls[number];
             saved += layers * call.saved;
+            deferred += layers * call.deferred;
             frame = frame.max(call.frame);
             for one in &call.held {
                 if one.is_per_layer {
@@ -115,11 +116,12 @@ impl Block {
         let (passes, of) = match shape.order {
             _ if p <= 1 => (1, 1),
             PipelineOrder::Gpipe => (m, 1),
-            PipelineOrder::OneForwardOneBackward => (behind.min(m), 1),
-            PipelineOrder::ZbH1 => (p.min(m), 1),
+            PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => (behind.min(m), 1),
             PipelineOrder::Interleaved => ((2 * (behind - 1) + (v - 1) * p + 1).min(m * v), v),
         };
-        lasting + (saved * passes).div_ceil(of) + frame + self.arena + self.inputs * m
+        // A stage computes the gradients of weights so many micro-batches late as there are stages before it.
+        let late = if shape.order == PipelineOrder::ZbH1 { (stage as u64).min(m) } else { 0 };
+        lasting + (saved * passes).div_ceil(of) + deferred * late + frame + self.arena + self.inputs * m
     }
 
     /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.
@@ -133,7 +135,7 @@ impl Block {
             {
                 *part *= more;
             }
-            for bytes in [&mut call.saved, &mut call.handed, &mut call.frame] {
+            for bytes in [&mut call.saved, &mut call.deferred, &mut call.handed, &mut call.frame] {
                 *bytes *= times;
             }
         }

@@ -138,8 +138,12 @@ impl Search<'_> {
     ) -> Block {
         let mut block = block.scaled(sequences);
         for i in 0..block.calls.len() {
-            let gradients = block.layer_bytes(i, Kind::Gradients) as f64;
-            let parameters = block.layer_bytes(i, Kind::Parameters);
+            let replicated = |kind: Kind| {
+                let held = block.calls[i].held.iter().filter(|held| held.kind == kind && !held.is_split);
+                held.map(|held| held.bytes).sum::<u64>()
+            };
+            let gradients = replicated(Kind::Gradients) as f64;
+            let parameters = replicated(Kind::Parameters);
             let gather = |bytes: f64| self.cluster.gather_seconds(data, size, bytes);
             let reduce = gather(gradients);
             let call = &mut block.calls[i];
@@ -171,6 +175,7 @@ impl Search<'_> {
                     _ => 0,
                 };
                 let parts = match (held.kind, zero) {
+                    _ if held.is_split => 1,
                     (_, Zero::Off)
                     | (Kind::Parameters, Zero::Optimizer | Zero::Gradients)
                     | (Kind::States, _) => 1,
