@@ -24,6 +24,7 @@ mod measured_tests;
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
@@ -57,7 +58,7 @@ pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation
     let classes = Classes::of(schedule);
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
-    let world = World { schedule, steps: &steps, used: &used, ranks: classes.ranks(), recorded: None };
+    let world = World { schedule, steps: &steps, used: &used, ranks: classes.ranks(), recorded: None, known: RefCell::default() };
     let n = classes.ranks().len();
     let frame = |id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
     schedule.frames.ids().map(frame).collect()
@@ -82,7 +83,7 @@ fn run(
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
     let (ranks, n) = (classes.ranks(), classes.ranks().len());
-    let world = World { schedule, steps: &steps, used: &used, ranks, recorded };
+    let world = World { schedule, steps: &steps, used: &used, ranks, recorded, known: RefCell::default() };
     let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
     ranks.iter().copied().zip(run.ranks).collect()
 }
@@ -118,6 +119,17 @@ struct World<'a> {
     ranks: &'a [Rank],
     /// The recorded tasks, for a timeline.
     recorded: Option<&'a RefCell<Vec<Span>>>,
+    /// Calls that were run: the seconds and the time of each rank.
+    known: RefCell<HashMap<Called, (Vec<f64>, Vec<Simulation>)>>,
+}
+
+/// A call, as far as its time depends on it: the frame, the layers, and how far behind the first rank each rank is that runs.
+#[derive(PartialEq, Eq, Hash)]
+struct Called {
+    callee: FrameId,
+    layers: Layers,
+    is_descending: bool,
+    behind: Vec<(usize, u64)>,
 }
 
 /// One run of a frame.
@@ -220,7 +232,35 @@ impl World<'_> {
     }
 
     /// Runs a frame once for each layer; returns the end and the time of each rank.
+    ///
+    /// Micro-batches of a pipeline call the same frames, which then take as long.
     fn layers(
+        &self,
+        callee: FrameId,
+        (layers, scan): (&Layers, Option<Scan>),
+        (starts, runs): (&[f64], &[bool]),
+    ) -> (Vec<f64>, Vec<Simulation>) {
+        if self.recorded.is_some() {
+            return self.each_layer(callee, (layers, scan), (starts, runs));
+        }
+        let running = (0..starts.len()).filter(|&c| runs[c]);
+        let first = running.clone().map(|c| starts[c]).fold(f64::INFINITY, f64::min);
+        let first = if first.is_finite() { first } else { 0.0 };
+        let behind = running.map(|c| (c, (starts[c] - first).to_bits())).collect();
+        let is_descending = scan.is_some_and(|scan| scan.order == ScanOrder::Descending);
+        let key = Called { callee, layers: layers.clone(), is_descending, behind };
+        let known = self.known.borrow().get(&key).cloned();
+        let (took, totals) = known.unwrap_or_else(|| {
+            let from: Vec<f64> = starts.iter().map(|start| start - first).collect();
+            let (ends, totals) = self.each_layer(callee, (layers, scan), (&from, runs));
+            let took: Vec<f64> = ends.iter().zip(&from).map(|(end, start)| end - start).collect();
+            self.known.borrow_mut().insert(key, (took.clone(), totals.clone()));
+            (took, totals)
+        });
+        (starts.iter().zip(&took).map(|(start, took)| start + took).collect(), totals)
+    }
+
+    fn each_layer(
         &self,
         callee: FrameId,
         (layers, scan): (&Layers, Option<Scan>),

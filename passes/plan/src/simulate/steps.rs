@@ -1,5 +1,7 @@
 //! The time of each task of a frame on each simulated rank, and the ranks that it waits for.
 
+use std::rc::Rc;
+
 use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Work};
 use ithaca_ir::{Op, Rank, Space, TensorType, boxes, traffic};
@@ -14,7 +16,7 @@ pub(super) struct Step {
     /// The kind and the axes of its communication.
     pub(super) key: (&'static str, String),
     /// The part of each rank; one where all do the same.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Rc<[Part]>,
 }
 
 /// A rank's part in a task.
@@ -30,7 +32,7 @@ pub(super) struct Part {
 pub(super) fn steps(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Vec<Step>> {
     let space = &schedule.space;
     let on_rank = OnRank::new(cluster, space);
-    let mut pricing = Pricing { cluster, space, classes, on_rank, hops: Vec::new() };
+    let mut pricing = Pricing { cluster, space, classes, on_rank, messages: Vec::new() };
     schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
 }
 
@@ -39,8 +41,8 @@ struct Pricing<'a> {
     space: &'a Space,
     classes: &'a Classes,
     on_rank: OnRank<'a>,
-    /// The steps of rings, from home, with their parts: all steps of a ring are alike.
-    hops: Vec<(Vec<Parcel>, Vec<Part>)>,
+    /// Messages that were priced, those of rings from home: all steps of a ring are alike, and micro-batches of a pipeline.
+    messages: Vec<(Vec<Parcel>, Rc<[Part]>)>,
 }
 
 impl Pricing<'_> {
@@ -49,15 +51,15 @@ impl Pricing<'_> {
         frame.tasks.iter().map(step).collect()
     }
 
-    fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
+    fn parts(&mut self, frame: &Frame, task: &Task) -> Rc<[Part]> {
         if let Work::Exchange(transfer) = &task.work {
             let hop: Option<Vec<Parcel>> = transfer.parcels().iter().map(|p| self.hop_of(p)).collect();
-            let Some(hop) = hop else { return self.exchange(transfer.parcels()) };
-            if let Some((_, parts)) = self.hops.iter().find(|(known, _)| *known == hop) {
+            let message = hop.unwrap_or_else(|| transfer.parcels().to_vec());
+            if let Some((_, parts)) = self.messages.iter().find(|(known, _)| *known == message) {
                 return parts.clone();
             }
-            let parts = self.exchange(&hop);
-            self.hops.push((hop, parts.clone()));
+            let parts: Rc<[Part]> = self.exchange(&message).into();
+            self.messages.push((message, parts.clone()));
             return parts;
         }
         let ranks = self.classes.ranks();

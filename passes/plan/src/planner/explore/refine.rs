@@ -112,6 +112,14 @@ impl Search<'_> {
                 .collect();
             for (&number, block) in next.iter().zip(&blocks) {
                 done[number] = true;
+                if std::env::var("DBG").is_ok() {
+                    let key = keys[number].as_ref().unwrap();
+                    for (_, look) in steps.iter().filter(|(k, _)| *k == number).take(1) {
+                        let ranks = look.data * insides[look.inside].size();
+                        let e = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
+                        eprintln!("{} {} {key:?} {:?}: look {:.2} {:.1} now {:?}", insides[key.inside].options.strategy, insides[key.inside].options.mesh.axes.values().map(|a| format!("{}={}",a.name,a.size)).collect::<Vec<_>>().join(","), look.shape, look.estimate.seconds, look.estimate.memory as f64/1e9, e.map(|e| (e.seconds, e.memory as f64/1e9)));
+                    }
+                }
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
                     let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
