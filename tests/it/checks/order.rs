@@ -8,7 +8,7 @@ use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
-use ithaca_ir::ops::{Optimizer, Random};
+use ithaca_ir::ops::{Fused, Optimizer, Random};
 use ithaca_ir::schedule::{
     self, BufferId, Content, Frame, FrameId, Place, Schedule, Streams, Transfer, Work,
 };
@@ -324,6 +324,7 @@ impl<'s> Reader<'s> {
                         | Op::Accumulate
                         | Op::Scale { .. }
                         | Op::Cast { .. }
+                        | Op::Fused(Fused::Gated { .. })
                         | Op::Random(Random::Dropout { .. })
                         | Op::Optimizer(Optimizer::AdamW(_))
                 ) || (*op == Op::AccumulateProduct && k == 2);
