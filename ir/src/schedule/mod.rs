@@ -20,6 +20,7 @@ pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 use crate::boxes::Side;
 use crate::dtype::DType;
@@ -245,8 +246,17 @@ impl Frame {
 
     /// The frame as the ranks of a place run it: without the tasks, buffers and events of others.
     pub fn only(&self, at: At) -> Frame {
-        let mut frame = self.clone();
-        frame.tasks.retain(|task| self.runs_at(task, at));
+        let Frame { name, phase, n_arguments, outputs, buffers, tasks, n_events, bytes } = self;
+        let mut frame = Frame {
+            name: name.clone(),
+            phase: *phase,
+            n_arguments: *n_arguments,
+            outputs: outputs.clone(),
+            buffers: buffers.clone(),
+            tasks: tasks.iter().filter(|task| self.runs_at(task, at)).cloned().collect(),
+            n_events: *n_events,
+            bytes: *bytes,
+        };
         let held = |b: &BufferId| self.at(*b).is_none_or(|there| there == at);
         for task in &mut frame.tasks {
             task.reads.retain(held);
@@ -254,7 +264,7 @@ impl Frame {
         }
         let elsewhere = |o: &FrameOutput| self.at(o.buffer).is_some_and(|other| other != at);
         frame.outputs.retain(|output| !elsewhere(output));
-        let recorded: Vec<EventId> = frame.tasks.iter().filter_map(|task| task.records).collect();
+        let recorded: BTreeSet<EventId> = frame.tasks.iter().filter_map(|task| task.records).collect();
         for task in &mut frame.tasks {
             task.waits.retain(|event| recorded.contains(event));
         }

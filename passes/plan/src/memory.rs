@@ -20,6 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use lives::lives;
 
+/// The layers for which a frame runs, by place.
+type Runs = Vec<(Layers, Option<At>)>;
+
 /// How many of the largest tensors are named.
 const NAMED: usize = 5;
 
@@ -86,25 +89,36 @@ impl Memory {
 /// The memory of `schedule`, which the schedule verifier accepts, on devices of `cluster`; of a pipeline, of the busiest
 /// stage.
 pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
-    let stages = of_stages(cluster, schedule).into_iter().map(|(_, memory)| memory);
+    let stages = places(schedule).into_iter().zip(of_places(cluster, schedule));
     // Of equally busy ones the first.
-    stages.reduce(|a, b| if b.total > a.total { b } else { a }).unwrap_or_default()
+    let busiest = stages.reduce(|a, b| if b.1.total > a.1.total { b } else { a });
+    busiest.map_or_else(Memory::default, |(at, memory)| at_peak_of(schedule, at, memory))
 }
 
 /// The memory of the ranks of each stage of a pipeline, in order; without a pipeline, of every rank.
 pub fn of_stages(cluster: &Cluster, schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
-    match schedule.stages().as_slice() {
-        [] => vec![(None, of_place(cluster, schedule, None))],
-        stages => stages.iter().map(|&at| (Some(at), of_place(cluster, schedule, Some(at)))).collect(),
-    }
+    let stages = places(schedule).into_iter().zip(of_places(cluster, schedule));
+    stages.map(|(at, memory)| (at, at_peak_of(schedule, at, memory))).collect()
+}
+
+/// The stages of a pipeline; without a pipeline, every rank.
+fn places(schedule: &Schedule) -> Vec<Option<At>> {
+    let stages = schedule.stages();
+    if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect() }
+}
+
+/// The memory of the ranks of each place, but for what follows from the fullest moment.
+fn of_places(cluster: &Cluster, schedule: &Schedule) -> Vec<Memory> {
+    let runs = schedule.layers_by_place();
+    places(schedule).into_iter().map(|at| of_place(cluster, (schedule, &runs), at)).collect()
 }
 
 /// The memory of the ranks of a place, or of every rank without a place.
-fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
+fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Option<At>) -> Memory {
     let space = &schedule.space;
     let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));
     let mut memory = Memory { arena, usable: cluster.usable_bytes(), ..Memory::default() };
-    for (place, ty, layers) in loaded(schedule, at) {
+    for (place, ty, layers) in loaded(schedule, runs, at) {
         let (sum, binding) = match place {
             Place::Weight(binding) => (&mut memory.parameters, binding),
             Place::Input(binding) => (&mut memory.inputs, binding),
@@ -120,29 +134,37 @@ fn of_place(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> Memory {
         *sum = sum.saturating_add(bytes);
         memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
     }
-    if let Some(main) = schedule.main() {
-        let whole = &schedule.frames[main];
-        let own = at.map(|at| whole.only(at));
-        let frame = own.as_ref().unwrap_or(whole);
-        memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
-        memory.communication = at_peak(schedule, frame, &mut memory.largest);
-        memory.scores = scores::most(cluster, schedule, frame);
-    }
+    memory.scores = scores::most(cluster, schedule, at);
     if memory.scores > 0 {
         let name = "scores of attention".to_owned();
         memory.largest.push(HeldTensor { name, count: 1, bytes: memory.scores });
     }
-    memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    memory.largest.truncate(NAMED);
     let Memory { parameters, gradients, optimizer, states, inputs, scores, .. } = memory;
     let parts = [parameters, gradients, optimizer, states, arena, inputs, scores];
     memory.total = parts.into_iter().fold(0, u64::saturating_add);
     memory
 }
 
+/// Adds what the ranks of a place hold when their arena is fullest.
+fn at_peak_of(schedule: &Schedule, at: Option<At>, mut memory: Memory) -> Memory {
+    if let Some(main) = schedule.main() {
+        let whole = &schedule.frames[main];
+        let own = at.map(|at| whole.only(at));
+        let frame = own.as_ref().unwrap_or(whole);
+        memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(&schedule.space)).sum();
+        memory.communication = at_peak(schedule, frame, &mut memory.largest);
+    }
+    memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    memory.largest.truncate(NAMED);
+    memory
+}
+
 /// Distinct loaded tensors of the ranks of a place, with the layers that need them.
-fn loaded(schedule: &Schedule, at: Option<At>) -> Vec<(&Place, TensorType, Vec<Layers>)> {
-    let runs = schedule.layers_by_place();
+fn loaded<'a>(
+    schedule: &'a Schedule,
+    runs: &[Runs],
+    at: Option<At>,
+) -> Vec<(&'a Place, TensorType, Vec<Layers>)> {
     let mut found: Vec<(&Place, TensorType, Vec<Layers>)> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
         let here =

@@ -144,8 +144,7 @@ pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<F
     let meets: Vec<Streams> = before.tasks.iter().map(meets).collect();
     let stages = before.stages();
     // A rank touches only the buffers of its stage.
-    let ranks =
-        if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect::<Vec<_>>() };
+    let ranks = if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect::<Vec<_>>() };
     for at in ranks {
         let runs = |task: &Task| at.is_none_or(|at| before.runs_at(task, at));
         let tasks = before.tasks.iter().enumerate().filter(|(_, task)| runs(task));

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::Attention;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 use ithaca_ir::{Op, TensorType};
@@ -14,11 +15,14 @@ use super::lives::lives;
 use crate::cluster::{Cluster, ScoreBytes};
 use crate::cost::saved_bytes;
 
-/// Bytes of the scores that a frame and its callees hold at most, none where the kernel stores none.
-pub(super) fn most(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> u64 {
+/// Bytes of the scores that the ranks of a place hold at most, none where the kernel stores none.
+pub(super) fn most(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> u64 {
     let Some(scores) = &cluster.accelerator.assumed_attention().scores else { return 0 };
+    let Some(main) = schedule.main() else { return 0 };
+    let whole = &schedule.frames[main];
+    let own = at.map(|at| whole.only(at));
     let mut account = Account { schedule, scores, frames: BTreeMap::new() };
-    account.of_frame(frame).peak.ceil() as u64
+    account.of_frame(own.as_ref().unwrap_or(whole)).peak.ceil() as u64
 }
 
 /// The scores of a frame.

@@ -12,7 +12,7 @@ use super::tried::Priced;
 use crate::cluster::Cluster;
 
 /// The part of a step by which a plan in chunks or levels must be faster.
-const WORTH: f64 = 0.01;
+pub(super) const WORTH: f64 = 0.01;
 
 /// Candidates that are tried with other choices.
 const TRIED: usize = 3;
@@ -48,35 +48,54 @@ fn fastest(
     limit: f64,
 ) -> Option<Priced> {
     let mut found: Option<Priced> = None;
+    let ranks = candidate.options.mesh.ranks();
+    let start = (candidate.options.fusion, candidate.simulation.seconds, candidate.simulation.exposed());
+    choose(cluster, ranks, start, limit, |fusion| {
+        let other = candidate.fused(compiler, cluster, batch, fusion).ok();
+        let other = other.filter(|other| other.memory.over().is_none())?;
+        let (seconds, exposed) = (other.simulation.seconds, other.simulation.exposed());
+        if seconds < found.as_ref().unwrap_or(candidate).simulation.seconds {
+            found = Some(other);
+        }
+        Some((seconds, exposed))
+    });
+    found.filter(|other| other.simulation.seconds < limit)
+}
+
+/// Looks for a faster choice than `first`, of so many seconds with so much exposed communication, that stays below `limit`;
+/// `attempt` gives the seconds of another, unless it does not fit.
+pub(super) fn choose(
+    cluster: &Cluster,
+    ranks: u64,
+    first: (Fusion, f64, f64),
+    limit: f64,
+    mut attempt: impl FnMut(Fusion) -> Option<(f64, f64)>,
+) -> Fusion {
+    let mut best = first;
     // `hidden` is the part of the exposed communication that a choice may hide.
-    let mut attempt = |hidden: f64, change: &dyn Fn(Fusion) -> Fusion| {
-        let current = found.as_ref().unwrap_or(candidate);
-        let limit = limit.min(current.simulation.seconds);
-        if current.simulation.seconds - hidden * current.simulation.exposed() >= limit {
+    let mut is_better = |hidden: f64, change: &dyn Fn(Fusion) -> Fusion| {
+        let (fusion, seconds, exposed) = best;
+        if seconds - hidden * exposed >= limit.min(seconds) {
             return true;
         }
-        let other = current.fused(compiler, cluster, batch, change(current.options.fusion)).ok();
-        let is_faster = |other: &Priced| {
-            other.memory.over().is_none() && other.simulation.seconds < current.simulation.seconds
-        };
-        let other = other.filter(is_faster);
-        let is_better = other.is_some();
-        found = other.or(found.take());
-        is_better
+        let fusion = change(fusion);
+        let other = attempt(fusion).filter(|other| other.0 < seconds);
+        best = other.map_or(best, |(seconds, exposed)| (fusion, seconds, exposed));
+        other.is_some()
     };
-    if candidate.options.mesh.ranks() > cluster.devices_per_node.value {
-        attempt(1.0, &|fusion| fusion.in_levels(Choose::Cheaper));
+    if ranks > cluster.devices_per_node.value {
+        is_better(1.0, &|fusion| fusion.in_levels(Choose::Cheaper));
     }
-    if candidate.options.fusion.prefetch.is_some() {
-        attempt(1.0, &|fusion| Fusion { prefetch: None, ..fusion });
+    if first.0.prefetch.is_some() {
+        is_better(1.0, &|fusion| Fusion { prefetch: None, ..fusion });
     }
     for chunks in CHUNKS {
         // One chunk of each message stays exposed.
         let hidden = 1.0 - 1.0 / chunks as f64;
-        let is_better = attempt(hidden, &|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
+        let is_better = is_better(hidden, &|fusion| Fusion { messages: Messages::Chunked(chunks), ..fusion });
         if !is_better && chunks > CHUNKS[0] {
             break;
         }
     }
-    found.filter(|other| other.simulation.seconds < limit)
+    best.0
 }

@@ -23,6 +23,7 @@ mod tried;
 
 use ithaca_ir::Diagnostic;
 use ithaca_layout::shard::ShardOptions;
+use rayon::prelude::*;
 
 use crate::cluster::Cluster;
 use crate::plan::{self, Alternative, Plan, rounded};
@@ -79,7 +80,7 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
-    if request.chooses_fusion {
+    if request.chooses_fusion && !request.is_search_of_steps() {
         fusion::refine(compiler, cluster, request.batch, &mut tried.fits);
     }
     tried.check_winner(compiler);
@@ -123,8 +124,11 @@ impl Ranked {
 
 impl Tried {
     fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
-        for options in candidates {
-            match price(compiler, cluster, &options) {
+        let price = |options: ShardOptions| (price(compiler, cluster, &options), options);
+        let priced: Vec<(Result<Priced, Diagnostic>, ShardOptions)> =
+            candidates.into_par_iter().map(price).collect();
+        for (priced, options) in priced {
+            match priced {
                 Ok(priced) => match priced.memory.over() {
                     None => self.fits.push(priced),
                     Some(over) => self.too_large.push((priced, over)),

@@ -58,7 +58,14 @@ pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation
     let classes = Classes::of(schedule);
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
-    let world = World { schedule, steps: &steps, used: &used, ranks: classes.ranks(), recorded: None, known: RefCell::default() };
+    let world = World {
+        schedule,
+        steps: &steps,
+        used: &used,
+        ranks: classes.ranks(),
+        recorded: None,
+        known: RefCell::default(),
+    };
     let n = classes.ranks().len();
     let frame = |id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
     schedule.frames.ids().map(frame).collect()

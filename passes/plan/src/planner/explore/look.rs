@@ -83,6 +83,7 @@ impl Search<'_> {
                                 loss_chunks,
                                 sequences,
                                 shape,
+                                fusion: None,
                             });
                         }
                     }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::DATA_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
@@ -78,6 +79,8 @@ struct Looked {
     /// Sequences of a micro-batch on a data-parallel rank.
     sequences: u64,
     shape: Shape,
+    /// The fusion of its collectives, where another than the usual one is faster.
+    fusion: Option<Fusion>,
 }
 
 struct Search<'a> {
@@ -119,7 +122,8 @@ fn explored(
     let mut tried = Tried::default();
     let insides = search.insides(&mut tried);
     let looked = search.looked(&insides);
-    let estimated = search.estimated(&insides, looked);
+    let mut estimated = search.estimated(&insides, looked);
+    search.fused(&insides, &mut estimated);
     search.exact(&insides, estimated, exact, &mut tried);
     Ok(tried)
 }

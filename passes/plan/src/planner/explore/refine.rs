@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
+use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
@@ -13,10 +14,14 @@ use super::{EXACT, Inside, Looked, Search, TOLERANCE};
 use crate::plan::Choice;
 use crate::planner::block::Block;
 use crate::planner::estimate::{Estimate, Shape};
+use crate::planner::fusion::{WORTH, choose};
 use crate::planner::tried::{Priced, Tried, price};
 
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 40;
+
+/// Blocks that are tried with other fusions of collectives.
+const FUSED: usize = 3;
 
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
@@ -105,21 +110,13 @@ impl Search<'_> {
                 .par_iter()
                 .map(|&number| {
                     let key = keys[number].as_ref()?;
-                    let step = self.step(&insides[key.inside], key, 1);
+                    let step = self.step(&insides[key.inside], key, None, 1);
                     let training = Training { micro_batches: key.micro_batches, ..step.training };
                     self.block(key.sequences * key.data, &training, &step.options).ok()
                 })
                 .collect();
             for (&number, block) in next.iter().zip(&blocks) {
                 done[number] = true;
-                if std::env::var("DBG").is_ok() {
-                    let key = keys[number].as_ref().unwrap();
-                    for (_, look) in steps.iter().filter(|(k, _)| *k == number).take(1) {
-                        let ranks = look.data * insides[look.inside].size();
-                        let e = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
-                        eprintln!("{} {} {key:?} {:?}: look {:.2} {:.1} now {:?}", insides[key.inside].options.strategy, insides[key.inside].options.mesh.axes.values().map(|a| format!("{}={}",a.name,a.size)).collect::<Vec<_>>().join(","), look.shape, look.estimate.seconds, look.estimate.memory as f64/1e9, e.map(|e| (e.seconds, e.memory as f64/1e9)));
-                    }
-                }
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
                     let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
@@ -132,16 +129,68 @@ impl Search<'_> {
         estimated.map(|(_, look)| look).collect()
     }
 
+    /// Looks for other fusions of collectives that make the best estimates faster.
+    ///
+    /// Estimates know nothing of weights that are gathered ahead, so prefetching stays as it is.
+    pub(super) fn fused(&self, insides: &[Inside], estimated: &mut [Looked]) {
+        if !self.request.chooses_fusion {
+            return;
+        }
+        let usable = self.cluster.usable_bytes();
+        let fits = |estimate: &Estimate| estimate.memory <= usable;
+        let mut keys: Vec<(Key, Looked)> = Vec::new();
+        for look in estimated.iter().filter(|look| fits(&look.estimate)) {
+            let key = Key::of(look);
+            if keys.len() < FUSED && keys.iter().all(|(known, _)| *known != key) {
+                keys.push((key, look.clone()));
+            }
+        }
+        let better = |(key, look): (Key, Looked)| {
+            let inside = &insides[key.inside];
+            let ranks = look.data * inside.size();
+            let step = self.step(inside, &key, None, 1);
+            let training = Training { micro_batches: key.micro_batches, ..step.training };
+            let mut best: Option<(Estimate, Block)> = None;
+            let seconds = look.estimate.seconds;
+            let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, seconds);
+            let fusion = choose(self.cluster, ranks, first, seconds * (1.0 - WORTH), |fusion| {
+                let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
+                let options = ShardOptions { fusion, ..step.options.clone() };
+                let block = self.block(key.sequences * key.data, &training, &options).ok()?;
+                let estimate = self.composed(&block, look.shape, ranks).filter(fits)?;
+                if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
+                    best = Some((estimate, block));
+                }
+                Some((estimate.seconds, estimate.seconds))
+            });
+            let (_, block) = best.filter(|(best, _)| best.seconds < seconds * (1.0 - WORTH))?;
+            Some((key, Fusion { prefetch: step.options.fusion.prefetch, ..fusion }, block))
+        };
+        let found: Vec<(Key, Fusion, Block)> = keys.into_par_iter().filter_map(better).collect();
+        for (key, fusion, block) in found {
+            for look in estimated.iter_mut().filter(|look| Key::of(look) == key) {
+                let ranks = look.data * insides[look.inside].size();
+                let estimate = self.composed(&block, look.shape, ranks);
+                if let Some(estimate) = estimate.filter(|e| e.seconds < look.estimate.seconds) {
+                    (look.estimate, look.fusion) = (estimate, Some(fusion));
+                }
+            }
+        }
+    }
+
     /// The step of a block, with so many stages.
-    fn step(&self, inside: &Inside, key: &Key, stages: u64) -> Step {
+    fn step(&self, inside: &Inside, key: &Key, fusion: Option<Fusion>, stages: u64) -> Step {
         let options = if inside.data.is_some() {
             inside.options.clone()
         } else {
             data_parallel(&inside.options, key.data)
         };
         let options = around(&options, ("pipeline", STAGE_AXIS), stages);
-        let fusion =
-            if self.request.chooses_fusion { key.zero.usual_fusion() } else { self.request.options.fusion };
+        let usual = || match self.request.chooses_fusion {
+            true => key.zero.usual_fusion(),
+            false => self.request.options.fusion,
+        };
+        let fusion = fusion.unwrap_or_else(usual);
         let options = ShardOptions { zero: key.zero, fusion, ..options };
         let training = Training {
             recompute: key.recompute,
@@ -224,7 +273,7 @@ impl Search<'_> {
     /// The step as it is compiled.
     pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Step {
         let Shape { stages, micro_batches, order, chunks } = look.shape;
-        let step = self.step(inside, &Key::of(look), stages);
+        let step = self.step(inside, &Key::of(look), look.fusion, stages);
         let chunks = if order == PipelineOrder::Interleaved { chunks } else { self.training.chunks };
         Step { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
     }
