@@ -126,9 +126,12 @@ struct World<'a> {
     ranks: &'a [Rank],
     /// The recorded tasks, for a timeline.
     recorded: Option<&'a RefCell<Vec<Span>>>,
-    /// Calls that were run: the seconds and the time of each rank.
-    known: RefCell<HashMap<Called, (Vec<f64>, Vec<Simulation>)>>,
+    /// Calls that were run.
+    known: RefCell<HashMap<Called, Took>>,
 }
+
+/// The seconds of a call and the time of each rank in it.
+type Took = (Vec<f64>, Vec<Simulation>);
 
 /// A call, as far as its time depends on it: the frame, the layers, and how far behind the first rank each rank is that runs.
 #[derive(PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS, placement};
 use ithaca_layout::shard::{ShardOptions, Zero};
 
-use super::{Inside, Search, divisors};
+use super::{Inside, Refused, Search, divisors};
 use crate::plan::{Choice, Narrowing};
 use crate::planner::block::Block;
 use crate::planner::candidates::candidates;
@@ -85,11 +85,7 @@ impl Search<'_> {
     }
 
     /// Compiles one micro-batch of one sequence.
-    pub(super) fn inside(
-        &self,
-        options: ShardOptions,
-        data: Option<u64>,
-    ) -> Result<Inside, (ShardOptions, Diagnostic)> {
+    pub(super) fn inside(&self, options: ShardOptions, data: Option<u64>) -> Result<Inside, Box<Refused>> {
         let options = ShardOptions { zero: Zero::Off, ..options };
         let mut training = Training { micro_batches: 1, stages: 1, ..self.training.clone() };
         if self.is_open(Choice::LossChunks) {
@@ -98,7 +94,8 @@ impl Search<'_> {
         if self.is_open(Choice::Recompute) {
             training.recompute = Recompute::None;
         }
-        let block = self.block(data.unwrap_or(1), &training, &options).map_err(|d| (options.clone(), d))?;
+        let block =
+            self.block(data.unwrap_or(1), &training, &options).map_err(|d| Box::new((options.clone(), d)))?;
         // In so many parts, the loss needs no more memory than a layer.
         let (head, others) = block.calls.split_last().expect("a block has calls");
         let layer = others.iter().map(|call| call.frame + call.saved).max().unwrap_or(head.frame).max(1);

@@ -9,6 +9,7 @@ mod inside;
 mod look;
 mod refine;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use ithaca_differentiate::{Recompute, Training};
@@ -66,6 +67,9 @@ impl Inside {
         self.options.mesh.ranks() / self.data.unwrap_or(1)
     }
 }
+
+/// A layout that breaks a rule.
+type Refused = (ShardOptions, Diagnostic);
 
 /// A step with a first look at it.
 #[derive(Clone, Debug)]
@@ -160,14 +164,14 @@ impl<'a> Search<'a> {
         let mut best = f64::INFINITY;
         for size in divisors(self.request.gpus) {
             let children = self.made_of(size, &found, &kept, best);
-            let compiled: Vec<Result<Inside, (ShardOptions, Diagnostic)>> =
+            let compiled: Vec<Result<Inside, Box<Refused>>> =
                 children.into_par_iter().map(|(options, data)| self.inside(options, data)).collect();
             let mut of_size: Vec<Kept> = Vec::new();
             for inside in compiled {
                 let inside = match inside {
                     Ok(inside) => inside,
                     Err(refused) => {
-                        tried.refused.push(refused);
+                        tried.refused.push(*refused);
                         continue;
                     }
                 };
@@ -182,12 +186,13 @@ impl<'a> Search<'a> {
                 best = best.min(fit);
                 // Insides that need nearly as much memory are in order of time.
                 let missing = (least / (ALIKE * self.usable())).ceil();
-                let order = if fit.is_finite() { (0.0, fit) } else { (missing, floor) };
+                let order = if fit.is_finite() { Order(0.0, fit) } else { Order(missing, floor) };
                 of_size.push(Kept { number: found.len(), order, floor });
                 found.push(Inside { looks, ..inside });
             }
-            of_size.sort_by(|a, b| a.order.0.total_cmp(&b.order.0).then(a.order.1.total_cmp(&b.order.1)));
-            of_size.retain(|one| best.is_infinite() || one.order.0 == 0.0 && one.order.1 <= WORTH * best);
+            of_size.sort_by(|a, b| a.order.cmp(b.order));
+            let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
+            of_size.retain(|one| best.is_infinite() || is_worth(one.order));
             kept.extend(of_size.into_iter().take(KEPT));
         }
         found
@@ -221,13 +226,13 @@ impl<'a> Search<'a> {
                 && one.floor <= best
                 && is_within(&parent.options.mesh, &options.mesh)
         };
-        let mut made: Vec<((f64, f64), (ShardOptions, Option<u64>))> = Vec::new();
+        let mut made: Vec<(Order, _)> = Vec::new();
         for (options, data) in all {
             let parents = kept.iter().filter(|one| is_parent(one, &options)).map(|one| one.order);
-            let first = parents.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+            let first = parents.min_by(|a, b| a.cmp(*b));
             made.extend(first.map(|order| (order, (options, data))));
         }
-        made.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        made.sort_by(|(a, _), (b, _)| a.cmp(*b));
         made.into_iter().take(OF_SIZE).map(|(_, one)| one).collect()
     }
 
@@ -243,10 +248,19 @@ const MOST_CHUNKS: u64 = 512;
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     number: usize,
-    /// By what the best of it needs: nothing if it fits, or else parts of the memory of a device; then by seconds.
-    order: (f64, f64),
+    order: Order,
     /// Seconds that no larger one is expected to stay below.
     floor: f64,
+}
+
+/// What the best step of an inside lacks, nothing if it fits, in parts of the memory of a device; then its seconds.
+#[derive(Clone, Copy, Debug)]
+struct Order(f64, f64);
+
+impl Order {
+    fn cmp(self, other: Order) -> Ordering {
+        self.0.total_cmp(&other.0).then(self.1.total_cmp(&other.1))
+    }
 }
 
 /// Whether every axis of a mesh but data-parallel ones is one of another, with a size that divides the other's.

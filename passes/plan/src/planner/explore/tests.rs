@@ -85,7 +85,6 @@ fn estimates_are_near_what_is_compiled() {
     }
     let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
     let (time, memory) = (mean(&of_time), mean(&of_memory));
-    println!("{} steps: time {time:.4}, memory {memory:.4} off on average", of_time.len());
     assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
 }
 
