@@ -117,7 +117,9 @@ fn pictures_and_reasons_show_stages() {
     let at = folder.path();
     said(
         at,
-        &format!("plan . --mode train --seq 16 --batch 8 {STAGES} --zero 0 --recompute none -o plan.json"),
+        &format!(
+            "plan . --mode train --seq 16 --batch 8 {STAGES} --pipeline 1f1b --zero 0 --recompute none -o plan.json"
+        ),
     );
     // The last stage waits for the others to begin.
     let explained = said(at, "explain plan.json");
