@@ -40,7 +40,11 @@ pub enum Command {
     #[command(after_help = "\
 Examples:
   ithaca plan examples/llama-3-8b --gpus 8 --seq 128k -o plan.json
-  ithaca plan --check plan.json")]
+  ithaca plan examples/llama-3-70b --mode train --gpus 64 --seq 8k --batch 64
+  ithaca plan --check plan.json
+
+A plan of training searches what is left open: strategy, mesh, ZeRO, recomputation, micro-batches, order of stages, and parts of
+the loss. --max-tp, --only and --without narrow it.")]
     Plan(PlanArgs),
     /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "\
@@ -173,19 +177,22 @@ pub struct WorkloadArgs {
     #[arg(long = "ignore-field", value_name = "FIELD")]
     #[serde(rename = "ignore-field")]
     pub ignore_fields: Vec<String>,
-    /// Activations that the backward pass computes again: none, selective, full, full(every=K), keep-attention.
+    /// Activations that the backward pass computes again: none, selective, full, full(every=K), keep-attention
+    /// [default: the fastest for `plan`, none otherwise].
     ///
     /// `selective` computes attention again; `full` everything, K layers at a time; `keep-attention` everything except
     /// attention.
     #[arg(long, value_name = "POLICY", help_heading = "Training")]
     pub recompute: Option<String>,
-    /// Compute loss and gradients in C parts of the tokens of each rank, so that only one part of the logits is live.
+    /// Compute loss and gradients in C parts of the tokens of each rank, so that only one part of the logits is live
+    /// [default: chosen by `plan`, 1 otherwise].
     #[arg(long, value_name = "C", allow_hyphen_values = true, help_heading = "Training")]
     pub loss_chunks: Option<String>,
-    /// Accumulate gradients over M parts of the batch.
+    /// Accumulate gradients over M parts of the batch [default: chosen by `plan`, 1 otherwise].
     #[arg(long, value_name = "M", allow_hyphen_values = true, help_heading = "Training")]
     pub micro_batches: Option<String>,
-    /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved, zb-h1 [default: 1f1b].
+    /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved, zb-h1 [default: the fastest for
+    /// `plan`, 1f1b otherwise].
     ///
     /// `interleaved` gives each stage several ranges of layers: `--train chunks=N`. `zb-h1` computes gradients of weights
     /// apart from those of activations, and later, while a stage would wait.
@@ -269,7 +276,8 @@ pub struct LayoutArgs {
     /// Refuse a strategy that sends blocks which the mask leaves empty.
     #[arg(long, help_heading = "Layout")]
     pub prune: bool,
-    /// ZeRO stage: 1 and 2 split optimizer states and gradients over data-parallel ranks, 3 parameters too.
+    /// ZeRO stage: 1 and 2 split optimizer states and gradients over data-parallel ranks, 3 parameters too
+    /// [default: the fastest that fits for `plan`, 0 otherwise].
     #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole, help_heading = "Layout")]
     pub zero: Option<u64>,
     /// Another strategy inside the attention of one kind of layer, a function of the program; repeatable.
