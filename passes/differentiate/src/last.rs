@@ -9,7 +9,8 @@
 //! ```text
 //! assign %sum {target=state, name=grad.w}
 //! ```
-//! So a gradient is complete, and may be reduced over ranks, while the backward pass of the layers below runs.
+//! So a gradient is complete, and may be reduced over ranks, while the backward pass of the layers below runs. In a pipeline only
+//! the first stage does so: no other waits for it. The others have time for `.reduce` once they have sent their last gradient.
 
 use std::collections::BTreeMap;
 

@@ -144,7 +144,14 @@ fn stepped(
     let mut layers = calls(module);
     // `main` counts as one layer; it alone calls functions so far.
     layers[main.index()].push(0..1);
-    let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    let (mut owned, tied) =
+        owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    // Where a backward pass that also reduces gradients would keep earlier stages waiting, only the first stage's does.
+    let is_alone = pipeline.is_some() && training.micro_batches > 1 && !training.pipeline.defers_weights();
+    let completes_on = is_alone.then_some(0);
+    if is_alone {
+        owned.iter_mut().for_each(OwnedWeights::complete_together);
+    }
     let none = vec![None; module.functions[main].nodes.len()];
     let chunks = pipeline.map_or(&none[..], |p| p.chunks);
     let grouped = match training.recompute {
@@ -202,6 +209,7 @@ fn stepped(
             accumulation: &accumulation,
             counts: None,
             last: &BTreeMap::new(),
+            completes_on,
         };
         let joint = joint::joint(&inner, &stepped.space, &stepped.functions)?;
         let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
@@ -246,10 +254,16 @@ fn stepped(
         stepped.functions.values_mut().for_each(|function| {
             last_pass.complete(function);
         });
-    } else if pipeline.is_some() {
-        for function in functions.iter().flatten() {
-            for id in function.functions() {
-                last_pass.function(&mut stepped.functions, id);
+    } else if let Some(pipeline) = pipeline {
+        for (node, chunk) in module.functions[main].nodes.iter().zip(chunks) {
+            let stage = chunk.map(|chunk| pipelined::stage_of(chunk, pipeline.shape.stages).number);
+            if let Op::Call { callee, .. } = &node.op
+                && let Some(function) = &functions[callee.index()]
+                && (completes_on.is_none() || completes_on == stage)
+            {
+                for id in function.functions() {
+                    last_pass.function(&mut stepped.functions, id);
+                }
             }
         }
     }
@@ -268,9 +282,10 @@ fn stepped(
             let function = update::zero(&stepped.space, owned)?;
             zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
-        if owned.is_reduced_last() {
-            let function = update::reduce(&stepped.space, owned)?;
-            reduce.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        let places = owned.reduced_last(completes_on);
+        if !places.is_empty() {
+            let function = update::reduce(&stepped.space, owned, completes_on)?;
+            reduce.calls.push((stepped.functions.push(function), places));
         }
     }
     for owned in &owned {
@@ -294,6 +309,7 @@ fn stepped(
         accumulation: &accumulation,
         counts,
         last: &last,
+        completes_on,
     };
     let parts =
         StepParts { zero: &zero, reduce: &reduce, exchanges: &exchanges, optimize: optimize.as_ref() };

@@ -73,7 +73,8 @@ impl Stages {
     }
 }
 
-fn stage_of(chunk: usize, n: usize) -> Stage {
+/// The stage that runs a chunk.
+pub(super) fn stage_of(chunk: usize, n: usize) -> Stage {
     Stage::new((chunk % n) as u64)
 }
 

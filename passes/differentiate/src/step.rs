@@ -67,6 +67,8 @@ pub(super) struct Cx<'a> {
     pub(super) counts: Option<&'a TensorType>,
     /// For functions that complete gradients, the functions that the last micro-batch runs.
     pub(super) last: &'a BTreeMap<FuncId, FuncId>,
+    /// The only stage that runs them; `None` if every stage does.
+    pub(super) completes_on: Option<u64>,
 }
 
 /// The state of one batch during its forward and backward pass.
@@ -245,9 +247,10 @@ impl<'a> Cx<'a> {
         Ok(())
     }
 
-    /// The function that runs in place of `id`, in the last micro-batch or another.
-    fn in_pass(&self, id: FuncId, is_last: bool) -> FuncId {
-        if is_last { self.last.get(&id).copied().unwrap_or(id) } else { id }
+    /// The function that runs in place of `id` on a stage, in the last micro-batch or another.
+    fn in_pass(&self, id: FuncId, stage: Option<Stage>, is_last: bool) -> FuncId {
+        let completes = self.completes_on.is_none_or(|only| stage.is_some_and(|stage| stage.number == only));
+        if is_last && completes { self.last.get(&id).copied().unwrap_or(id) } else { id }
     }
 
     fn call(
@@ -268,7 +271,7 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let callee = self.in_pass(function.forward, *is_last);
+        let callee = self.in_pass(function.forward, stage, *is_last);
         let op = Op::Call { callee, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
         map.replace(b, &node.results, &results);
@@ -305,7 +308,7 @@ impl<'a> Cx<'a> {
         operands.extend(saved);
         let n_layers = layers.end - layers.start;
         let call = |function: FuncId, carried: usize| Op::Call {
-            callee: self.in_pass(function, is_last),
+            callee: self.in_pass(function, stage, is_last),
             layers: layers.clone(),
             stride: *stride,
             scan: (n_layers > 1).then(|| Scan {

@@ -47,9 +47,30 @@ impl OwnedWeights {
         self.weights.iter().any(|(_, _, accumulation)| accumulation.is_summed())
     }
 
-    /// Whether sums become gradients after all passes.
-    pub(super) fn is_reduced_last(&self) -> bool {
-        self.weights.iter().any(|(_, _, accumulation)| accumulation.is_reduced_last())
+    /// Where sums become gradients after all passes: everywhere for some ways to accumulate, and for those that a backward pass
+    /// completes on all stages but the only one that does.
+    pub(super) fn reduced_last(&self, completes_on: Option<u64>) -> Vec<Place> {
+        if self.weights.iter().any(|(_, _, accumulation)| accumulation.is_reduced_last()) {
+            return self.layers.clone();
+        }
+        let is_left = |place: &&Place| {
+            completes_on.is_some_and(|only| place.1.is_some_and(|stage| stage.number != only))
+        };
+        match self.is_summed() {
+            true => self.layers.iter().filter(is_left).cloned().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Leaves the sums of all weights to `.reduce` where it makes those of some gradients.
+    pub(super) fn complete_together(&mut self) {
+        if self.weights.iter().any(|(_, _, accumulation)| accumulation.is_reduced_last()) {
+            for (_, _, accumulation) in &mut self.weights {
+                if *accumulation == Accumulation::AddByOwner {
+                    *accumulation = Accumulation::Add;
+                }
+            }
+        }
     }
 }
 
@@ -67,11 +88,16 @@ pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpEr
 }
 
 /// `@name.reduce()`.
-pub(super) fn reduce(space: &Space, owned: &OwnedWeights) -> Result<Function, OpError> {
+pub(super) fn reduce(
+    space: &Space,
+    owned: &OwnedWeights,
+    completes_on: Option<u64>,
+) -> Result<Function, OpError> {
     let none = Arena::new();
     let mut b = owned.builder("reduce", space, &none);
+    let is_reduced = |a: Accumulation| a.is_reduced_last() || a.is_summed() && completes_on.is_some();
     for (binding, ty, accumulation) in
-        owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_reduced_last())
+        owned.weights.iter().filter(|(_, _, accumulation)| is_reduced(*accumulation))
     {
         let sum = b.push_as(Op::State(accumulation.sum_binding(binding)), &[], gradient_type(ty))?;
         assign(&mut b, Target::State, accumulation.gradient_binding(binding), sum)?;

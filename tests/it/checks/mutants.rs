@@ -113,6 +113,7 @@ fn every_mutant_is_caught_or_harmless() {
                             "output ",
                             "no task",
                             "holds another value",
+                            "a collective is on the stream",
                             "is not a partial sum over",
                             "the collective needs",
                         ];

@@ -211,11 +211,9 @@ impl<'a> Search<'a> {
         if size == 1 || self.request.mesh.is_some() {
             return all;
         }
-        let nearest = kept
-            .iter()
-            .map(|one| found[one.number].size())
-            .filter(|&n| n < size && size.is_multiple_of(n))
-            .max();
+        // No size between may have a legal layout.
+        let sizes = found.iter().map(Inside::size).filter(|&n| n < size && size.is_multiple_of(n));
+        let nearest = sizes.max();
         let is_parent = |one: &Kept, options: &ShardOptions| {
             let parent = &found[one.number];
             let ratio = size / parent.size().max(1);
