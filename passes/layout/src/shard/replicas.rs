@@ -9,7 +9,9 @@ use super::placements::Placements;
 use super::rewriter::Plan;
 use super::zero::Zero;
 
-/// The axes along which ranks hold the same weights and other tokens, in the order of the mesh.
+/// The axes along which ranks hold the same weights and other tokens, the innermost of the mesh first.
+///
+/// A gather goes along the last axis first, so the slow links between nodes carry the smallest parts.
 pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
     let base = &placements.base;
     let own = |a: &AxisId| placements.sequences.values().any(|axes| axes.contains(a));
@@ -17,7 +19,8 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
         let split = base.batch.contains(a) || base.sequence.contains(a) || own(a);
         split && !base.weights.contains(a)
     };
-    space.mesh.axes.ids().filter(|a| tokens(a) && space.mesh.size(*a) > 1).collect()
+    let replicas = space.mesh.axes.ids().rev().filter(|a| tokens(a) && space.mesh.size(*a) > 1);
+    replicas.collect()
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of

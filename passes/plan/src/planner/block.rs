@@ -27,8 +27,6 @@ pub(super) struct Block {
     pub(super) arena: u64,
     /// Inputs of a micro-batch, bytes.
     pub(super) inputs: u64,
-    /// Micro-batches of the step.
-    pub(super) micro_batches: u64,
     /// Memory of the whole step.
     pub(super) memory: Memory,
 }
@@ -164,6 +162,13 @@ impl Block {
             call.deferred = deferred(schedule, back);
             calls.push(call);
         }
+        let mut of_calls = 0.0;
+        let mut count = |called: &Called<'_>, times: u64| {
+            of_calls += (times * called.layers) as f64 * frames[called.id.index()].seconds;
+        };
+        forward.iter().for_each(|called| count(called, micro_batches));
+        backward.iter().for_each(|called| count(called, micro_batches - 1));
+        complete.iter().for_each(|called| count(called, 1));
         for called in &update {
             let mut held = Vec::new();
             called.hold(schedule, &mut names, &mut held);
@@ -174,16 +179,10 @@ impl Block {
             owner.seconds.update +=
                 seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
             called.hold(schedule, &mut names, &mut owner.held);
+            count(called, 1);
         }
         let mut block =
-            Self { calls, rest: 0.0, arena: 0, inputs: memory.inputs / micro_batches, micro_batches, memory };
-        let sum = |f: &dyn Fn(&Seconds) -> f64| {
-            block.calls.iter().map(|c| c.layers as f64 * f(&c.seconds)).sum::<f64>()
-        };
-        let others = block.micro_batches - 1;
-        let of_calls =
-            sum(&|s| (others + 1) as f64 * s.forward + others as f64 * s.backward + s.complete + s.update);
-        block.rest = step - of_calls;
+            Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, memory };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
         let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
         block.arena = block.memory.arena.saturating_sub(saved + frame);

@@ -251,9 +251,16 @@ impl Body {
         self.deferred.iter().map(|&t| &self.parts.tails[t])
     }
 
-    /// The operands of the gathers ahead.
+    /// The results of the gathers ahead.
+    fn made_ahead(&self, function: &Function) -> BTreeSet<ValueId> {
+        self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec()).collect()
+    }
+
+    /// The operands of the gathers ahead, beside those that other gathers ahead make.
     fn sent(&self, function: &Function) -> Vec<ValueId> {
-        self.ahead().flat_map(|gather| function.nodes[gather.node].operands.to_vec()).collect()
+        let made = self.made_ahead(function);
+        let operands = self.ahead().flat_map(|gather| function.nodes[gather.node].operands.to_vec());
+        operands.filter(|v| !made.contains(v)).collect()
     }
 
     /// The sums of the tails that the next layer runs.
@@ -261,9 +268,13 @@ impl Body {
         self.deferred().flat_map(|tail| tail.sums.iter().copied()).collect()
     }
 
-    /// The weights gathered ahead.
+    /// The weights gathered ahead that other nodes read than gathers ahead.
     pub(super) fn gathered(&self, function: &Function) -> Vec<ValueId> {
-        self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec()).collect()
+        let ahead: BTreeSet<usize> = self.ahead().map(|gather| gather.node).collect();
+        let others = function.nodes.iter().enumerate().filter(|(n, _)| !ahead.contains(n));
+        let read: BTreeSet<ValueId> = others.flat_map(|(_, node)| node.operands.to_vec()).collect();
+        let made = self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec());
+        made.filter(|v| read.contains(v)).collect()
     }
 
     /// The operands of the tails that the next layer runs.
@@ -461,7 +472,7 @@ impl<'a> Writer<'a> {
         let sums = if before { self.reductions(&pending, &left)? } else { Vec::new() };
         let moved = body.parts.of_gathers();
         let left_out: BTreeSet<usize> = body.deferred().filter(|_| next).flat_map(Tail::nodes).collect();
-        let mut fetched: Vec<ValueId> = Vec::new();
+        let mut fetched: BTreeMap<ValueId, ValueId> = BTreeMap::new();
         let mut shards = shards.into_iter();
         for i in 0..=function.nodes.len() {
             if let (true, true, Some(callee)) = (before, i == body.assigned, helpers.assign) {
@@ -478,10 +489,13 @@ impl<'a> Writer<'a> {
                             shards = self.copy.b.node(above(callee), &[], &[])?.to_vec().into_iter();
                         }
                         let node = &function.nodes[gather.node];
-                        let parts: Vec<ValueId> = shards.by_ref().take(node.operands.len()).collect();
+                        let parts =
+                            node.operands.iter().map(|v| fetched.get(v).copied().or_else(|| shards.next()));
+                        let parts: Vec<ValueId> = parts.flatten().collect();
                         let declared: Vec<TensorType> =
                             node.results.iter().map(|&v| function.ty(v).clone()).collect();
-                        fetched.extend(self.copy.b.node(node.op.clone(), &parts, &declared)?);
+                        let results = self.copy.b.node(node.op.clone(), &parts, &declared)?.to_vec();
+                        fetched.extend(node.results.iter().copied().zip(results));
                     }
                     (Some(_), true) => {}
                 }
@@ -495,7 +509,7 @@ impl<'a> Writer<'a> {
         let output = |o: &Output| self.copy.values[o.value];
         let mut values: Vec<ValueId> = function.outputs[..results].iter().map(output).collect();
         if next {
-            values.extend(fetched);
+            values.extend(gathered.iter().map(|v| fetched[v]));
             values.extend(pending.iter().map(|&v| self.copy.values[v]));
         }
         values.extend(function.outputs[results..].iter().map(output));

@@ -1,7 +1,7 @@
 //! The movable parts of a function: gathers of weights, and reductions of gradients.
 //!
-//! A *gather* is an all-gather, or a message of several, whose operands come from weights by local operations: it can
-//! start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
+//! A *gather* is an all-gather, or a message of several, whose operands come from weights by local operations, or from other
+//! gathers: it can start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
 //! to the assignments: nothing else waits for it, so it can run later.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +17,9 @@ use crate::fuse::graph::{Flow, Graph};
 pub(super) struct Gather {
     /// The collective.
     pub(super) node: usize,
-    /// The nodes that make its operands, ascending.
+    /// The nodes that make its operands, ascending; those that are results of other gathers are made by no node.
     pub(super) sources: Vec<usize>,
-    /// The first node that reads its results.
+    /// The first node that reads its results, or what other gathers make of them.
     pub(super) used: usize,
 }
 
@@ -96,18 +96,38 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
         reads || matches!(op, Op::Cast { .. } | Op::Slice { .. } | Op::Scale { .. })
     };
     let is_given = |n: usize| nodes[n].operands.iter().any(|v| function.params.contains(v));
-    let mut found = Vec::new();
+    let mut found: Vec<Gather> = Vec::new();
     for i in (0..nodes.len()).filter(is_gather) {
-        let sources: Vec<usize> = graph.ancestors(i).into_iter().collect();
-        let sourced = sources.iter().all(|&n| is_source(n) && !is_given(n)) && !is_given(i);
+        // Along several axes a weight is gathered by one collective after another.
+        let is_gathered = |n: usize| found.iter().any(|other| other.nodes().any(|o| o == n));
+        let is_first = |n: &usize| !is_gathered(*n);
+        let sources: Vec<usize> = graph.ancestors(i).into_iter().filter(is_first).collect();
+        let fits = |&n: &usize| {
+            is_source(n) && !is_given(n) && graph.ancestors(n).iter().all(|&n| is_source(n) && !is_given(n))
+        };
+        let sourced = sources.iter().all(fits) && !is_given(i);
         if let (true, false, Some(used)) = (sourced, flow.is_returned(i), flow.after(i).min()) {
             found.push(Gather { node: i, sources, used });
         }
     }
-    // A shard with other consumers stays in place.
-    let all: BTreeSet<usize> = found.iter().flat_map(Gather::nodes).collect();
-    let alone = |&s: &usize| !flow.is_returned(s) && flow.after(s).all(|n| all.contains(&n));
-    found.retain(|gather| gather.sources.iter().all(alone));
+    // A shard with other consumers stays in place, and so does what is made of it.
+    loop {
+        let all: BTreeSet<usize> = found.iter().flat_map(Gather::nodes).collect();
+        let alone = |&s: &usize| !flow.is_returned(s) && flow.after(s).all(|n| all.contains(&n));
+        let n = found.len();
+        found.retain(|gather| {
+            gather.sources.iter().all(alone) && graph.ancestors(gather.node).iter().all(|n| all.contains(n))
+        });
+        if found.len() == n {
+            break;
+        }
+    }
+    for g in (0..found.len()).rev() {
+        let used = |n: usize| found.iter().find(|other| other.node == n).map_or(n, |other| other.used);
+        if let Some(first) = flow.after(found[g].node).map(used).min() {
+            found[g].used = first;
+        }
+    }
     found
 }
 

@@ -8,7 +8,7 @@ use super::Prefetch;
 /// Layers that read weights `nodes`, called `calls`, and the notes.
 fn prefetched(nodes: &str, calls: &str, layers: u64) -> (Module, Vec<String>) {
     let program = format!(
-        "ithaca 1 per_rank\nmodel \"m\"\nmesh u=2\ndim a = 4\ndim b = 8\ndim l = 3\n\n\
+        "ithaca 1 per_rank\nmodel \"m\"\nmesh u=2,v=2\ndim a = 4\ndim b = 8\ndim l = 3\n\n\
          func @layer(%x: f32[a b]) {{\n{nodes}}}\n\nfunc @main() {{\n%x = input {{name=\"x\"}} : f32[a b]\n{calls}}}\n"
     );
     let module = text::parse(&program).unwrap_or_else(|e| panic!("{e:?}\n{program}"));
@@ -48,6 +48,27 @@ fn each_layer_gathers_for_the_next_and_the_last_for_nobody() {
     assert_eq!(shown(&module, "layer.last"), ["silu", "mul"]);
     assert!(module.function("layer").is_none(), "no call remains");
     assert_eq!(notes, ["`prefetch`: `@layer`: 1 of 1 message of weights gathered during the previous layer"]);
+}
+
+#[test]
+fn a_weight_is_gathered_ahead_along_all_its_axes() {
+    let twice = LAYER.replace("a@u", "a@(u,v)").replace(
+        "%g = all_gather %w {axis=u, dim=a}",
+        "%half = all_gather %w {axis=v, dim=a} : f32[a@u b]\n%g = all_gather %half {axis=u, dim=a}",
+    );
+    let (module, notes) = prefetched(&twice, CALL, 1);
+    assert_eq!(
+        shown(&module, "layer.first"),
+        ["layer.shards 1..2 +1", "all_gather", "all_gather", "silu", "mul"]
+    );
+    assert_eq!(shown(&module, "layer.gather"), ["all_gather", "all_gather"]);
+    assert_eq!(shown(&module, "layer.last"), ["silu", "mul"]);
+    let id = module.function("layer.last").unwrap();
+    assert_eq!(module.functions[id].params.len(), 2, "what lies between the gathers is not handed on");
+    assert_eq!(
+        notes,
+        ["`prefetch`: `@layer`: 2 of 2 messages of weights gathered during the previous layer"]
+    );
 }
 
 #[test]
