@@ -6,6 +6,9 @@
 
 mod lives;
 mod scores;
+mod words;
+
+use std::collections::BTreeSet;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
@@ -13,7 +16,8 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
-use ithaca_ir::schedule::{Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::phase::Phase;
+use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +50,9 @@ pub struct Memory {
     /// Wire buffers at the peak, a part of the arena.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub communication: u64,
+    /// Results of the forward pass that wait for the backward pass at the peak, a part of the arena.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub saved: u64,
     /// Scores of attention, where the assumed kernel stores them: those that wait for the backward pass, and those of the
     /// attention at work.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -54,7 +61,7 @@ pub struct Memory {
     pub inputs: u64,
     /// Outputs of the model; they are in the arena and count there.
     pub outputs: u64,
-    /// Everything that must fit on a device: the sum of the above without `communication` and `outputs`.
+    /// Everything that must fit on a device: the sum of the above without `communication`, `saved` and `outputs`.
     pub total: u64,
     /// Memory of a device without its reserve.
     pub usable: u64,
@@ -152,7 +159,7 @@ fn at_peak_of(schedule: &Schedule, at: Option<At>, mut memory: Memory) -> Memory
         let own = at.map(|at| whole.only(at));
         let frame = own.as_ref().unwrap_or(whole);
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(&schedule.space)).sum();
-        memory.communication = at_peak(schedule, frame, &mut memory.largest);
+        at_peak(schedule, frame, &mut memory);
     }
     memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     memory.largest.truncate(NAMED);
@@ -189,9 +196,8 @@ fn loaded<'a>(
     found
 }
 
-/// Adds the buffers that are alive when the frame is fullest, following the call that fills it; returns the bytes of the
-/// wire buffers among them.
-fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) -> u64 {
+/// Adds the buffers that are alive when the frame is fullest, following the call that fills it.
+fn at_peak(schedule: &Schedule, frame: &Frame, memory: &mut Memory) {
     let space = &schedule.space;
     let lives = lives(frame);
     let callee = |task: &Task| match task.work {
@@ -203,19 +209,26 @@ fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<HeldTensor>) ->
         let bytes = frame.buffers[*buffer].bytes(space);
         held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
     }
-    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return 0 };
-    let mut communication = 0;
-    for (buffer, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
-        let buffer = &frame.buffers[*buffer];
+    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return };
+    let in_phase = |task: &Task, phase: Phase| callee(task).is_some_and(|frame| frame.phase == phase);
+    let made: BTreeSet<BufferId> =
+        frame.tasks.iter().filter(|t| in_phase(t, Phase::Forward)).flat_map(|t| t.writes.clone()).collect();
+    let read: BTreeSet<BufferId> =
+        frame.tasks.iter().filter(|t| in_phase(t, Phase::Backward)).flat_map(|t| t.reads.clone()).collect();
+    for (id, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
+        let buffer = &frame.buffers[*id];
         let name = format!("@{}.${}", frame.name, buffer.name);
         let bytes = buffer.bytes(space);
-        largest.push(HeldTensor { name, count: 1, bytes });
+        memory.largest.push(HeldTensor { name, count: 1, bytes });
         match buffer.content {
-            Content::Wire { .. } => communication += bytes,
+            Content::Wire { .. } => memory.communication += bytes,
+            Content::Tensor(_) if made.contains(id) && read.contains(id) => memory.saved += bytes,
             Content::Tensor(_) => {}
         }
     }
-    communication + callee(&frame.tasks[peak]).map_or(0, |callee| at_peak(schedule, callee, largest))
+    if let Some(callee) = callee(&frame.tasks[peak]) {
+        at_peak(schedule, callee, memory);
+    }
 }
 
 #[cfg(test)]
@@ -224,7 +237,7 @@ mod tests {
 
     use ithaca_ir::boxes::Side;
     use ithaca_ir::ops::Binding;
-    use ithaca_ir::schedule::{Buffer, BufferId, FrameId, FrameOutput, Stream, Transfer};
+    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
     use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;

@@ -98,27 +98,14 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     }
     out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;
-    let lasting = [
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("other states", memory.states),
-        ("scores of attention", memory.scores),
-    ];
-    let lasting: String = lasting
-        .iter()
-        .filter(|(_, size)| *size > 0)
-        .map(|(name, size)| format!("{name} {}, ", bytes(*size)))
-        .collect();
     let _ = writeln!(
         out,
-        "memory of a rank: {} of {} usable: parameters {}, {lasting}activations {}, communication {}, inputs {}",
+        "memory of a rank: {} of {} usable: {}",
         bytes(memory.total),
         bytes(memory.usable),
-        bytes(memory.parameters),
-        bytes(memory.arena.saturating_sub(memory.communication)),
-        bytes(memory.communication),
-        bytes(memory.inputs)
+        memory.in_words()
     );
+    let _ = writeln!(out, "largest tensors:");
     for held in &memory.largest {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
         let _ = writeln!(out, "  {} {}{times}", bytes(held.bytes), held.name);

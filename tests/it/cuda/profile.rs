@@ -78,7 +78,8 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
         (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned())
     };
     let begun = Instant::now();
-    assert_eq!(run(&["--random-weights", "3"], &[]).0, Some(0));
+    let (code, said) = run(&["--random-weights", "3"], &[]);
+    assert_eq!(code, Some(0), "{said}");
     for (arguments, says) in [
         (&["--steps", "1.5"][..], "--steps takes a whole number from 1 on, not `1.5`"),
         (&["--steps", "0"], "--steps takes a whole number from 1 on"),

@@ -49,8 +49,8 @@ pub use review::{Review, ReviewOptions, Section, review};
 /// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
 /// Version 3 writes the layout options as a pipeline does.
 /// Version 4 adds the `search` and `model_flops`, has no path of the model, and lists alternatives with equal programs once.
-/// Version 5 adds `choices`.
-pub const VERSION: u32 = 5;
+/// Version 5 adds `choices`. Version 6 names the largest part of the memory of an alternative that does not fit.
+pub const VERSION: u32 = 6;
 
 /// A parallel plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -362,10 +362,10 @@ pub enum Outcome {
         memory_bytes: u64,
         /// Bytes that a device lacks.
         over_bytes: u64,
-        /// The largest tensor.
-        tensor: String,
+        /// The largest part of the memory, in words.
+        part: String,
         /// Its bytes.
-        tensor_bytes: u64,
+        part_bytes: u64,
     },
     /// It is not legal.
     Refused {

@@ -31,14 +31,15 @@ pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
 /// A candidate that does not fit by `over` bytes.
 pub(super) fn too_large(priced: &Priced, over: u64) -> Alternative {
     let Priced { options, simulation, memory, .. } = priced;
-    let largest = memory.largest.first();
+    let parts = memory.parts();
+    let (part, part_bytes) = parts.first().copied().unwrap_or_default();
     let outcome = Outcome::OutOfMemory {
         step_seconds: rounded(simulation.seconds),
         exposed_seconds: rounded(simulation.exposed()),
         memory_bytes: memory.total,
         over_bytes: over,
-        tensor: largest.map_or_else(String::new, |h| h.name.clone()),
-        tensor_bytes: largest.map_or(0, |h| h.bytes),
+        part: part.to_owned(),
+        part_bytes,
     };
     Alternative { flags: priced.flags.clone(), ..alternative(options, outcome) }
 }

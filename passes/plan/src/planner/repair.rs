@@ -6,6 +6,7 @@ use ithaca_ir::units;
 use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 use crate::cluster::Cluster;
+use crate::memory::Memory;
 use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
 use crate::planner::explore;
@@ -89,19 +90,20 @@ pub(super) fn refusal(
     };
     let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
         (Some((priced, over)), _) => {
-            let largest = priced.memory.largest.first();
-            let tensor = largest.map_or_else(String::new, |h| {
-                format!("; the largest tensor is `{}`, {}", h.name, units::bytes(h.bytes))
-            });
+            let flags = match priced.flags.as_str() {
+                "" => String::new(),
+                flags => format!(" with `{flags}`"),
+            };
             let message = format!(
-                "no plan fits {} of {} usable: {} is nearest and lacks {}",
+                "no plan fits {} of {} usable: {}{flags} is nearest and lacks {}",
                 counted(request.gpus, "GPU"),
                 units::bytes(cluster.usable_bytes()),
                 layout(&priced.options),
                 units::bytes(*over),
             );
-            Diagnostic::new("P32", message)
-                .help(format!("it needs {}{tensor}", units::bytes(priced.memory.total)))
+            let memory = &priced.memory;
+            let needs = format!("it needs {}: {}", units::bytes(memory.total), memory.in_words());
+            Diagnostic::new("P32", message).help(needs)
         }
         (None, [(_, only)]) => only.clone(),
         (None, refused) => {
@@ -208,6 +210,11 @@ fn of_steps(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried
     let with_gpus = |&gpus: &u64| works(&Request { gpus, mesh: None, ..request.clone() });
     if request.mesh.is_none() {
         repairs.extend({ more }.find(with_gpus).map(|gpus| format!("--gpus {gpus}")));
+    }
+    // A smaller batch has smaller activations, and nothing else.
+    let lasts = |memory: &Memory| memory.total - memory.arena - memory.scores - memory.inputs;
+    if tried.too_large.first().is_some_and(|(nearest, _)| lasts(&nearest.memory) > cluster.usable_bytes()) {
+        return repairs;
     }
     let less =
         std::iter::successors(Some(request.batch), |batch| (batch % 2 == 0).then_some(batch / 2)).skip(1);

@@ -221,11 +221,11 @@ fn each(others: &[&Alternative], width: usize, out: &mut String) {
         let layout = format!("{} {flags}", layout_text(strategy, mesh));
         let layout = layout.trim_end();
         let line = match outcome {
-            Outcome::OutOfMemory { memory_bytes, over_bytes, tensor, tensor_bytes, .. } => format!(
-                "{layout}: does not fit, {} is {} too large; the largest tensor is `{tensor}`, {}",
+            Outcome::OutOfMemory { memory_bytes, over_bytes, part, part_bytes, .. } => format!(
+                "{layout}: does not fit, {} is {} too large; the largest part is {part}, {}",
                 bytes(*memory_bytes),
                 bytes(*over_bytes),
-                bytes(*tensor_bytes)
+                bytes(*part_bytes)
             ),
             Outcome::Refused { code, message, helps: _, repairs } => {
                 let repairs = match repairs.as_slice() {

@@ -250,7 +250,7 @@ fn what_does_not_fit_asks_for_more_gpus() {
     let diagnostic = refusal(&fake, &Request::new(2));
     assert_eq!(diagnostic.code, "P32");
     assert_eq!(diagnostic.repairs, ["--gpus 8"]);
-    assert!(diagnostic.helps[0].contains("`w`"), "{:?}", diagnostic.helps);
+    assert!(diagnostic.helps[0].contains("parameters"), "{:?}", diagnostic.helps);
 }
 
 #[test]
@@ -312,9 +312,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 5", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 5", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 5,", "", "M31", "version"),
+        ("\"version\": 6", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 6", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 6,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),
