@@ -206,11 +206,12 @@ pub(super) fn run_job(
 fn timings_table(timings: &Timings) -> String {
     let rows = timings.rows();
     let all: Duration = rows.iter().map(|(_, timing)| timing.total).sum();
-    let mut table = format!("{:>10}  {:>8}  {:>5}  task\n", "seconds", "count", "share");
+    let mut table = format!("{:>10}  {:>10}  {:>8}  {:>5}  task\n", "seconds", "processor", "count", "share");
     for (work, timing) in rows {
         let seconds = timing.total.as_secs_f64();
         let share = 100.0 * seconds / all.as_secs_f64().max(f64::MIN_POSITIVE);
-        let _ = writeln!(table, "{seconds:>10.4}  {:>8}  {share:>4.0}%  {work}", timing.count);
+        let busy = timing.busy.as_secs_f64();
+        let _ = writeln!(table, "{seconds:>10.4}  {busy:>10.4}  {:>8}  {share:>4.0}%  {work}", timing.count);
     }
     table
 }

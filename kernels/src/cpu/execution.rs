@@ -29,6 +29,8 @@ pub struct Execution {
     /// When tasks ran, seconds from when the ranks of a process began, if requested: in order of ranks, the
     /// compute stream first.
     pub spans: Vec<Span>,
+    /// For each span the seconds in which its thread was on a processor, without the helpers of a kernel; of a GPU its length.
+    pub busy: Vec<f64>,
 }
 
 impl Execution {

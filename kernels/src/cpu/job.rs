@@ -165,8 +165,9 @@ impl<'a> Job<'a> {
             outputs.insert(name, tensor);
         }
         let kept = self.kept(parts, before)?;
-        let spans = trace::spans(schedule, parts.iter().map(|part| (part.rank, part.spans.as_slice())))?;
-        Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
+        let (spans, busy) =
+            trace::spans(schedule, parts.iter().map(|part| (part.rank, part.spans.as_slice())))?;
+        Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans, busy })
     }
 
     /// The written tensors in their stored form; `before` has their earlier values.

@@ -21,7 +21,7 @@ use super::options::Trace;
 use super::panics::guarded;
 use super::sync::{RunOfFrame, StreamSync, join};
 use super::task::{Running, StreamPosition};
-use super::timings::Timings;
+use super::timings::{Timings, busy};
 use super::trace::TaskSpan;
 use crate::error::RunError;
 use crate::tensor::index;
@@ -181,14 +181,15 @@ impl<'a> StreamExecutor<'a> {
         if matches!(task.work, Work::Exchange(_)) && self.stream == Stream::Compute && self.is_joined {
             return Err(RunError::invalid("a collective is on the stream `compute`"));
         }
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), busy(Duration::default));
         let position = StreamPosition { memory: self.memory, stream: self.stream, seen: self.seen };
         let running = Running::begin(self.buffers, scope, number, position)?;
         self.seen[self.stream as usize] = running.along();
         let arena_used = guarded(|| running.run())?;
         let end = Instant::now();
+        let busy = busy(|| end - start).saturating_sub(before);
         self.result.arena_used = self.result.arena_used.max(arena_used);
-        self.result.timings.add(&describe(schedule, &task.work), end - start);
+        self.result.timings.add(&describe(schedule, &task.work), end - start, busy);
         if options.trace == Trace::Spans {
             self.result.spans.push(TaskSpan {
                 stream: self.stream,
@@ -197,6 +198,7 @@ impl<'a> StreamExecutor<'a> {
                 task: number,
                 start: start.duration_since(begun),
                 end: end.duration_since(begun),
+                busy,
             });
         }
         Ok(())

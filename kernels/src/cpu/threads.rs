@@ -12,8 +12,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads(NonZeroUsize);
 
-/// Floating-point operations that are worth another thread: about ten times the cost of starting one.
-const WORTH_A_THREAD: usize = 40_000_000;
+/// Floating-point operations for each thread of a kernel: about ten times the cost of starting one.
+pub const WORTH_A_THREAD: usize = 40_000_000;
 
 impl Threads {
     /// Only the thread that calls.

@@ -24,16 +24,18 @@ pub struct TaskSpan {
     pub start: Duration,
     /// When it ended.
     pub end: Duration,
+    /// Time in which its thread was on a processor, without the helpers of a kernel; of a GPU its time.
+    pub busy: Duration,
 }
 
-/// The spans of all ranks, with the names that a timeline shows.
+/// The spans of all ranks, with the names that a timeline shows, and the seconds that their threads were on a processor.
 pub(super) fn spans<'a>(
     schedule: &Schedule,
     ranks: impl Iterator<Item = (Rank, &'a [TaskSpan])>,
-) -> Result<Vec<Span>, RunError> {
-    let mut spans = Vec::new();
+) -> Result<(Vec<Span>, Vec<f64>), RunError> {
+    let (mut spans, mut on_processor) = (Vec::new(), Vec::new());
     for (rank, own) in ranks {
-        for &TaskSpan { stream, frame, layer, task, start, end } in own {
+        for &TaskSpan { stream, frame, layer, task, start, end, busy } in own {
             let frame = schedule.frames.get(frame).filter(|frame| task < frame.tasks.len());
             let frame = frame
                 .ok_or_else(|| RunError::invalid(format!("rank {} ran tasks of another schedule", rank.0)))?;
@@ -41,6 +43,7 @@ pub(super) fn spans<'a>(
                 continue;
             }
             let (name, kind) = timeline::title(frame, task);
+            on_processor.push(busy.as_secs_f64());
             spans.push(Span {
                 rank,
                 stream,
@@ -54,5 +57,5 @@ pub(super) fn spans<'a>(
             });
         }
     }
-    Ok(spans)
+    Ok((spans, on_processor))
 }

@@ -54,7 +54,8 @@ impl Timestamps {
         let span = |&TimedTask { local, frame, layer, task, start, end }: &TimedTask| {
             let since = |event| locals[local].device.elapsed(self.starts[local], event);
             let stream = schedule.frames[frame].tasks[task].stream;
-            Ok(TaskSpan { stream, frame, layer, task, start: since(start)?, end: since(end)? })
+            let (start, end) = (since(start)?, since(end)?);
+            Ok(TaskSpan { stream, frame, layer, task, start, end, busy: end.saturating_sub(start) })
         };
         let tasks = self.tasks.iter().filter(|task| task.local == number);
         let mut spans: Vec<TaskSpan> = tasks.map(span).collect::<Result<_, CudaError>>()?;

@@ -224,7 +224,7 @@ impl Steps<'_> {
         let Some(since) = since else { return Ok(()) };
         self.wait()?;
         let took: Duration = since.elapsed();
-        self.timings.add(&describe(self.schedule, work), took);
+        self.timings.add(&describe(self.schedule, work), took, took);
         Ok(())
     }
 
