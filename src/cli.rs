@@ -118,6 +118,7 @@ Example:
 Examples:
   ithaca calibrate --base dgx-h100 --nccl-tests all_reduce.log all_gather.log -o ours.toml
   ithaca calibrate --base ours.toml --kernels gemm.csv attention.csv -o ours.toml
+  ithaca calibrate --device cpu -o this-machine.toml
   ithaca plan examples/llama-3-8b --cluster ours.toml --gpus 8 --seq 128k
 
 docs/clusters.md has the columns of the tables.")]
@@ -692,6 +693,10 @@ pub struct CalibrateArgs {
     /// Tables of matrix products, attention and memory kernels: comma-separated values with column names.
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Measurements")]
     pub kernels: Vec<PathBuf>,
+    /// Measure this machine with the runtime of `run`: kernels, and on the processor collectives between ranks. It takes two
+    /// to five minutes on an idle machine, six to nine on a busy one [base: cpu with `cpu`].
+    #[arg(long, value_enum, help_heading = "Measurements")]
+    pub device: Option<DeviceArg>,
     /// The cluster file to write; its name is the name of the cluster.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,

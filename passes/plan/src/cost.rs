@@ -49,6 +49,9 @@ pub fn op_seconds(
         let held = Held::most(space, a, operands, results);
         return attention::seconds(cluster, space, op, operands, held).unwrap_or_default();
     }
+    if let Some(seconds) = measured(cluster, space, op, operands, results) {
+        return seconds;
+    }
     match rate(cluster, op, operands) {
         Some(rate) => {
             let cost = op.cost(space, operands, results);
@@ -56,6 +59,27 @@ pub fn op_seconds(
             roofline(cluster, rate, cost, overhead(cluster, space, op, operands, (cost.flops, computed)))
         }
         None => 0.0,
+    }
+}
+
+/// Seconds of a kernel that is no product and no attention, where it was measured.
+fn measured(
+    cluster: &Cluster,
+    space: &Space,
+    op: &Op,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+) -> Option<f64> {
+    let measured = cluster.accelerator.measured.as_ref().filter(|_| op.info().unit == Unit::Vector)?;
+    let bytes = op.cost(space, operands, results).bytes as f64;
+    measured.seconds(&kernel_name(op, operands), cluster.accelerator.launch_seconds.value, bytes)
+}
+
+/// The name of a kernel in measurements: that of the operation, and whether it repeats an operand.
+pub(crate) fn kernel_name(op: &Op, operands: &[&TensorType]) -> String {
+    match (op, operands) {
+        (Op::Binary(_), [x, y]) if x.dims != y.dims => format!("{} repeated", op.name()),
+        _ => op.name().to_owned(),
     }
 }
 

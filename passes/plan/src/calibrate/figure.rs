@@ -1,6 +1,7 @@
 //! The figures of a cluster that are fitted.
 
-use crate::cluster::{Cluster, Sourced};
+use super::kernel::Direction;
+use crate::cluster::{Accelerator, AttentionRate, Cluster, Sourced};
 
 /// A figure of a cluster; those of links with the number of their level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,9 +11,9 @@ pub(super) enum Figure {
     Matmul,
     MatmulTerms,
     MatmulResults,
-    Attention,
-    AttentionBackward,
-    AttentionColumns,
+    Attention(Direction),
+    AttentionColumns(Direction),
+    AttentionKeys(Direction),
     Latency(usize),
     MessageLatency(usize),
     RingEfficiency(usize),
@@ -30,15 +31,33 @@ impl Figure {
             Figure::Matmul => &mut a.efficiency.matmul,
             Figure::MatmulTerms => a.efficiency.matmul_terms.get_or_insert_with(|| begin(100.0)),
             Figure::MatmulResults => a.efficiency.matmul_results.get_or_insert_with(|| begin(10_000.0)),
-            Figure::Attention => &mut a.assumed_attention_mut().forward.efficiency,
-            Figure::AttentionBackward => &mut a.assumed_attention_mut().backward.efficiency,
-            Figure::AttentionColumns => {
-                a.assumed_attention_mut().forward.columns.get_or_insert_with(|| begin(16.0))
+            Figure::Attention(direction) => &mut rate(a, direction).efficiency,
+            Figure::AttentionColumns(direction) => {
+                rate(a, direction).columns.get_or_insert_with(|| begin(16.0))
             }
+            Figure::AttentionKeys(direction) => rate(a, direction).keys.get_or_insert_with(|| begin(32.0)),
             Figure::Latency(level) => &mut cluster.levels[level].latency,
             Figure::MessageLatency(level) => &mut cluster.levels[level].message_latency,
             Figure::RingEfficiency(level) => &mut cluster.levels[level].ring_efficiency,
             Figure::ExchangeEfficiency(level) => &mut cluster.levels[level].exchange_efficiency,
+        }
+    }
+
+    /// The least value: elements below a hundredth change no time.
+    pub(super) fn least(self) -> f64 {
+        match self {
+            Figure::MatmulTerms
+            | Figure::MatmulResults
+            | Figure::AttentionColumns(_)
+            | Figure::AttentionKeys(_) => 0.01,
+            Figure::Memory
+            | Figure::Matmul
+            | Figure::Attention(_)
+            | Figure::RingEfficiency(_)
+            | Figure::ExchangeEfficiency(_)
+            | Figure::Launch
+            | Figure::Latency(_)
+            | Figure::MessageLatency(_) => 1e-12,
         }
     }
 
@@ -47,16 +66,25 @@ impl Figure {
         match self {
             Figure::Memory
             | Figure::Matmul
-            | Figure::Attention
-            | Figure::AttentionBackward
+            | Figure::Attention(_)
             | Figure::RingEfficiency(_)
             | Figure::ExchangeEfficiency(_) => true,
             Figure::Launch
             | Figure::MatmulTerms
             | Figure::MatmulResults
-            | Figure::AttentionColumns
+            | Figure::AttentionColumns(_)
+            | Figure::AttentionKeys(_)
             | Figure::Latency(_)
             | Figure::MessageLatency(_) => false,
         }
+    }
+}
+
+/// The rate of the attention kernel that times assume.
+fn rate(accelerator: &mut Accelerator, direction: Direction) -> &mut AttentionRate {
+    let kernel = accelerator.assumed_attention_mut();
+    match direction {
+        Direction::Forward => &mut kernel.forward,
+        Direction::Backward => &mut kernel.backward,
     }
 }

@@ -92,6 +92,7 @@ impl Trial {
     fn at(cluster: &Cluster, figures: &[Figure], points: &[&Point], mut logs: Vec<f64>) -> Self {
         let mut cluster = cluster.clone();
         for (figure, log) in figures.iter().zip(&mut logs) {
+            *log = log.max(figure.least().ln());
             if figure.is_part() {
                 *log = log.min(0.0);
             }

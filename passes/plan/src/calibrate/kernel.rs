@@ -4,7 +4,7 @@ use ithaca_ir::ops::{Attention, AttentionDims, Unit};
 use ithaca_ir::{DType, Dim, DimId, Mask, Mesh, Op, Space, TensorType};
 
 use crate::cluster::Cluster;
-use crate::cost::op_seconds;
+use crate::cost::{kernel_name, op_seconds};
 
 /// An operation and the types of its tensors.
 #[derive(Clone, Debug)]
@@ -42,6 +42,11 @@ pub struct AttentionSizes {
 }
 
 impl Kernel {
+    /// An operation on tensors of these types.
+    pub(super) fn new(space: Space, op: Op, operands: Vec<TensorType>, results: Vec<TensorType>) -> Self {
+        Self { space, op, operands, results }
+    }
+
     /// The product `[batch m k] x [batch k n]`.
     pub fn product(dtype: DType, batch: u64, [m, n, k]: [u64; 3]) -> Self {
         let mut space = Space { mesh: Mesh::single(), ..Space::default() };
@@ -83,6 +88,15 @@ impl Kernel {
         self.op.info().unit == Unit::Matmul
     }
 
+    /// The name in measurements and the bytes that it reads and writes, where it is no product and no attention.
+    pub(super) fn vector(&self) -> Option<(String, u64)> {
+        let (operands, results): (Vec<&TensorType>, Vec<&TensorType>) =
+            (self.operands.iter().collect(), self.results.iter().collect());
+        let bytes = self.op.cost(&self.space, &operands, &results).bytes;
+        let is_vector = self.op.info().unit == Unit::Vector;
+        is_vector.then(|| (kernel_name(&self.op, &operands), u64::try_from(bytes).unwrap_or(u64::MAX)))
+    }
+
     /// The pass, of an attention.
     pub(super) fn direction(&self) -> Option<Direction> {
         match &self.op {
@@ -100,6 +114,14 @@ impl Kernel {
         }
     }
 
+    /// Keys of a sequence, of an attention.
+    pub(super) fn keys(&self) -> Option<u64> {
+        match &self.op {
+            Op::Attention(a) | Op::AttentionBackward(a) => Some(self.space.size(a.keys)),
+            _ => None,
+        }
+    }
+
     /// The kind, as tables name it.
     pub(super) fn kind(&self) -> String {
         let dtype = self.operands.first().map_or("", |ty| ty.dtype.name());
@@ -107,7 +129,7 @@ impl Kernel {
             Some(Direction::Forward) => format!("attention {dtype}"),
             Some(Direction::Backward) => format!("attention backward {dtype}"),
             None if self.is_product() => format!("matmul {dtype}"),
-            None => self.op.name().to_owned(),
+            None => self.vector().map_or_else(String::new, |(name, _)| name),
         }
     }
 

@@ -7,6 +7,7 @@
 //!
 //! Figures that no point concerns stay those of the base, with their sources.
 
+mod cores;
 mod figure;
 mod fit;
 mod kernel;
@@ -14,21 +15,24 @@ mod nccl;
 mod point;
 mod report;
 mod table;
+mod task;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Diagnostic;
 
-use crate::cluster::{Cluster, Collective, Curve, Measured};
+use crate::cluster::{Cluster, Collective, Curve, KernelCurve, Measured, MeasuredKernels};
+pub use cores::{Cores, on_cores};
 use figure::Figure;
 pub use kernel::{AttentionSizes, Direction, Kernel};
 pub use nccl::parse as nccl_tests;
 pub use point::{Group, Point, Work};
 pub use report::{Row, report};
 pub use table::parse as kernels;
+pub use task::of_task;
 
 /// A cluster whose figures meet measurements.
 #[derive(Clone, Debug)]
@@ -51,44 +55,84 @@ pub fn calibrate(base: &Cluster, name: &str, points: &[Point]) -> Result<Calibra
     cluster.summary = format!("{}, calibrated", base.summary);
     let of = |is: &dyn Fn(&Work) -> bool| -> Vec<&Point> { points.iter().filter(|p| is(&p.work)).collect() };
     let kernels = |is: &dyn Fn(&Kernel) -> bool| of(&|work| matches!(work, Work::Kernel(k) if is(k)));
-    let streams = of(&|work| matches!(work, Work::Stream(_)));
+    let streams = of(&|work| matches!(work, Work::Stream { name: None, .. }));
     fit::fit(&mut cluster, &[Figure::Memory, Figure::Launch], &streams);
     let products = kernels(&Kernel::is_product);
     fit::fit(&mut cluster, &[Figure::Matmul, Figure::MatmulTerms, Figure::MatmulResults], &products);
-    let (forward, backward) = (
-        kernels(&|k| k.direction() == Some(Direction::Forward)),
-        kernels(&|k| k.direction() == Some(Direction::Backward)),
-    );
-    let attention: Vec<&Point> = forward.iter().chain(&backward).copied().collect();
-    let widths = forward.iter().filter_map(|p| match &p.work {
-        Work::Kernel(kernel) => kernel.width(),
-        Work::Stream(_) | Work::Collective(_) => None,
-    });
-    let mut widths: Vec<u64> = widths.collect();
-    widths.sort_unstable();
-    widths.dedup();
-    let mut figures = Vec::new();
-    if !forward.is_empty() {
-        figures.push(Figure::Attention);
+    for direction in [Direction::Forward, Direction::Backward] {
+        let attention = kernels(&|k| k.direction() == Some(direction));
+        let differ = |size: &dyn Fn(&Kernel) -> Option<u64>| {
+            let sizes = attention.iter().filter_map(|point| match &point.work {
+                Work::Kernel(kernel) => size(kernel),
+                Work::Stream { .. } | Work::Collective(_) => None,
+            });
+            sizes.collect::<BTreeSet<u64>>().len() > 1
+        };
+        let mut figures = vec![Figure::Attention(direction)];
+        // One width does not tell the columns of an exponential from the rate, nor does one length tell the keys of a tile.
+        if differ(&Kernel::width) {
+            figures.push(Figure::AttentionColumns(direction));
+        }
+        if differ(&Kernel::keys) {
+            figures.push(Figure::AttentionKeys(direction));
+        }
+        fit::fit(&mut cluster, &figures, &attention);
     }
-    if !backward.is_empty() {
-        figures.push(Figure::AttentionBackward);
-    }
-    // One width does not tell the columns of an exponential from the rate.
-    if widths.len() > 1 {
-        figures.push(Figure::AttentionColumns);
-    }
-    fit::fit(&mut cluster, &figures, &attention);
+    kernel_curves(&mut cluster, points);
     let groups: Vec<(&Point, Group)> = points
         .iter()
         .filter_map(|point| match point.work {
             Work::Collective(group) => Some((point, group)),
-            Work::Kernel(_) | Work::Stream(_) => None,
+            Work::Kernel(_) | Work::Stream { .. } => None,
         })
         .collect();
     collectives(&mut cluster, &groups);
     let rows = report::rows(base, &cluster, points);
     Ok(Calibration { cluster, rows })
+}
+
+/// The bytes and seconds of a kernel's points, by the power of two below the bytes.
+type Sizes = BTreeMap<u32, (Vec<f64>, Vec<f64>)>;
+
+/// Curves of the measured kernels that are no products and no attention, in place of those of the same names.
+fn kernel_curves(cluster: &mut Cluster, points: &[Point]) {
+    // Of sizes within a power of two, the geometric means.
+    let mut sizes: BTreeMap<String, Sizes> = BTreeMap::new();
+    let mut sources: Vec<&str> = Vec::new();
+    for point in points {
+        let named = match &point.work {
+            Work::Kernel(kernel) => kernel.vector(),
+            Work::Stream { name, bytes } => name.map(|name| (name.to_owned(), *bytes)),
+            Work::Collective(_) => None,
+        };
+        let Some((name, bytes)) = named.filter(|(_, bytes)| *bytes > 0) else { continue };
+        let size = sizes.entry(name).or_default().entry(bytes.ilog2()).or_default();
+        size.0.push(bytes as f64);
+        size.1.push(point.seconds);
+        if !sources.contains(&point.source.as_str()) {
+            sources.push(&point.source);
+        }
+    }
+    if sizes.is_empty() {
+        return;
+    }
+    let curve = |(name, sizes): (&String, &Sizes)| {
+        let mean = |(bytes, seconds): &(Vec<f64>, Vec<f64>)| {
+            (geometric_mean(bytes).round() as u64, geometric_mean(seconds))
+        };
+        KernelCurve::new(name, &sizes.values().map(mean).collect::<Vec<_>>())
+    };
+    let mut curves: Vec<KernelCurve> = sizes.iter().map(curve).collect();
+    let mut source = format!("measured: {}", sources.join("; "));
+    if let Some(before) = cluster.accelerator.measured.take() {
+        let is_old = |curve: &KernelCurve| !sizes.contains_key(curve.name());
+        let kept: Vec<KernelCurve> = before.curves.into_iter().filter(is_old).collect();
+        if !kept.is_empty() {
+            source = format!("{source}; others: {}", before.source);
+            curves.extend(kept);
+        }
+    }
+    cluster.accelerator.measured = Some(MeasuredKernels { source, curves });
 }
 
 /// Fits the links, level by level from the inside out, and then replaces curves.
@@ -104,7 +148,12 @@ fn collectives(cluster: &mut Cluster, groups: &[(&Point, Group)]) {
                 of_level.filter(|((_, g), _)| (g.collective == Some(Collective::AllToAll)) == is_exchange);
             of_kind.map(|((point, _), _)| *point).collect()
         };
-        fit::fit(cluster, &[Figure::RingEfficiency(level), Figure::Latency(level)], &here(false));
+        let ring = here(false);
+        let is_step = |point: &&Point| matches!(point.work, Work::Collective(Group { collective: None, .. }));
+        let steps: Vec<&Point> = ring.iter().copied().filter(is_step).collect();
+        // Steps between two ranks have no curves, so the figures are theirs where they were measured.
+        let ring = if steps.len() > 1 { steps } else { ring };
+        fit::fit(cluster, &[Figure::RingEfficiency(level), Figure::Latency(level)], &ring);
         fit::fit(cluster, &[Figure::ExchangeEfficiency(level), Figure::MessageLatency(level)], &here(true));
     }
     for (level, before) in curves.into_iter().enumerate() {
@@ -178,7 +227,7 @@ fn check(base: &Cluster, point: &Point) -> Result<(), Diagnostic> {
                 .help("the column is microseconds of one run")
                 .help("or name another profile with `--base`, or raise its peak"))
         }
-        Work::Stream(_) => Ok(()),
+        Work::Stream { .. } => Ok(()),
         Work::Collective(group) => {
             let (devices, node) = (base.devices(), base.devices_per_node.value);
             let needed = group.ranks * group.stride(base);

@@ -23,8 +23,13 @@ pub struct Point {
 pub enum Work {
     /// A kernel on one device.
     Kernel(Box<Kernel>),
-    /// A kernel that reads and writes so many bytes in all.
-    Stream(u64),
+    /// A kernel that reads and writes so many bytes in all; with the name of its curve, if it has one.
+    Stream {
+        /// The name, of a kind of task such as `pack`.
+        name: Option<&'static str>,
+        /// The bytes.
+        bytes: u64,
+    },
     /// A collective.
     Collective(Group),
 }
@@ -59,7 +64,7 @@ impl Work {
     pub(super) fn kind(&self) -> String {
         match self {
             Work::Kernel(kernel) => kernel.kind(),
-            Work::Stream(_) => "memory".to_owned(),
+            Work::Stream { name, .. } => name.unwrap_or("memory").to_owned(),
             Work::Collective(group) if group.hosts > 1 => {
                 format!("{} {} on {} hosts", group.name(), group.ranks, group.hosts)
             }
@@ -67,13 +72,16 @@ impl Work {
         }
     }
 
+    /// Whether it is a collective.
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Work::Collective(_))
+    }
+
     /// Seconds on a cluster.
     pub(super) fn seconds(&self, cluster: &Cluster) -> f64 {
         match self {
             Work::Kernel(kernel) => kernel.seconds(cluster),
-            &Work::Stream(bytes) => {
-                cluster.accelerator.launch_seconds.value + cluster.stream_seconds(bytes as f64)
-            }
+            &Work::Stream { name, bytes } => cluster.copy_seconds(name.unwrap_or_default(), bytes as f64),
             Work::Collective(group) => cluster.group_seconds(
                 group.collective,
                 (group.ranks, group.stride(cluster)),

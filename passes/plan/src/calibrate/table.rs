@@ -158,7 +158,7 @@ impl<'a> Row<'a> {
                 Ok(Work::Kernel(Box::new(product)))
             }
             kind @ "attention" => self.attention(kind),
-            kind @ "memory" => Ok(Work::Stream(self.size("bytes", kind)?)),
+            kind @ "memory" => Ok(Work::Stream { name: None, bytes: self.size("bytes", kind)? }),
             other => Err(self.wrong("kind", other, "matmul, attention or memory")),
         }
     }

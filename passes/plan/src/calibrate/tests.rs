@@ -55,7 +55,7 @@ const ROWS: [(u64, f64); 3] = [(1 << 16, 20.25), (1 << 22, 50.5), (1 << 30, 4000
 fn groups(points: &[Point]) -> Vec<(&'static str, u64, u64, u64, f64)> {
     let group = |point: &Point| match point.work {
         Work::Collective(g) => (g.name(), g.ranks, g.hosts, g.bytes, point.seconds * 1e6),
-        Work::Kernel(_) | Work::Stream(_) => unreachable!("a log has collectives"),
+        Work::Kernel(_) | Work::Stream { .. } => unreachable!("a log has collectives"),
     };
     points.iter().map(group).collect()
 }
@@ -174,15 +174,13 @@ fn made_by(cluster: &Cluster) -> Vec<Point> {
     {
         works.push(Work::Kernel(Box::new(Kernel::product(DType::BF16, 1, sizes))));
     }
-    for (width, direction) in
-        [(64, Direction::Forward), (128, Direction::Forward), (128, Direction::Backward)]
-    {
-        for queries in [1024, 8192] {
+    for direction in [Direction::Forward, Direction::Backward] {
+        for (width, queries) in [(64, 1024), (64, 8192), (128, 1024), (128, 8192)] {
             let sizes = AttentionSizes { batch: 2, heads: 32, kv_heads: 8, queries, keys: queries, width };
             works.push(Work::Kernel(Box::new(Kernel::attention(DType::BF16, sizes, true, direction))));
         }
     }
-    works.extend([1 << 12, 1 << 20, 1 << 26, 1 << 30].map(Work::Stream));
+    works.extend([1 << 12, 1 << 20, 1 << 26, 1 << 30].map(|bytes| Work::Stream { name: None, bytes }));
     let node = cluster.devices_per_node.value;
     for collective in
         [Some(Collective::AllReduce), Some(Collective::AllGather), Some(Collective::AllToAll), None]
@@ -208,16 +206,15 @@ fn figures_come_back_from_the_points_that_they_make() {
     for name in ["dgx-a100-80gb", "l20-pcie"] {
         let mut truth = Cluster::named(name).unwrap();
         truth.levels.iter_mut().for_each(|level| level.measured = None);
-        let mut all = vec![
-            Figure::Launch,
-            Figure::Memory,
-            Figure::Matmul,
-            Figure::MatmulTerms,
-            Figure::MatmulResults,
-            Figure::Attention,
-            Figure::AttentionBackward,
-            Figure::AttentionColumns,
-        ];
+        let mut all =
+            vec![Figure::Launch, Figure::Memory, Figure::Matmul, Figure::MatmulTerms, Figure::MatmulResults];
+        for direction in [Direction::Forward, Direction::Backward] {
+            all.extend([
+                Figure::Attention(direction),
+                Figure::AttentionColumns(direction),
+                Figure::AttentionKeys(direction),
+            ]);
+        }
         for level in [0, truth.levels.len() - 1] {
             all.extend([
                 Figure::Latency(level),

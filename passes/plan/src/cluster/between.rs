@@ -136,7 +136,8 @@ impl Between<'_> {
                         (Pattern::Exchange, blocks.len() as f64 * level.message_latency.value)
                     }
                 };
-                levels.push((i, CollectiveTime { latency, transfer: bytes as f64 / level.rate(pattern) }));
+                let time = CollectiveTime { latency, transfer: bytes as f64 / level.rate(pattern) };
+                levels.push((i, time.times(self.cluster.crowding(self.space.mesh.ranks()))));
             }
             inside = level.devices.value.max(1);
         }

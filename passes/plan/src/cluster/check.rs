@@ -3,8 +3,8 @@
 use ithaca_ir::Diagnostic;
 
 use crate::cluster::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
-    Sourced,
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, MeasuredKernels, Peak,
+    ScoreBytes, SharedCores, Sourced,
 };
 
 /// The largest cluster, devices.
@@ -48,6 +48,8 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         efficiency: Efficiency { matmul, matmul_terms, matmul_results, memory },
         attention_kernel,
         attention,
+        shared_cores,
+        measured,
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
     sourced(&key("memory_bytes"), memory_bytes)?;
@@ -84,7 +86,19 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         }
         check_attention(&key(&format!("attention[{i}]")), kernel)?;
     }
-    Ok(())
+    check_shared(key, shared_cores.as_ref(), measured.as_ref())
+}
+
+fn check_shared(
+    key: impl Fn(&str) -> String,
+    shared_cores: Option<&SharedCores>,
+    measured: Option<&MeasuredKernels>,
+) -> Result<(), Diagnostic> {
+    if let Some(SharedCores { cores, flops }) = shared_cores {
+        count(&key("shared_cores.cores"), cores)?;
+        positive(&key("shared_cores.flops"), flops)?;
+    }
+    measured.map_or(Ok(()), |measured| has_source(&key("measured"), &measured.source))
 }
 
 fn check_attention(path: &str, kernel: &AttentionKernel) -> Result<(), Diagnostic> {

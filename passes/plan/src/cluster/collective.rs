@@ -73,10 +73,14 @@ impl Cluster {
                 let is_whole = inside.most == 1 && here.fewest == p;
                 let measured = level.measured.as_ref().filter(|_| is_whole).and_then(|measured| {
                     let time = measured.time(collective, p, collective.whole_bytes(p, bytes))?;
-                    // The links were measured as they are shared.
-                    Some(CollectiveTime { transfer: time.transfer / level.contention.value, ..time })
+                    // The links were measured as they are shared, and the cores as only the group shares them.
+                    let alone = CollectiveTime { transfer: time.transfer / level.contention.value, ..time };
+                    Some(alone.times(self.crowding(space.mesh.ranks()) / self.crowding(p)))
                 });
-                let computed = || level_time(level, collective.pattern(), p, inside, here, bytes);
+                let computed = || {
+                    level_time(level, collective.pattern(), p, inside, here, bytes)
+                        .times(self.crowding(space.mesh.ranks()))
+                };
                 found.push((i, measured.unwrap_or_else(computed)));
             }
             inside = here;
@@ -117,7 +121,7 @@ impl Cluster {
                     let transfer = bytes / level.rate(Pattern::Ring { rounds: 1 }) * level.contention.value;
                     level.latency.value + transfer
                 });
-                seconds.fold(0.0, f64::max)
+                self.crowding(ranks * stride) * seconds.fold(0.0, f64::max)
             }
         }
     }
@@ -135,7 +139,8 @@ impl Cluster {
         let reached = reached.or(self.levels.len().checked_sub(1))?;
         let level = &self.levels[reached];
         let transfer = bytes / level.rate(Pattern::Exchange);
-        Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
+        let time = CollectiveTime { latency: level.message_latency.value, transfer };
+        Some((reached, time.times(self.crowding(ranks))))
     }
 
     /// Seconds to count the filled rows of an all-to-all, to clear the rows that will not arrive, and for the host to read the
@@ -161,7 +166,7 @@ impl Cluster {
         // Tensors that the same collective moves along the same axis are one larger tensor.
         let mut moved: Vec<((Collective, AxisId), f64)> = Vec::new();
         for (op, from, to) in together {
-            let bytes = || busiest_bytes(space, op, from, to) as f64;
+            let bytes = || sent_bytes(space, op, from, to) as f64;
             match (Collective::of(op), op) {
                 (Some(key), _) if message::counts_rows(space, op, from, to) => {
                     let mut levels = self.along(space, key, bytes() * space.expected_share(from));
@@ -270,7 +275,7 @@ impl Spread {
 }
 
 /// Bytes that the busiest rank sends.
-fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
+pub(crate) fn sent_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
     let n = |axis: AxisId| space.mesh.size(axis);
     let local = |ty: &TensorType| space.max_local_bytes(ty);
     let even = |ty: &TensorType| {
@@ -453,7 +458,7 @@ mod tests {
                 let to = ithaca_ir::ops::collective::apply(&op, &space, from).unwrap();
                 let exact =
                     space.mesh.iter_ranks().map(|r| boxes::bytes_sent(&space, &op, from, &to, r)).max();
-                assert_eq!(Some(busiest_bytes(&space, &op, from, &to)), exact, "{op:?} {nx}");
+                assert_eq!(Some(sent_bytes(&space, &op, from, &to)), exact, "{op:?} {nx}");
             }
         }
     }

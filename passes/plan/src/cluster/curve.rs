@@ -34,6 +34,111 @@ pub struct Curve {
     rising: Vec<f64>,
 }
 
+/// Measured times of kernels by the bytes that they read and write.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredKernels {
+    /// The measurement.
+    pub source: String,
+    /// The curves, each a text such as `rms_norm: 65536 31.5, 1048576 402`: kernel, then bytes and microseconds. Time is
+    /// linear between two points, from the launch to the first, and beyond the last.
+    pub curves: Vec<KernelCurve>,
+}
+
+/// The time of a kernel by bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct KernelCurve {
+    name: String,
+    /// As measured: bytes, ascending, and seconds.
+    points: Vec<(f64, f64)>,
+}
+
+impl MeasuredKernels {
+    /// Seconds of the kernel `name`, whose launch takes `launch`; `None` where it was not measured.
+    pub(crate) fn seconds(&self, name: &str, launch: f64, bytes: f64) -> Option<f64> {
+        let curve = self.curves.iter().find(|curve| curve.name == name)?;
+        let begun: Vec<(f64, f64)> =
+            std::iter::once((0.0, launch)).chain(curve.points.iter().copied()).collect();
+        let rising = rising(begun.iter().map(|point| point.1));
+        Some(between(&begun, &rising, bytes))
+    }
+}
+
+impl KernelCurve {
+    /// The curve of measured bytes, ascending, and seconds.
+    pub fn new(name: &str, points: &[(u64, f64)]) -> Self {
+        Self {
+            name: name.to_owned(),
+            points: points.iter().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect(),
+        }
+    }
+
+    /// The kernel.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl TryFrom<String> for KernelCurve {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let is_wrong = |problem: &str| {
+            format!(
+                "`{text}` {problem}; a curve reads `rms_norm: 65536 31.5, 1048576 402`, bytes and microseconds"
+            )
+        };
+        let (name, tail) = text.split_once(':').ok_or_else(|| is_wrong("has no `:`"))?;
+        let points =
+            points(tail).ok_or_else(|| is_wrong("has a point that is not bytes and microseconds"))?;
+        if points.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+            return Err(is_wrong("has bytes that do not ascend"));
+        }
+        Ok(Self { name: name.trim().to_owned(), points })
+    }
+}
+
+impl From<KernelCurve> for String {
+    fn from(curve: KernelCurve) -> String {
+        format!("{}: {}", curve.name, spelled(&curve.points))
+    }
+}
+
+/// Bytes and seconds of `65536 18.6, 262144 33.0`; at least one pair.
+fn points(text: &str) -> Option<Vec<(f64, f64)>> {
+    let point = |pair: &str| -> Option<(f64, f64)> {
+        let (bytes, micros) = pair.trim().split_once(' ')?;
+        let (bytes, micros): (u64, f64) = (bytes.parse().ok()?, micros.trim().parse().ok()?);
+        let seconds = micros * 1e-6;
+        (seconds.is_normal() && seconds > 0.0).then_some((bytes as f64, seconds))
+    };
+    text.split(',').map(point).collect()
+}
+
+/// The text of points.
+fn spelled(points: &[(f64, f64)]) -> String {
+    let point = |&(bytes, seconds): &(f64, f64)| {
+        // Three decimals are nanoseconds.
+        let micros = (seconds * 1e9).round() / 1e3;
+        format!("{bytes} {micros}")
+    };
+    points.iter().map(point).collect::<Vec<String>>().join(", ")
+}
+
+/// The time of `bytes` on the lines between points, whose times are `rising`; that of the first point below it.
+fn between(points: &[(f64, f64)], rising: &[f64], bytes: f64) -> f64 {
+    let above = points.partition_point(|&(size, _)| size < bytes);
+    if above == 0 {
+        return rising[0];
+    }
+    let high = above.min(points.len() - 1);
+    let ((x0, _), (x1, _)) = (points[high - 1], points[high]);
+    let (y0, y1) = (rising[high - 1], rising[high]);
+    y0 + (y1 - y0) * (bytes - x0) / (x1 - x0)
+}
+
 impl Measured {
     /// The time of a collective of `bytes` on `ranks` ranks; `None` where too few numbers of ranks were measured.
     pub(super) fn time(&self, collective: Collective, ranks: u64, bytes: f64) -> Option<CollectiveTime> {
@@ -60,15 +165,7 @@ impl Measured {
 
 impl Curve {
     fn seconds(&self, bytes: f64) -> f64 {
-        let last = self.points.len() - 1;
-        let above = self.points.partition_point(|&(size, _)| size < bytes);
-        if above == 0 {
-            return self.rising[0];
-        }
-        let high = above.min(last);
-        let ((x0, _), (x1, _)) = (self.points[high - 1], self.points[high]);
-        let (y0, y1) = (self.rising[high - 1], self.rising[high]);
-        y0 + (y1 - y0) * (bytes - x0) / (x1 - x0)
+        between(&self.points, &self.rising, bytes)
     }
 }
 
@@ -101,13 +198,7 @@ impl TryFrom<String> for Curve {
         if ranks < 2 {
             return Err(is_wrong("has fewer than 2 ranks"));
         }
-        let point = |pair: &str| -> Option<(f64, f64)> {
-            let (bytes, micros) = pair.trim().split_once(' ')?;
-            let (bytes, micros): (u64, f64) = (bytes.parse().ok()?, micros.trim().parse().ok()?);
-            let seconds = micros * 1e-6;
-            (seconds.is_normal() && seconds > 0.0).then_some((bytes as f64, seconds))
-        };
-        let points: Option<Vec<(f64, f64)>> = tail.split(',').map(point).collect();
+        let points = points(tail);
         let points = points.ok_or_else(|| is_wrong("has a point that is not bytes and microseconds"))?;
         if points.len() < 2 || points.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
             return Err(is_wrong("needs two points or more, in ascending order of bytes"));
@@ -119,13 +210,7 @@ impl TryFrom<String> for Curve {
 
 impl From<Curve> for String {
     fn from(curve: Curve) -> String {
-        let point = |&(bytes, seconds): &(f64, f64)| {
-            // Three decimals are nanoseconds.
-            let micros = (seconds * 1e9).round() / 1e3;
-            format!("{bytes} {micros}")
-        };
-        let points: Vec<String> = curve.points.iter().map(point).collect();
-        format!("{} {}: {}", curve.collective.name(), curve.ranks, points.join(", "))
+        format!("{} {}: {}", curve.collective.name(), curve.ranks, spelled(&curve.points))
     }
 }
 
@@ -186,6 +271,29 @@ mod tests {
         assert_eq!(one.time(Collective::AllGather, 8, 1000.0), None);
         let time = one.time(Collective::AllGather, 4, 1500.0).unwrap();
         assert!((time.latency * 1e6 - 20.0).abs() < 1e-9 && (time.transfer * 1e6 - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_kernel_begins_with_its_launch_and_goes_on_with_its_last_slope() {
+        let curves = ["rms_norm: 1000 12, 3000 32", "add repeated: 500 7"];
+        let curves = curves.map(|text| KernelCurve::try_from(text.to_owned()).unwrap());
+        let measured = MeasuredKernels { source: "a test".to_owned(), curves: curves.to_vec() };
+        let micros = |name, bytes| measured.seconds(name, 2e-6, bytes).map(|seconds| seconds * 1e6);
+        for (name, bytes, expected) in [
+            ("rms_norm", 500.0, 7.0),
+            ("rms_norm", 2000.0, 22.0),
+            ("rms_norm", 5000.0, 52.0),
+            ("add repeated", 1000.0, 12.0),
+        ] {
+            assert!((micros(name, bytes).unwrap() - expected).abs() < 1e-9, "{name} {bytes}");
+        }
+        assert_eq!(micros("add", 1000.0), None);
+        assert_eq!(curves.map(String::from), ["rms_norm: 1000 12, 3000 32", "add repeated: 500 7"]);
+        for text in
+            ["rms_norm", "rms_norm:", "rms_norm: 1000", "rms_norm: 2000 3, 1000 4", "rms_norm: 1000 0"]
+        {
+            assert!(KernelCurve::try_from(text.to_owned()).is_err_and(|e| e.contains(text)), "{text}");
+        }
     }
 
     #[test]

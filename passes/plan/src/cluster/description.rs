@@ -4,7 +4,7 @@ use ithaca_ir::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::curve::Measured;
+use super::curve::{Measured, MeasuredKernels};
 use super::prices::Pattern;
 
 /// A number and where it comes from.
@@ -58,6 +58,38 @@ pub struct Accelerator {
     pub attention_kernel: Sourced<String>,
     /// The attention kernels of the device.
     pub attention: Vec<AttentionKernel>,
+    /// The cores of the machine, where devices are threads that share them; without it every device has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_cores: Option<SharedCores>,
+    /// Measured times of kernels that are no products and no attention, used in place of the bandwidth where they apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredKernels>,
+}
+
+/// Cores that devices share.
+///
+/// Rates are those of a device on a core of its own. More devices than cores share them evenly; of fewer devices each has
+/// as many cores as are there for it, in products and attention that are large enough.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SharedCores {
+    /// The cores.
+    pub cores: Sourced<u64>,
+    /// FLOPs for each core that a product or an attention uses.
+    pub flops: Sourced<f64>,
+}
+
+impl SharedCores {
+    /// How many times longer a kernel of so many FLOPs takes where `ranks` compute at a time; FLOPs are those of products
+    /// and attention.
+    pub fn factor(&self, ranks: u64, flops: f64) -> f64 {
+        let cores = self.cores.value;
+        if ranks >= cores {
+            return ranks as f64 / cores as f64;
+        }
+        let used = (flops / self.flops.value).floor().min((cores / ranks) as f64);
+        1.0 / used.max(1.0)
+    }
 }
 
 /// An attention kernel, or the kernels that take its place.
@@ -184,6 +216,23 @@ impl Cluster {
         (memory_bytes.value as f64 * (1.0 - reserve_fraction.value)) as u64
     }
 
+    /// How many times longer work of the processor takes where `ranks` do it at a time, by the cores that they share.
+    pub(crate) fn crowding(&self, ranks: u64) -> f64 {
+        self.accelerator.shared_cores.as_ref().map_or(1.0, |shared| shared.factor(ranks, 0.0))
+    }
+
+    /// Whether so many ranks leave none of the cores idle that they share.
+    pub(crate) fn has_no_idle_core(&self, ranks: u64) -> bool {
+        self.accelerator.shared_cores.as_ref().is_some_and(|shared| ranks >= shared.cores.value)
+    }
+
+    /// Seconds of a copy that reads and writes `bytes` in total; `name` is that of its kind of task.
+    pub(crate) fn copy_seconds(&self, name: &str, bytes: f64) -> f64 {
+        let launch = self.accelerator.launch_seconds.value;
+        let measured = self.accelerator.measured.as_ref().and_then(|m| m.seconds(name, launch, bytes));
+        measured.unwrap_or_else(|| launch + self.stream_seconds(bytes))
+    }
+
     /// Seconds in which a kernel reads and writes `bytes` in total, without its launch.
     pub fn stream_seconds(&self, bytes: f64) -> f64 {
         let Accelerator { memory_bandwidth, efficiency, .. } = &self.accelerator;
@@ -235,6 +284,30 @@ impl Peak {
             DType::F16 => self.f16.value,
             DType::F32 | DType::I32 | DType::Bool => self.f32.value,
             DType::F64 => self.f64.value,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_the_cores_of_a_machine() {
+        let number = |value| Sourced { value, source: "a test".to_owned() };
+        let shared =
+            SharedCores { cores: Sourced { value: 4, source: "a test".to_owned() }, flops: number(100.0) };
+        for (ranks, flops, factor) in [
+            (8, 1e9, 2.0),
+            (6, 0.0, 1.5),
+            (4, 1e9, 1.0),
+            (2, 1e9, 0.5),
+            (2, 150.0, 1.0),
+            (1, 1e9, 0.25),
+            (1, 250.0, 0.5),
+            (1, 0.0, 1.0),
+        ] {
+            assert_eq!(shared.factor(ranks, flops), factor, "{ranks} ranks, {flops} FLOPs");
         }
     }
 }

@@ -20,9 +20,11 @@ mod write;
 use ithaca_ir::Diagnostic;
 
 pub use between::RankExchange;
-pub use curve::{Curve, Measured};
+pub(crate) use collective::sent_bytes;
+pub use curve::{Curve, KernelCurve, Measured, MeasuredKernels};
 pub use description::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Peak, ScoreBytes, Sourced,
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Peak, ScoreBytes, SharedCores,
+    Sourced,
 };
 pub use load::{Load, Part, Way};
 pub use prices::{Collective, CollectiveTime};

@@ -17,6 +17,11 @@ impl CollectiveTime {
         self.latency + self.transfer
     }
 
+    /// As many times as long.
+    pub(super) fn times(self, factor: f64) -> Self {
+        Self { latency: factor * self.latency, transfer: factor * self.transfer }
+    }
+
     /// That of two that travel as one message, which pay the latency once.
     pub(super) fn with(self, other: Self) -> Self {
         Self { latency: self.latency.max(other.latency), transfer: self.transfer + other.transfer }
@@ -49,7 +54,7 @@ impl Collective {
     const ALL: [Self; 4] = [Self::AllGather, Self::ReduceScatter, Self::AllReduce, Self::AllToAll];
 
     /// The collective of an operation, and its axis.
-    pub(super) fn of(op: &Op) -> Option<(Self, AxisId)> {
+    pub(crate) fn of(op: &Op) -> Option<(Self, AxisId)> {
         match *op {
             Op::AllGather { axis, .. } => Some((Self::AllGather, axis)),
             Op::ReduceScatter { axis, .. } => Some((Self::ReduceScatter, axis)),
@@ -85,7 +90,7 @@ impl Collective {
     }
 
     /// The bytes by which measurements are named: the input of a rank, of an all-gather its output.
-    pub(super) fn whole_bytes(self, ranks: u64, sent: f64) -> f64 {
+    pub(crate) fn whole_bytes(self, ranks: u64, sent: f64) -> f64 {
         let rounds = if self == Self::AllReduce { 2.0 } else { 1.0 };
         sent / rounds * ranks as f64 / (ranks - 1) as f64
     }

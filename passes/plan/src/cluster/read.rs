@@ -9,8 +9,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::check::check;
 use super::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, Peak, ScoreBytes,
-    Sourced,
+    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, MeasuredKernels, Peak,
+    ScoreBytes, SharedCores, Sourced,
 };
 
 /// The cluster in `text`.
@@ -84,9 +84,17 @@ impl Shape {
                 inside: Self::number_or_name,
             }),
             "attention" => Some(Self::attention()),
+            "shared_cores" => {
+                Some(Self { keys: names::<SharedCores>(), optional: &[], inside: Self::number_or_name })
+            }
+            "measured" => Some(Self { keys: names::<MeasuredKernels>(), optional: &[], inside: |_| None }),
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Accelerator>(), optional: &["price_per_hour"], inside }
+        Self {
+            keys: names::<Accelerator>(),
+            optional: &["price_per_hour", "shared_cores", "measured"],
+            inside,
+        }
     }
 
     fn attention() -> Self {

@@ -11,7 +11,8 @@
 //!
 //! The result is that of the rank that ends last. At any moment one of its streams works, or waits in a collective,
 //! hence step time = compute + exposed communication, exactly. Streams do not slow each other down: Galvatron measured
-//! 1.13 for work that overlaps, which matters once schedules overlap more than packing.
+//! 1.13 for work that overlaps, which matters once schedules overlap more than packing. Only where ranks share all cores of one
+//! machine, a transfer takes time from kernels, so streams take turns.
 
 mod classes;
 pub mod discrete;
@@ -36,6 +37,7 @@ use ithaca_ir::timeline::{Covered, Span};
 use crate::cluster::Cluster;
 use classes::Classes;
 pub use simulation::{CommTime, Simulation};
+pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
 use simulation::span;
@@ -64,6 +66,7 @@ pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation
         used: &used,
         ranks: classes.ranks(),
         recorded: None,
+        in_turn: cluster.has_no_idle_core(schedule.space.mesh.ranks()),
         known: RefCell::default(),
     };
     let n = classes.ranks().len();
@@ -90,7 +93,9 @@ fn run(
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
     let (ranks, n) = (classes.ranks(), classes.ranks().len());
-    let world = World { schedule, steps: &steps, used: &used, ranks, recorded, known: RefCell::default() };
+    let in_turn = cluster.has_no_idle_core(schedule.space.mesh.ranks());
+    let world =
+        World { schedule, steps: &steps, used: &used, ranks, recorded, in_turn, known: RefCell::default() };
     let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
     ranks.iter().copied().zip(run.ranks).collect()
 }
@@ -126,6 +131,8 @@ struct World<'a> {
     ranks: &'a [Rank],
     /// The recorded tasks, for a timeline.
     recorded: Option<&'a RefCell<Vec<Span>>>,
+    /// Whether the streams of a rank take turns, in order of issue, on cores of which none is idle.
+    in_turn: bool,
     /// Calls that were run.
     known: RefCell<HashMap<Called, Took>>,
 }
@@ -199,7 +206,11 @@ impl World<'_> {
             let used = used.filter(|used| used.communicates());
             let meets = used.is_some();
             // The streams that meet, or the task's own.
-            let streams = used.unwrap_or_default().and(Streams::only(task.stream));
+            let streams = if self.in_turn {
+                Stream::ALL.into_iter().fold(Streams::default(), |all, s| all.and(Streams::only(s)))
+            } else {
+                used.unwrap_or_default().and(Streams::only(task.stream))
+            };
             let ready = |c: &Clock| streams.iter().map(|s| c.ready[s as usize]).fold(0.0, f64::max);
             let runs = |(&rank, &here): (&Rank, &bool)| here && frame.runs(&self.schedule.space, task, rank);
             let runs: Vec<bool> = self.ranks.iter().zip(here).map(runs).collect();

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use ithaca_ir::message::Parcel;
+use ithaca_ir::ops::Unit;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Work};
 use ithaca_ir::{Op, Rank, Space, TensorType, boxes, traffic};
 
@@ -118,24 +119,42 @@ pub(super) fn kernel_seconds(
     (frame, task): (&Frame, &Task),
     ranks: &[Rank],
 ) -> Vec<f64> {
-    let copied = |bytes: u64| {
-        vec![cluster.accelerator.launch_seconds.value + cluster.stream_seconds(2.0 * bytes as f64)]
-    };
-    let bytes = |buffers: &[_]| buffers.iter().map(|&b| frame.buffers[b].bytes(space)).sum();
-    match &task.work {
+    let copied = |name: &str, bytes: u64| vec![cluster.copy_seconds(name, 2.0 * bytes as f64)];
+    let mut flops = 0.0;
+    let seconds = match &task.work {
         Work::Compute(op) => {
             let types = |buffers: &[_]| -> Option<Vec<&TensorType>> {
                 buffers.iter().map(|&b| tensor(&frame.buffers[b])).collect()
             };
             let (reads, writes) = (types(&task.reads), types(&task.writes));
             let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
+            if cluster.accelerator.shared_cores.is_some() && op.info().unit != Unit::Vector {
+                flops = op.cost(space, &reads, &writes).flops as f64;
+            }
             on_rank.op_seconds(op, &reads, &writes, ranks)
         }
-        // Blocks are copied to or from the wire, except tensors that are placed in it.
-        Work::Pack(_) => copied(bytes(&task.writes) - lying(frame, space, &task.writes, &task.reads)),
-        Work::Unpack(_) => copied(bytes(&task.reads) - lying(frame, space, &task.reads, &task.writes)),
-        Work::Copy => copied(bytes(&task.writes)),
+        Work::Pack(_) => copied("pack", copied_bytes(space, frame, task)),
+        Work::Unpack(_) => copied("unpack", copied_bytes(space, frame, task)),
+        Work::Copy => copied("copy", copied_bytes(space, frame, task)),
         Work::Exchange(_) | Work::Call { .. } => vec![0.0],
+    };
+    match &cluster.accelerator.shared_cores {
+        Some(shared) => {
+            let factor = shared.factor(space.mesh.ranks(), flops);
+            seconds.into_iter().map(|seconds| factor * seconds).collect()
+        }
+        None => seconds,
+    }
+}
+
+/// Bytes that a task copies: blocks to or from the wire, except tensors that are placed in it.
+pub(crate) fn copied_bytes(space: &Space, frame: &Frame, task: &Task) -> u64 {
+    let bytes = |buffers: &[_]| -> u64 { buffers.iter().map(|&b| frame.buffers[b].bytes(space)).sum() };
+    match &task.work {
+        Work::Pack(_) => bytes(&task.writes) - lying(frame, space, &task.writes, &task.reads),
+        Work::Unpack(_) => bytes(&task.reads) - lying(frame, space, &task.reads, &task.writes),
+        Work::Copy => bytes(&task.writes),
+        Work::Compute(_) | Work::Exchange(_) | Work::Call { .. } => 0,
     }
 }
 

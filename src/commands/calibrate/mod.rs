@@ -1,12 +1,15 @@
 //! `calibrate`: makes a cluster file that meets measurements.
 
+mod measure;
+mod probes;
+
 use std::path::Path;
 
 use ithaca_ir::{Diagnostic, Diagnostics};
 use ithaca_passes::calibrate::{self, Point};
 
 use super::session::{Done, Session};
-use crate::cli::{CalibrateArgs, DEFAULT_CLUSTER};
+use crate::cli::{CalibrateArgs, DEFAULT_CLUSTER, DeviceArg};
 use crate::error::{Failure, Result};
 use crate::files::{self, TextFile};
 use crate::subject;
@@ -37,10 +40,11 @@ impl Measurements {
     }
 }
 
-pub(super) fn calibrate(args: &CalibrateArgs, _session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn calibrate(args: &CalibrateArgs, session: &mut Session<'_>) -> Result<Done> {
     files::check_file(&args.output)?;
     let name = args.output.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-    let base = subject::cluster(args.base.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+    let default = if args.device == Some(DeviceArg::Cpu) { "cpu" } else { DEFAULT_CLUSTER };
+    let mut base = subject::cluster(args.base.as_deref().unwrap_or(default))?;
     let mut measured = Measurements::default();
     for log in &args.nccl_tests {
         // A path with `=` in its name is one that exists.
@@ -52,6 +56,13 @@ pub(super) fn calibrate(args: &CalibrateArgs, _session: &mut Session<'_>) -> Res
     }
     for path in &args.kernels {
         measured.read(path, calibrate::kernels)?;
+    }
+    if let Some(device) = args.device {
+        let points = measure::measure(device, &base, session.progress)?;
+        if device == DeviceArg::Cpu {
+            base = calibrate::on_cores(&base, measure::cores(), &points)?;
+        }
+        measured.points.extend(points);
     }
     if measured.points.is_empty() {
         let refusal = Diagnostic::new("C00", "there is nothing to calibrate by");
