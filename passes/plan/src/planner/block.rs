@@ -29,6 +29,8 @@ pub(super) struct Block {
     pub(super) inputs: u64,
     /// Memory of the whole step.
     pub(super) memory: Memory,
+    /// The part of the step in which nothing but collectives runs, without those that are to run ahead.
+    pub(super) exposed: f64,
 }
 
 /// A call of the model: a loop over layers, or one function.
@@ -95,16 +97,20 @@ impl Block {
         let frames = simulate_frames(cluster, schedule);
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
-        let prefetched = |frame: &Simulation| {
-            let is_gather = |(kind, axis): &(&str, String)| {
-                ["all_gather", "reduce_scatter"].contains(kind)
-                    && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
-            };
-            let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
-            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
-            let busy = frame.streams.values().copied().fold(0.0, f64::max);
-            (frame.seconds - exposed).max(busy).min(frame.seconds)
+        let is_gather = |(kind, axis): &(&str, String)| {
+            ["all_gather", "reduce_scatter"].contains(kind)
+                && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
         };
+        let exposed_gathers = |frame: &Simulation| -> f64 {
+            let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
+            gathers.map(|(_, time)| time.exposed).sum()
+        };
+        let prefetched = |frame: &Simulation| {
+            let busy = frame.streams.values().copied().fold(0.0, f64::max);
+            (frame.seconds - exposed_gathers(frame)).max(busy).min(frame.seconds)
+        };
+        let whole = frames.last()?;
+        let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         let seconds: Vec<f64> = frames.iter().map(prefetched).collect();
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
@@ -170,19 +176,28 @@ impl Block {
         backward.iter().for_each(|called| count(called, micro_batches - 1));
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
-            let mut held = Vec::new();
+            let mut held: Vec<Held> = Vec::new();
             called.hold(schedule, &mut names, &mut held);
-            let has = |call: &Call| {
-                held.iter().any(|one: &Held| call.held.iter().any(|known| known.name == one.name))
+            // Layers of several kinds have weights of the same name.
+            let shared = |call: &Call| {
+                let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
+                held.iter().filter(|one| one.kind != Kind::Optimizer).filter(is_known).count()
             };
-            let Some(owner) = calls.iter_mut().find(|call| has(call)) else { continue };
+            let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
+            let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
             owner.seconds.update +=
                 seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
             called.hold(schedule, &mut names, &mut owner.held);
             count(called, 1);
         }
-        let mut block =
-            Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, memory };
+        let mut block = Self {
+            calls,
+            rest: step - of_calls,
+            arena: 0,
+            inputs: memory.inputs / micro_batches,
+            memory,
+            exposed,
+        };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
         let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
         block.arena = block.memory.arena.saturating_sub(saved + frame);

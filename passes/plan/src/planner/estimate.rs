@@ -176,15 +176,4 @@ impl Block {
             head.frame /= parts;
         }
     }
-
-    /// With the parameters of the next layer beside those of a layer, each of which a rank holds one of so many parts.
-    pub(super) fn hold_ahead(&mut self, parts: u64) {
-        let ahead = (0..self.calls.len()).map(|i| self.layer_bytes(i, Kind::Parameters) * parts).max();
-        self.arena += ahead.unwrap_or(0);
-    }
-
-    /// Bytes of the parameters, or of other tensors outside the arena, of one layer of a call.
-    pub(super) fn layer_bytes(&self, call: usize, kind: Kind) -> u64 {
-        self.calls[call].held.iter().filter(|held| held.kind == kind).map(|held| held.bytes).sum()
-    }
 }

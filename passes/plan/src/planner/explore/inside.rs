@@ -135,11 +135,7 @@ impl Search<'_> {
         let options = ShardOptions { fusion, ..options.clone() };
         let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
-        let mut block = Block::of(self.cluster, &compiled, &prefetched).ok_or_else(stageless)?;
-        if !prefetched.is_empty() {
-            block.hold_ahead(options.mesh.axis(DATA_AXIS).map_or(1, |axis| options.mesh.size(axis)));
-        }
-        Ok(block)
+        Block::of(self.cluster, &compiled, &prefetched).ok_or_else(stageless)
     }
 
     /// The axes along which ranks have the same weights.

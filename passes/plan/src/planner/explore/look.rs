@@ -83,6 +83,7 @@ impl Search<'_> {
                                 loss_chunks,
                                 sequences,
                                 shape,
+                                exposed: 1.0,
                                 fusion: None,
                             });
                         }

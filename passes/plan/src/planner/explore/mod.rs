@@ -83,6 +83,8 @@ struct Looked {
     /// Sequences of a micro-batch on a data-parallel rank.
     sequences: u64,
     shape: Shape,
+    /// The part of it in which nothing but collectives runs, once it is known.
+    exposed: f64,
     /// The fusion of its collectives, where another than the usual one is faster.
     fusion: Option<Fusion>,
 }

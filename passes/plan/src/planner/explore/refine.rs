@@ -21,7 +21,7 @@ use crate::planner::tried::{Priced, Tried, price};
 const ESTIMATED: usize = 40;
 
 /// Blocks that are tried with other fusions of collectives.
-const FUSED: usize = 3;
+const FUSED: usize = 5;
 
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
@@ -120,6 +120,7 @@ impl Search<'_> {
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
                     let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
+                    look.exposed = block.as_ref().map_or(0.0, |block| block.exposed);
                     look.estimate = estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX });
                 }
             }
@@ -152,16 +153,17 @@ impl Search<'_> {
             let training = Training { micro_batches: key.micro_batches, ..step.training };
             let mut best: Option<(Estimate, Block)> = None;
             let seconds = look.estimate.seconds;
-            let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, seconds);
+            let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, look.exposed * seconds);
             let fusion = choose(self.cluster, ranks, first, seconds * (1.0 - WORTH), |fusion| {
                 let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
                 let options = ShardOptions { fusion, ..step.options.clone() };
                 let block = self.block(key.sequences * key.data, &training, &options).ok()?;
                 let estimate = self.composed(&block, look.shape, ranks).filter(fits)?;
+                let exposed = block.exposed * estimate.seconds;
                 if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
                     best = Some((estimate, block));
                 }
-                Some((estimate.seconds, estimate.seconds))
+                Some((estimate.seconds, exposed))
             });
             let (_, block) = best.filter(|(best, _)| best.seconds < seconds * (1.0 - WORTH))?;
             Some((key, Fusion { prefetch: step.options.fusion.prefetch, ..fusion }, block))

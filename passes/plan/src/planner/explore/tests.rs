@@ -26,6 +26,16 @@ fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Val
     })
 }
 
+/// Layers of two kinds, dense ones and mixtures of experts, with weights of the same names.
+fn experts() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deepseek-v3/config.json");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for (key, value) in [("num_hidden_layers", 8), ("n_routed_experts", 64), ("hidden_size", 2048)] {
+        config[key] = json!(value);
+    }
+    config
+}
+
 /// What `f` makes of a search of steps of `batch` sequences of `tokens`.
 fn searched<T>(
     config: &Value,
@@ -65,9 +75,15 @@ fn is_full() -> bool {
 fn estimates_are_near_what_is_compiled() {
     let small = llama(2048, 8192, 16, 32, 8);
     let large = llama(8192, 28672, 80, 64, 8);
-    let mut corpus = vec![(&small, 8, (16, 4096))];
+    let experts = experts();
+    let mut corpus = vec![(&small, 8, (16, 4096)), (&experts, 8, (8, 4096))];
     if is_full() {
-        corpus.extend([(&small, 16, (64, 8192)), (&large, 64, (64, 8192)), (&large, 128, (32, 32_768))]);
+        corpus.extend([
+            (&experts, 64, (64, 4096)),
+            (&small, 16, (64, 8192)),
+            (&large, 64, (64, 8192)),
+            (&large, 128, (32, 32_768)),
+        ]);
     }
     let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
     for (config, gpus, (batch, tokens)) in corpus {
