@@ -6,7 +6,7 @@
 
 use ithaca_differentiate::{PipelineOrder, Recompute};
 
-use super::block::{Block, Kind};
+use super::block::Block;
 
 /// Stages and micro-batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
