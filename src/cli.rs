@@ -693,9 +693,9 @@ pub struct CalibrateArgs {
     /// Tables of matrix products, attention and memory kernels: comma-separated values with column names.
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Measurements")]
     pub kernels: Vec<PathBuf>,
-    /// Measure this machine with the runtime of `run`: kernels, and on the processor collectives between ranks. It takes two
-    /// to five minutes on an idle machine, six to nine on a busy one [base: cpu with `cpu`].
-    #[arg(long, value_enum, help_heading = "Measurements")]
+    /// Measure this machine with the runtime of `run`: `cpu` the processor, kernels and collectives between ranks, `cuda` the
+    /// kernels of a GPU. It takes up to four minutes on two busy cores [base: cpu with `cpu`].
+    #[arg(long, value_enum, hide_possible_values = true, help_heading = "Measurements")]
     pub device: Option<DeviceArg>,
     /// The cluster file to write; its name is the name of the cluster.
     #[arg(short, long, value_name = "FILE")]

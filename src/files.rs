@@ -70,13 +70,13 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// Checks that a path can be written: it is new, or a file to replace.
 ///
 /// # Errors
-/// `C01` for a folder, and for a path in a folder that does not exist.
+/// `C01` for a folder, and for a path in a folder that does not exist or is not writable.
 pub fn check_file(path: &Path) -> Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::metadata(folder).map_err(|e| failed(path, &e))?;
     }
     if !path.is_dir() {
-        return Ok(());
+        return WholeFile::check(path).map_err(|e| failed(path, &e));
     }
     let message = format!("`{}` is a folder, and the output is a file", path.display());
     Err(Diagnostic::new("C01", message).help("name a file in the folder").into())

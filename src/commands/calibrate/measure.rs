@@ -16,9 +16,8 @@ use super::probes::{self, CHAINS, Family, Probe, SIZES};
 use crate::cli::DeviceArg;
 use crate::error::{Result, unavailable};
 
-/// A probe runs at least so often, and on until it took so long.
-const RUNS: usize = 4;
-const LONG: Duration = Duration::from_millis(300);
+/// A probe ends after so many runs that took longer than this together. A long one has each kernel several times in a run.
+const RUNS: [(usize, Duration); 2] = [(4, Duration::from_millis(300)), (2, Duration::from_secs(4))];
 
 /// Sizes of collectives, bytes.
 const BYTES: [u64; 4] = [1 << 14, 1 << 18, 1 << 21, 1 << 23];
@@ -174,7 +173,7 @@ fn repeat(device: Device, probe: &Probe, mut take: impl FnMut(&cpu::Execution)) 
         if run > 0 {
             take(&execution);
         }
-        if run >= RUNS && begun.elapsed() > LONG {
+        if RUNS.iter().any(|&(runs, long)| run >= runs && begun.elapsed() > long) {
             break;
         }
     }

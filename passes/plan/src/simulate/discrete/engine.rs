@@ -243,7 +243,7 @@ impl<'a> Engine<'a> {
         let frame = inside.call.callee;
         let tasks = &self.program.frames[frame];
         let Some(&task) = tasks.lanes[class][stream].get(inside.next[stream]) else { return false };
-        if !inside.is_ready(self.program, task) {
+        if !inside.is_ready(self.program, task) || !walk.may_run(self.program, (class, stream), task) {
             return false;
         }
         let number = inside.base + tasks.at[task];
@@ -297,10 +297,11 @@ impl<'a> Engine<'a> {
             return true;
         };
         let Does::Runs(call) = tasks.work[task] else { return false };
-        if !all_at(program.frames[call.callee].streams, Some(task)) || !inside.is_ready(program, task) {
+        let base = inside.base + tasks.at[task] + 1;
+        let meet = all_at(program.frames[call.callee].streams, Some(task)) && inside.is_ready(program, task);
+        if !meet || !walk.may_run(program, (class, Stream::Compute as usize), task) {
             return false;
         }
-        let base = inside.base + tasks.at[task] + 1;
         walk.frames.push(Inside::enter(program, call, base, class));
         true
     }
@@ -496,6 +497,17 @@ impl Walk {
     /// The frame in which a stream is: the innermost that uses it.
     fn inside(&self, program: &Program, stream: usize) -> Option<&Inside> {
         self.frames.iter().rev().find(|inside| inside.has(program, stream))
+    }
+
+    /// Whether a task may run beside those of other streams: where streams take turns, only alone and in order of issue.
+    fn may_run(&self, program: &Program, (class, stream): Lane, task: usize) -> bool {
+        let Some(innermost) = self.frames.last().filter(|_| program.in_turn) else { return true };
+        let lanes = program.frames[innermost.call.callee].lanes[class].iter();
+        let is_first =
+            |(lane, &next): (&Vec<usize>, &usize)| lane.get(next).is_none_or(|&other| other >= task);
+        innermost.has(program, stream)
+            && self.busy.iter().all(Option::is_none)
+            && lanes.zip(&innermost.next).all(is_first)
     }
 
     /// The frame in which a stream is, and the task there that it runs or waits to run; none at the end of the frame.

@@ -5,7 +5,8 @@
 //! between two ranks concerns these two. It takes its latency, then the time of its links: each level of the topology has a
 //! link for either direction, all of them work at the same time, and messages that cross a link at the same time have equal
 //! shares of it, as the cluster's `contention` says which devices share one. Of a message between two ranks the slower end
-//! counts. The streams that a frame uses meet at its ends if it communicates, as they do when it runs.
+//! counts. The streams that a frame uses meet at its ends if it communicates, as they do when it runs; where ranks
+//! share all cores of one machine, its streams take turns.
 //!
 //! Ranks that cannot be told apart are simulated once (`alike`), which loses nothing; all layers of all loops are run. So
 //! this is exact where [`super::simulate`] repeats the last of many layers, and assumes that all neighbours of a shared link

@@ -17,6 +17,8 @@ pub(super) struct Program {
     pub(super) sharers: Vec<Vec<Vec<(usize, f64)>>>,
     /// Devices that share a link of each level, at most.
     pub(super) contention: Vec<f64>,
+    /// Whether the streams of a rank take turns, in order of issue, on cores of which none is idle.
+    pub(super) in_turn: bool,
 }
 
 /// A frame.
@@ -124,7 +126,8 @@ impl Program {
             };
             (0..contention.len()).map(level).collect()
         };
-        Self { sharers: alike.ranks.iter().map(sharing).collect(), frames, contention }
+        let in_turn = cluster.has_no_idle_core(schedule.space.mesh.ranks());
+        Self { sharers: alike.ranks.iter().map(sharing).collect(), frames, contention, in_turn }
     }
 }
 

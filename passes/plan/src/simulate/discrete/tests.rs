@@ -12,6 +12,7 @@ use ithaca_pass::Volume;
 use serde_json::json;
 
 use super::*;
+use crate::cluster::{SharedCores, Sourced};
 use crate::simulate::simulate as closed_form;
 use crate::simulate::tests::{add, fixture, near, reduce, whole_ring};
 
@@ -334,12 +335,27 @@ fn schedules() -> Vec<(String, Schedule)> {
 #[test]
 fn private_links_give_what_the_closed_form_gives() {
     let cluster = Cluster::named("dgx-h100").unwrap();
+    let mut machine = Cluster::named("cpu").unwrap();
+    machine.accelerator.shared_cores = Some(SharedCores {
+        cores: Sourced { value: 4, source: "a test".to_owned() },
+        flops: Sourced { value: 1e6, source: "a test".to_owned() },
+    });
     for (title, schedule) in schedules() {
-        let (found, expected) = (timed(&cluster, &schedule), closed_form(&cluster, &schedule));
-        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
-        assert!(close(found.seconds, expected.seconds), "{title}: {} {}", found.seconds, expected.seconds);
-        let sum = found.compute + found.exposed();
-        assert!((sum - found.seconds).abs() <= 1e-9 * sum, "{title}: {sum} {}", found.seconds);
+        for cluster in [&cluster, &machine] {
+            let (found, expected) = (timed(cluster, &schedule), closed_form(cluster, &schedule));
+            let title = format!("{title} on {}", cluster.name);
+            let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+            let (a, b) = (found.seconds, expected.seconds);
+            assert!(close(a, b), "{title}: {a} {b}");
+            assert!(
+                close(found.exposed(), expected.exposed()),
+                "{title}: {} {}",
+                found.exposed(),
+                expected.exposed()
+            );
+            let sum = found.compute + found.exposed();
+            assert!((sum - found.seconds).abs() <= 1e-9 * sum, "{title}: {sum} {}", found.seconds);
+        }
     }
     for order in [Order::Contiguous, Order::Zigzag { parts: 8 }] {
         let (cluster, schedule) = whole_ring(8, order);
