@@ -1,8 +1,8 @@
 //! Simulated times beside published measurements: a table of every row, whose mean error is asserted.
 //!
-//! A row is fitted where a figure of a profile was chosen so that it comes out, and held out where none was. Rows of a
-//! group that was measured on a machine or a program that differs from ours are compared as ratios: all of them are scaled by
-//! the factor that makes the geometric mean of their errors one.
+//! A row is fitted where a figure of a profile, or a setting that its publication does not state, was chosen by the error of
+//! the row, and held out where none was. Rows of a group that was measured on a machine or a program that differs from ours
+//! are compared as ratios: all of them are scaled by the factor that makes the geometric mean of their errors one.
 
 mod attention;
 mod training;
@@ -20,7 +20,7 @@ enum Compared {
     AsRatios,
 }
 
-/// Whether a figure of a profile was chosen by a row.
+/// Whether a figure of a profile or a setting was chosen by the error of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Fitted,

@@ -79,8 +79,7 @@ fn recomputing(recompute: Recompute) -> Training {
 }
 
 /// Megatron-LM (Korthikanti et al., arXiv 2205.05198, table 5), A100-80GB, 2 048 tokens: seconds of a step with full
-/// recomputation, and with sequence parallelism and selective recomputation. The rows of 530B and 1T agree with the
-/// utilization that the paper prints beside them.
+/// recomputation, and with sequence parallelism and selective recomputation. Products of A100 are fitted to these.
 fn megatron(all: bool) -> Group {
     let cluster = Cluster::named("dgx-a100-80gb").and_then(|c| c.with_attention_kernel("unfused")).unwrap();
     struct Model {
@@ -167,6 +166,7 @@ fn burst_engine() -> Group {
 }
 
 /// DeepSpeed-Ulysses, 7B on 32 A100-40GB, TFLOP/s a GPU by length, recomputation counted; eight heads groups in a node.
+/// The kernel, the batch and the count of FLOPs were chosen by the errors of these rows.
 fn ulysses() -> Group {
     let cluster = Cluster::named("dgx-a100-40gb").and_then(|c| c.with_attention_kernel("flash-1")).unwrap();
     let measured: [(&str, &str, &[f64]); 2] = [
@@ -187,13 +187,14 @@ fn ulysses() -> Group {
                 96.0 * batch as f64 * s * 32.0 * h * h * (1.0 + s / (6.0 * h) + 51200.0 / (16.0 * 32.0 * h));
             let simulated = flops / step.seconds(&cluster) / 32.0 / 1e12;
             let name = format!("{} Ki tokens, {mesh}", sequence >> 10);
-            rows.push(Row { name, measured, simulated, by: Use::HeldOut });
+            rows.push(Row { name, measured, simulated, by: Use::Fitted });
         }
     }
     Group { source: "DeepSpeed-Ulysses, 7B on 32 A100, TFLOP/s a GPU", compared: Compared::AsRatios, rows }
 }
 
 /// Megatron-Core, GPT-175B on H100: throughput of a GPU over that of 8 tensor-parallel ranks that recompute layers.
+/// The kernel and the micro-batches were chosen by the errors of these rows.
 fn context_parallel() -> Group {
     let cluster = Cluster::named("dgx-h100").and_then(|c| c.with_attention_kernel("cudnn")).unwrap();
     let step = |sequence: u64, recompute: Recompute, layout: (&str, &str), gpus: f64| {
@@ -212,7 +213,7 @@ fn context_parallel() -> Group {
             let strategy = if cp > 1 { "megatron-tp-sp+ring" } else { "megatron-tp-sp" };
             let rate = step(kilo << 10, Recompute::None, (strategy, &mesh), (tp * cp) as f64);
             let name = format!("{kilo} Ki tokens, {mesh}");
-            rows.push(Row { name, measured, simulated: rate / base, by: Use::HeldOut });
+            rows.push(Row { name, measured, simulated: rate / base, by: Use::Fitted });
         }
     }
     Group { source: "GPT-175B on H100, speed over tp=8", compared: Compared::Absolutely, rows }
