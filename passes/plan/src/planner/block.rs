@@ -111,7 +111,11 @@ impl Block {
         };
         let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
-        let seconds: Vec<f64> = frames.iter().map(prefetched).collect();
+        // Only layers have neighbours that may gather for them.
+        let seconds = |called: &Called<'_>| match &frames[called.id.index()] {
+            frame if called.layers > 1 => prefetched(frame),
+            frame => frame.seconds,
+        };
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
         let passes: Vec<Called<'_>> = main
@@ -124,27 +128,30 @@ impl Block {
         let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
         let (other, pass) = (frame(passes.first()), frame(passes.last()));
         let of_phase = |frame, phase| calls_of(schedule, frame, phase);
-        let (forward, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
-        let (backward, update) = (of_phase(other, Phase::Backward), of_phase(main, Phase::Update));
-        let n = forward.len();
+        let (forward, backward) = (of_phase(other, Phase::Forward), of_phase(other, Phase::Backward));
+        let (last, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
+        let update = of_phase(main, Phase::Update);
+        let (n, n_back) = (forward.len(), backward.len());
         let mut calls: Vec<Call> = Vec::new();
-        if n == 0 || backward.len() != n || complete.len() != n {
+        // A loss in parts has its gradients from the forward pass.
+        if n == 0 || last.len() != n || complete.len() != n_back || ![n, n - 1].contains(&n_back) {
             return None;
         }
         let mut names: Vec<String> = Vec::new();
         for i in 0..n {
-            let (there, back) = (&forward[i], &backward[n - 1 - i]);
-            let complete = &complete[n - 1 - i];
-            let on = |called: &Called<'_>| seconds[called.id.index()];
+            let there = &last[i];
+            let [back, complete] = [&backward, &complete].map(|calls| calls.get(n_back.wrapping_sub(1 + i)));
+            let on = |called: Option<&Called<'_>>| called.map_or(0.0, seconds);
             let mut call = Call { layers: there.layers, ..Call::default() };
+            let first = on(Some(&forward[i]));
             call.seconds = Seconds {
-                forward: on(there),
+                forward: first,
                 products: products(cluster, schedule, there.frame),
                 backward: on(back),
-                complete: on(complete),
+                complete: on(complete) + on(Some(there)) - first,
                 update: 0.0,
             };
-            for called in [there, back, complete] {
+            for called in [Some(there), back, complete].into_iter().flatten() {
                 call.frame = call.frame.max(called.frame.bytes);
                 called.hold(schedule, &mut names, &mut call.held);
             }
@@ -165,14 +172,15 @@ impl Block {
                 }
             }
             call.saved = saved.div_ceil(there.layers.max(1));
-            call.deferred = deferred(schedule, back);
+            call.deferred = back.map_or(0, |back| deferred(schedule, back));
             calls.push(call);
         }
         let mut of_calls = 0.0;
         let mut count = |called: &Called<'_>, times: u64| {
             of_calls += (times * called.layers) as f64 * frames[called.id.index()].seconds;
         };
-        forward.iter().for_each(|called| count(called, micro_batches));
+        forward.iter().for_each(|called| count(called, micro_batches - 1));
+        last.iter().for_each(|called| count(called, 1));
         backward.iter().for_each(|called| count(called, micro_batches - 1));
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
@@ -185,8 +193,7 @@ impl Block {
             };
             let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
             let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
-            owner.seconds.update +=
-                seconds[called.id.index()] * called.layers as f64 / owner.layers.max(1) as f64;
+            owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
             called.hold(schedule, &mut names, &mut owner.held);
             count(called, 1);
         }

@@ -79,7 +79,9 @@ impl Search<'_> {
         let with = |data: u64| (data_parallel(&options, data), Some(data));
         divisors(outer)
             .into_iter()
-            .filter(|data| self.request.batch.is_multiple_of(*data))
+            .filter(|&data| self.request.batch.is_multiple_of(data))
+            // One device shares no axis.
+            .filter(|&data| data > 1 || !options.mesh.axes.is_empty())
             .map(with)
             .collect()
     }

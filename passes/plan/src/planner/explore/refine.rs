@@ -105,7 +105,6 @@ impl Search<'_> {
             if next.is_empty() {
                 break;
             }
-            left -= next.len();
             let blocks: Vec<Option<Block>> = next
                 .par_iter()
                 .map(|&number| {
@@ -115,6 +114,7 @@ impl Search<'_> {
                     self.block(key.sequences * key.data, &training, &step.options).ok()
                 })
                 .collect();
+            left -= blocks.iter().flatten().count();
             for (&number, block) in next.iter().zip(&blocks) {
                 done[number] = true;
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {

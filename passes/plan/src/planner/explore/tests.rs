@@ -104,6 +104,30 @@ fn estimates_are_near_what_is_compiled() {
     assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
 }
 
+/// A loss in parts has no backward call of its own.
+#[test]
+fn a_loss_in_parts_is_estimated() {
+    let config = llama(2048, 8192, 4, 32, 8);
+    let training = Training { loss_chunks: 4, ..Training::default() };
+    let open = OPEN.into_iter().filter(|choice| *choice != Choice::LossChunks).collect();
+    let only = ["single", "data-parallel"];
+    let request = Request { steps: Some(Steps { training, open }), ..request(2, 4, &only) };
+    searched(&config, (4, 4096), &request, |search| {
+        let insides = search.insides(&mut Tried::default());
+        let best = search.estimated(&insides, search.looked(&insides)).remove(0);
+        let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
+        let off = best.estimate.seconds / exact.simulation.seconds - 1.0;
+        assert!(
+            off.abs() < 0.05,
+            "{off} {:?} {} {} {:?}",
+            best.shape,
+            best.zero,
+            best.recompute,
+            exact.options.mesh
+        );
+    });
+}
+
 /// In a space that is small enough to compile every step, the search finds one within 1 % of the best.
 #[test]
 fn the_best_of_a_small_space_is_found() {
