@@ -113,19 +113,14 @@ pub fn pipeline(args: &WorkloadArgs, training: &Training, stages: Option<u64>) -
 }
 
 /// The number of stages of all layouts of a request; `None` where a search may try several numbers.
-pub fn stages_of(
-    registry: &Registry,
-    layout: &LayoutArgs,
-    mesh: Option<&Mesh>,
-    training: &Training,
-) -> Option<u64> {
+pub fn stages_of(registry: &Registry, layout: &LayoutArgs, mesh: Option<&Mesh>) -> Option<u64> {
     let of_mesh = |mesh: &Mesh| mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis));
     let named = layout.strategy.as_deref().map(|name| registry.product(name));
     let has_stages = match named {
         Some(Ok(strategies)) => strategies.iter().any(|s| s.axes().contains(&STAGE_AXIS)),
         // The planner refuses the strategy.
         Some(Err(_)) => true,
-        None => mesh.is_none() && training.micro_batches > 1,
+        None => mesh.is_none(),
     };
     match (has_stages, mesh) {
         (true, None) => None,

@@ -85,7 +85,7 @@ impl PlanRequest {
             workload.logits = Logits::Last;
         }
         if workload.mode == Mode::Train {
-            let stages = ineffective::stages_of(registry, layout, mesh.as_ref(), &workload.training);
+            let stages = ineffective::stages_of(registry, layout, mesh.as_ref());
             ineffective::pipeline(workload_args, &workload.training, stages)?;
         }
         let request = Request {

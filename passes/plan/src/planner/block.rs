@@ -90,8 +90,13 @@ pub(super) enum Kind {
 }
 
 impl Block {
-    /// The parts of a compiled step without stages; gathers over the axes `prefetched` are to run before their layer.
-    pub(super) fn of(cluster: &Cluster, compiled: &Compiled, prefetched: &[String]) -> Option<Self> {
+    /// The parts of a compiled step of so many micro-batches, without stages; gathers over the axes `prefetched` are to run
+    /// before their layer.
+    pub(super) fn of(
+        cluster: &Cluster,
+        (compiled, micro_batches): (&Compiled, u64),
+        prefetched: &[String],
+    ) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
         let frames = simulate_frames(cluster, schedule);
@@ -122,9 +127,8 @@ impl Block {
             .tasks
             .iter()
             .filter_map(|task| Called::of(schedule, task))
-            .filter(Called::has_calls)
+            .filter(|called| micro_batches > 1 && called.has_calls())
             .collect();
-        let micro_batches: u64 = passes.iter().map(|pass| pass.layers).sum::<u64>().max(1);
         let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
         let (other, pass) = (frame(passes.first()), frame(passes.last()));
         let of_phase = |frame, phase| calls_of(schedule, frame, phase);
@@ -153,7 +157,7 @@ impl Block {
             };
             for called in [Some(there), back, complete].into_iter().flatten() {
                 call.frame = call.frame.max(called.frame.bytes);
-                called.hold(schedule, &mut names, &mut call.held);
+                hold(schedule, (called.frame, 1), &mut names, &mut call.held);
             }
             let is_read = |b: &BufferId, phase: Phase| {
                 let reads = |task: &Task| {
@@ -185,7 +189,7 @@ impl Block {
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
             let mut held: Vec<Held> = Vec::new();
-            called.hold(schedule, &mut names, &mut held);
+            hold(schedule, (called.frame, 1), &mut names, &mut held);
             // Layers of several kinds have weights of the same name.
             let shared = |call: &Call| {
                 let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
@@ -194,7 +198,7 @@ impl Block {
             let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
             let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
             owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
-            called.hold(schedule, &mut names, &mut owner.held);
+            hold(schedule, (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
         let mut block = Self {
@@ -237,42 +241,46 @@ impl<'a> Called<'a> {
     fn has_calls(&self) -> bool {
         self.frame.tasks.iter().any(|task| task.work.callee().is_some())
     }
+}
 
-    /// Adds the parameters and states that the frame reads or writes.
-    fn hold(&self, schedule: &Schedule, names: &mut Vec<String>, held: &mut Vec<Held>) {
-        for buffer in self.frame.buffers.values() {
-            let Content::Tensor(ty) = &buffer.content else { continue };
-            let (binding, kind) = match &buffer.place {
-                Place::Weight(binding) => (binding, Kind::Parameters),
-                Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
-                Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
-                Place::State(binding) => (binding, Kind::States),
-                Place::Input(_)
-                | Place::Frame(_)
-                | Place::Wire { .. }
-                | Place::Argument(_)
-                | Place::Result(_) => continue,
-            };
-            let bytes = schedule.space.max_local_bytes(ty);
-            let data = schedule.space.mesh.axis(DATA_AXIS);
-            let is_split = data.is_some_and(|data| ty.layout.axes().any(|axis| axis == data));
-            let known = names.iter().position(|name| *name == binding.name);
-            let name = known.unwrap_or_else(|| {
-                names.push(binding.name.clone());
-                names.len() - 1
-            });
-            match held.iter_mut().find(|one| one.name == name) {
-                Some(one) => one.bytes = one.bytes.max(bytes),
-                None => held.push(Held { name, kind, bytes, is_per_layer: binding.is_per_layer(), is_split }),
-            }
+/// Adds the parameters and states that a frame, which runs for so many layers, and those that it calls read or write.
+fn hold(schedule: &Schedule, (frame, layers): (&Frame, u64), names: &mut Vec<String>, held: &mut Vec<Held>) {
+    for buffer in frame.buffers.values() {
+        let Content::Tensor(ty) = &buffer.content else { continue };
+        let (binding, kind) = match &buffer.place {
+            Place::Weight(binding) => (binding, Kind::Parameters),
+            Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
+            Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
+            Place::State(binding) => (binding, Kind::States),
+            Place::Input(_)
+            | Place::Frame(_)
+            | Place::Wire { .. }
+            | Place::Argument(_)
+            | Place::Result(_) => continue,
+        };
+        let is_per_layer = binding.is_per_layer();
+        let bytes = schedule.space.max_local_bytes(ty) * if is_per_layer { layers } else { 1 };
+        let data = schedule.space.mesh.axis(DATA_AXIS);
+        let is_split = data.is_some_and(|data| ty.layout.axes().any(|axis| axis == data));
+        let known = names.iter().position(|name| *name == binding.name);
+        let name = known.unwrap_or_else(|| {
+            names.push(binding.name.clone());
+            names.len() - 1
+        });
+        match held.iter_mut().find(|one| one.name == name) {
+            Some(one) => one.bytes = one.bytes.max(bytes),
+            None => held.push(Held { name, kind, bytes, is_per_layer, is_split }),
         }
+    }
+    for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {
+        hold(schedule, (called.frame, layers * called.layers), names, held);
     }
 }
 
-/// The calls in a frame of functions of a phase that call no others.
+/// The calls in a frame of functions of a phase.
 fn calls_of<'a>(schedule: &'a Schedule, frame: &'a Frame, phase: Phase) -> Vec<Called<'a>> {
     let called = frame.tasks.iter().filter_map(|task| Called::of(schedule, task));
-    called.filter(|called| called.frame.phase == phase && !called.has_calls()).collect()
+    called.filter(|called| called.frame.phase == phase).collect()
 }
 
 /// Bytes that the tasks of a backward function read which no gradient of an argument needs.

@@ -45,6 +45,10 @@ impl Search<'_> {
         let narrowing = if strategy.is_some() { Narrowing::default() } else { narrowing };
         let inner = Request { gpus: size, strategy, mesh, narrowing, steps: None, ..request.clone() };
         let mut found = candidates(&self.registry, self.cluster, &inner).unwrap_or_default();
+        // Data-parallel ranks and stages are around one device, whatever else is tried.
+        if size == 1 && request.strategy.is_none() && found.is_empty() {
+            found.push(ShardOptions { strategy: "single".to_owned(), ..request.options.clone() });
+        }
         if size == 1 && request.strategy.is_none() && request.mesh.is_none() && request.experts > 0 {
             let shares =
                 self.registry.strategies().filter(|s| s.shares_axes() && request.narrowing.allows(s.name()));
@@ -137,7 +141,7 @@ impl Search<'_> {
         let options = ShardOptions { fusion, ..options.clone() };
         let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
-        Block::of(self.cluster, &compiled, &prefetched).ok_or_else(stageless)
+        Block::of(self.cluster, (&compiled, training.micro_batches), &prefetched).ok_or_else(stageless)
     }
 
     /// The axes along which ranks have the same weights.

@@ -7,7 +7,7 @@ use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 use super::{Inside, Looked, Search, divisors};
 use crate::plan::Choice;
 use crate::planner::block::{Block, Kind};
-use crate::planner::estimate::{Estimate, Shape};
+use crate::planner::estimate::{Cut, Estimate, Shape};
 
 impl Search<'_> {
     /// A first look at all steps, the fastest that may fit first.
@@ -94,12 +94,30 @@ impl Search<'_> {
         found
     }
 
-    /// The estimate of a shape.
+    /// The estimate of a shape; `None` where the calls of the block cannot be told apart by chunks of layers.
     pub(super) fn composed(&self, block: &Block, shape: Shape, ranks_of_stage: u64) -> Option<Estimate> {
-        let cut = self.cuts.get(&(shape.stages * shape.chunks))?;
+        let cut = match shape.stages * shape.chunks {
+            1 => vec![block.calls.iter().map(|call| call.layers).enumerate().collect()],
+            n => self.cut_of(block, n)?,
+        };
         let handed = block.calls.iter().map(|call| call.handed).max().unwrap_or(0);
         let hop = self.cluster.hop_seconds(ranks_of_stage, handed as f64);
-        Some(block.compose(cut, shape, hop))
+        Some(block.compose(&cut, shape, hop))
+    }
+
+    /// The calls of a block in each of `n` chunks of layers. A call may run several layers, which are computed again together.
+    fn cut_of(&self, block: &Block, n: u64) -> Option<Cut> {
+        let whole = self.cuts.get(&1)?.first()?;
+        let layers =
+            |number: usize| whole.iter().find(|(call, _)| *call == number).map(|(_, layers)| *layers);
+        let each: Vec<u64> = (0..block.calls.len())
+            .map(|number| Some((layers(number)? / block.calls[number].layers.max(1)).max(1)))
+            .collect::<Option<_>>()?;
+        if each.len() != whole.len() {
+            return None;
+        }
+        let calls = |(call, layers): &(usize, u64)| (*call, layers.div_ceil(each[*call]));
+        Some(self.cuts.get(&n)?.iter().map(|chunk| chunk.iter().map(calls).collect()).collect())
     }
 
     /// The orders of a pipeline with their chunks of layers.

@@ -138,8 +138,13 @@ impl<'a> Search<'a> {
     fn new(compiler: &'a dyn Compiler, cluster: &'a Cluster, request: &'a Request) -> Self {
         let steps = request.steps.as_ref().expect("a search of training steps");
         let mut cuts = BTreeMap::new();
-        for n in (1..=request.gpus.min(MOST_CHUNKS))
-            .filter(|n| n.is_power_of_two() || request.gpus.is_multiple_of(*n))
+        // Two stages may share what no stage can own.
+        let (stages, micro_batches) = (2, 2);
+        let staged = Training { stages, micro_batches, ..steps.training.clone() };
+        let is_legal = request.strategy.is_some() || compiler.of_step(micro_batches, &staged).is_ok();
+        let most = if is_legal { MOST_CHUNKS } else { 1 };
+        for n in
+            (1..=request.gpus.min(most)).filter(|n| n.is_power_of_two() || request.gpus.is_multiple_of(*n))
         {
             cuts.extend(compiler.cut(n).map(|cut| (n, cut)));
         }
