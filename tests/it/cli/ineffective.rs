@@ -35,10 +35,6 @@ fn options_without_meaning_are_refused() {
             "`--shift-labels` is an option of training",
         ),
         (
-            "plan examples/gpt2 --gpus 2 --seq 64 --mode train --pipeline interleaved".to_owned(),
-            "the layout has no stages",
-        ),
-        (
             "plan examples/gpt2 --gpus 2 --seq 64 --mode train --train chunks=3".to_owned(),
             "add `--pipeline interleaved`",
         ),

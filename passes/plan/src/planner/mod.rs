@@ -72,7 +72,11 @@ pub struct Refusal {
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
     let tried = if request.is_search_of_steps() {
-        explore::explore(compiler, cluster, request).map(ranked)
+        explore::explore(compiler, cluster, request).map(ranked).and_then(|tried| {
+            // The only layout says why no step is legal.
+            let is_one = request.strategy.is_some() && request.mesh.is_some();
+            if tried.is_empty() && is_one { try_all(compiler, cluster, request) } else { Ok(tried) }
+        })
     } else {
         try_all(compiler, cluster, request)
     };
@@ -136,6 +140,10 @@ impl Tried {
                 Err(diagnostic) => self.refused.push((options, diagnostic)),
             }
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.fits.is_empty() && self.too_large.is_empty() && self.refused.is_empty()
     }
 
     /// Checks the schedule of the best candidate; one that fails goes, and the next is the best.
