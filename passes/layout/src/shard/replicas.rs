@@ -15,12 +15,8 @@ use super::zero::Zero;
 pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
     let base = &placements.base;
     let own = |a: &AxisId| placements.sequences.values().any(|axes| axes.contains(a));
-    let tokens = |a: &AxisId| {
-        let split = base.batch.contains(a) || base.sequence.contains(a) || own(a);
-        split && !base.weights.contains(a)
-    };
-    let replicas = space.mesh.axes.ids().rev().filter(|a| tokens(a) && space.mesh.size(*a) > 1);
-    replicas.collect()
+    let is_replica = |a: &AxisId| base.holds_same_weights(*a) || own(a) && !base.weights.contains(a);
+    space.mesh.axes.ids().rev().filter(|a| is_replica(a) && space.mesh.size(*a) > 1).collect()
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of

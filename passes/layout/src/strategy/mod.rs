@@ -90,6 +90,11 @@ impl Placement {
             .map(Clone::clone)
     }
 
+    /// Whether the ranks along an axis have the same weights and other tokens.
+    pub fn holds_same_weights(&self, axis: AxisId) -> bool {
+        (self.batch.contains(&axis) || self.sequence.contains(&axis)) && !self.weights.contains(&axis)
+    }
+
     /// Axes that split the sequence of the residual stream.
     pub fn residual_sequence(&self) -> AxisList {
         self.sequence.iter().chain(&self.residual).copied().collect()
@@ -115,7 +120,7 @@ pub enum Search {
     Sparse,
     /// If the model has experts.
     Experts,
-    /// In training with micro-batches, if no other candidate fits.
+    /// Around other layouts of a training step.
     Stages,
     /// Never: another strategy has the same layouts and movement, or is never slower.
     Named,

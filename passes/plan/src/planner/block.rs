@@ -13,7 +13,7 @@ use ithaca_layout::shard::strategy::DATA_AXIS;
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
-use crate::memory::{self, Memory};
+use crate::memory;
 use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -27,8 +27,6 @@ pub(super) struct Block {
     pub(super) arena: u64,
     /// Inputs of a micro-batch, bytes.
     pub(super) inputs: u64,
-    /// Memory of the whole step.
-    pub(super) memory: Memory,
     /// The part of the step in which nothing but collectives runs, without those that are to run ahead.
     pub(super) exposed: f64,
 }
@@ -201,17 +199,11 @@ impl Block {
             hold(schedule, (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
-        let mut block = Self {
-            calls,
-            rest: step - of_calls,
-            arena: 0,
-            inputs: memory.inputs / micro_batches,
-            memory,
-            exposed,
-        };
+        let mut block =
+            Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, exposed };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
         let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
-        block.arena = block.memory.arena.saturating_sub(saved + frame);
+        block.arena = memory.arena.saturating_sub(saved + frame);
         Some(block)
     }
 }

@@ -77,40 +77,6 @@ pub fn candidates(
     Ok(found)
 }
 
-/// The candidates of a request with stages of a pipeline, alone and beside one other strategy; they are tried where no
-/// other candidate fits.
-///
-/// # Errors
-/// As [`candidates`].
-pub(super) fn staged(
-    registry: &Registry,
-    cluster: &Cluster,
-    request: &Request,
-) -> Result<Vec<ShardOptions>, Diagnostic> {
-    if request.strategy.is_some() || request.mesh.is_some() {
-        return Ok(Vec::new());
-    }
-    let is_tried = |s: &&dyn Strategy| s.search() == Search::Stages && request.narrowing.allows(s.name());
-    let pipelines = registry.strategies().filter(is_tried);
-    let pipelines: Vec<&dyn Strategy> = pipelines.collect();
-    let splits = |name: &String| registry.product(name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
-    let names = strategies(registry, request).into_iter();
-    let single = names.filter(|name| !name.contains('+') && splits(name));
-    let names = |pipeline: &&dyn Strategy| -> Vec<String> {
-        let beside = single.clone().map(|name| format!("{}+{name}", pipeline.name()));
-        std::iter::once(pipeline.name().to_owned()).chain(beside).collect()
-    };
-    let mut found = Vec::new();
-    for name in pipelines.iter().flat_map(names) {
-        let named = Request { strategy: Some(name), ..request.clone() };
-        let Ok(candidates) = candidates(registry, cluster, &named) else { continue };
-        let stages = |o: &ShardOptions| o.mesh.axis(STAGE_AXIS).map_or(1, |axis| o.mesh.size(axis));
-        let fits = |o: &ShardOptions| proper(&o.mesh) && request.stages.contains(&stages(o));
-        found.extend(candidates.into_iter().filter(fits));
-    }
-    Ok(found)
-}
-
 /// The most strategies of a product in which experts have an axis of their own.
 const OWN_AXIS: usize = 2;
 
@@ -177,7 +143,7 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Candidate => true,
         Search::Sparse => request.sparsity == Sparsity::All,
         Search::Experts => request.experts > 0,
-        // Stages are asked for by a mesh that has them; without one they are tried where nothing else fits.
+        // Stages are asked for by a mesh that has them; the search of training steps puts its own around layouts.
         Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
         Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),
     };

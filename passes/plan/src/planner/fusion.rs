@@ -6,9 +6,10 @@
 
 use ithaca_layout::fuse::levels::Choose;
 use ithaca_layout::fuse::{Fusion, Messages};
+use ithaca_layout::shard::ShardOptions;
 
 use super::compiler::Compiler;
-use super::tried::Priced;
+use super::tried::{Priced, price};
 use crate::cluster::Cluster;
 
 /// The part of a step by which a plan in chunks or levels must be faster.
@@ -21,13 +22,13 @@ const TRIED: usize = 3;
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
 /// Replaces the best candidates by faster ones with other fusion passes, if that makes the best step faster.
-pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, batch: u64, fits: &mut [Priced]) {
+pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
     let Some(plain) = fits.first().map(|first| first.simulation.seconds) else { return };
     // Seconds that a step must stay below.
     let mut limit = plain * (1.0 - WORTH);
     let mut faster: Vec<(usize, Priced)> = Vec::new();
     for (i, candidate) in fits.iter().enumerate().take(TRIED) {
-        if let Some(other) = fastest((compiler, cluster, batch), candidate, limit) {
+        if let Some(other) = fastest(compiler, cluster, candidate, limit) {
             limit = other.simulation.seconds;
             faster.push((i, other));
         }
@@ -42,16 +43,13 @@ pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, batch: u64, fit
 }
 
 /// The fastest of the tried choices that fit, if its step stays below `limit` seconds.
-fn fastest(
-    (compiler, cluster, batch): (&dyn Compiler, &Cluster, u64),
-    candidate: &Priced,
-    limit: f64,
-) -> Option<Priced> {
+fn fastest(compiler: &dyn Compiler, cluster: &Cluster, candidate: &Priced, limit: f64) -> Option<Priced> {
     let mut found: Option<Priced> = None;
     let ranks = candidate.options.mesh.ranks();
     let start = (candidate.options.fusion, candidate.simulation.seconds, candidate.simulation.exposed());
     choose(cluster, ranks, start, limit, |fusion| {
-        let other = candidate.fused(compiler, cluster, batch, fusion).ok();
+        let options = ShardOptions { fusion, ..candidate.options.clone() };
+        let other = price(compiler, cluster, &options).ok();
         let other = other.filter(|other| other.memory.over().is_none())?;
         let (seconds, exposed) = (other.simulation.seconds, other.simulation.exposed());
         if seconds < found.as_ref().unwrap_or(candidate).simulation.seconds {

@@ -2,9 +2,10 @@
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted; the best are also tried with collectives in chunks and in
-//! two levels. The least step time wins; ties go to less memory, then to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
-//! nothing fits, stages of a pipeline are tried. Layouts that do not fit or are not legal stay in the list with the reason, and a
-//! request of which nothing is left is refused with repairs that were tried and work.
+//! two levels. Training steps are searched ([`explore`]). The least step time wins; ties go to less memory, then to the name and
+//! the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Layouts that do not fit or are
+//! not legal stay in the list with the reason, and a request of which nothing is left is refused with repairs that were tried
+//! and work.
 
 mod block;
 mod candidates;
@@ -73,9 +74,9 @@ pub struct Refusal {
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
     let tried = if request.is_search_of_steps() {
         explore::explore(compiler, cluster, request).map(ranked).and_then(|tried| {
-            // The only layout says why no step is legal.
-            let is_one = request.strategy.is_some() && request.mesh.is_some();
-            if tried.is_empty() && is_one { try_all(compiler, cluster, request) } else { Ok(tried) }
+            // A layout that is named says why no step is legal.
+            let is_named = request.strategy.is_some() || request.mesh.is_some();
+            if tried.is_empty() && is_named { try_all(compiler, cluster, request) } else { Ok(tried) }
         })
     } else {
         try_all(compiler, cluster, request)
@@ -85,7 +86,7 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
     if request.chooses_fusion && !request.is_search_of_steps() {
-        fusion::refine(compiler, cluster, request.batch, &mut tried.fits);
+        fusion::refine(compiler, cluster, &mut tried.fits);
     }
     tried.check_winner(compiler);
     if tried.fits.is_empty() {
@@ -174,9 +175,6 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
     let mut tried = Tried::default();
     let registry = compiler.registry();
     tried.add(compiler, cluster, candidates(&registry, cluster, request)?);
-    if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
-        tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
-    }
     Ok(ranked(tried))
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
+pub(super) fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,

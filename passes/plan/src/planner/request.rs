@@ -8,9 +8,6 @@ use ithaca_layout::shard::ShardOptions;
 
 use crate::plan::{self, Choice, Narrowing, Search};
 
-/// The most pipeline stages that are tried unless a mesh names more.
-const MOST_STAGES: u64 = 256;
-
 /// A request to the planner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
@@ -32,8 +29,6 @@ pub struct Request {
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.
     pub experts: u64,
-    /// Numbers of stages of a pipeline to try where nothing fits without; the compiler makes programs of so many.
-    pub stages: Vec<u64>,
     /// The training step, where one is searched.
     pub steps: Option<Steps>,
 }
@@ -100,10 +95,6 @@ impl Request {
         workload: &Workload,
         gpus: u64,
     ) -> Result<Self, Diagnostic> {
-        let stages = match (workload.mode, workload.training.micro_batches) {
-            (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
-            _ => Vec::new(),
-        };
         Ok(Self {
             gpus,
             batch: workload.batch,
@@ -114,7 +105,6 @@ impl Request {
             chooses_fusion: search.chooses_fusion,
             sparsity: Sparsity::of(module),
             experts: experts(module),
-            stages,
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: search.open.clone() }),
         })

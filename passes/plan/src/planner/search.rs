@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use crate::cluster::Cluster;
-use crate::planner::candidates::{candidates, staged};
+use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
 use crate::planner::floor::{Floor, Held};
 use crate::planner::request::Request;
@@ -80,7 +80,7 @@ impl<'a> Search<'a> {
 
     /// The best strategy and mesh of those tried for a request that fixes neither, as options.
     pub(super) fn best(&self, request: &Request) -> Option<String> {
-        let found = self.either(request, |candidates| {
+        let found = self.find(request, |candidates| {
             let legal = self.promising(candidates).into_iter().filter(|(_, options)| self.is_legal(options));
             let (easy, tight): (Vec<_>, Vec<_>) =
                 legal.partition(|(held, _)| held.about <= self.cluster.usable_bytes());
@@ -113,28 +113,13 @@ impl<'a> Search<'a> {
             let mut asked = affordable.filter(|(_, options)| is_asked(options) && self.is_legal(options));
             asked.find_map(|(_, options)| self.fitting(&options, &share))
         };
-        self.either(request, first).is_some()
+        self.find(request, first).is_some()
     }
 
-    /// The layout found among the candidates of a request, or else among those with stages of a pipeline, which the planner
-    /// tries where something is legal and nothing fits.
-    fn either(
-        &self,
-        request: &Request,
-        find: impl Fn(Vec<ShardOptions>) -> Option<Priced>,
-    ) -> Option<Priced> {
+    /// The layout found among the candidates of a request.
+    fn find(&self, request: &Request, find: impl Fn(Vec<ShardOptions>) -> Option<Priced>) -> Option<Priced> {
         self.least.set(None);
-        let all = candidates(&self.registry, self.cluster, request).ok()?;
-        let plain = all.clone();
-        find(plain).or_else(|| {
-            let staged = if request.stages.is_empty() {
-                Vec::new()
-            } else {
-                staged(&self.registry, self.cluster, request).ok()?
-            };
-            let is_tried = !staged.is_empty() && all.iter().any(|options| self.is_legal(options));
-            is_tried.then(|| find(staged)).flatten()
-        })
+        find(candidates(&self.registry, self.cluster, request).ok()?)
     }
 
     fn is_legal(&self, options: &ShardOptions) -> bool {

@@ -5,7 +5,6 @@ use std::cmp::Ordering;
 use ithaca_differentiate::Training;
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
-use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::ShardOptions;
 
 use super::compiler::Compiler;
@@ -52,25 +51,6 @@ pub(super) struct Tried {
     pub(super) too_large: Vec<(Priced, u64)>,
     /// In the order of trial.
     pub(super) refused: Vec<(ShardOptions, Diagnostic)>,
-}
-
-impl Priced {
-    /// The same step with another fusion of collectives.
-    pub(super) fn fused(
-        &self,
-        compiler: &dyn Compiler,
-        cluster: &Cluster,
-        batch: u64,
-        fusion: Fusion,
-    ) -> Result<Self, Diagnostic> {
-        let options = ShardOptions { fusion, ..self.options.clone() };
-        let step = match &self.training {
-            Some(training) => compiler.of_step(batch, training).map_err(ithaca_pass::first)?,
-            None => None,
-        };
-        let priced = price(step.as_deref().unwrap_or(compiler), cluster, &options)?;
-        Ok(Self { training: self.training.clone(), flags: self.flags.clone(), ..priced })
-    }
 }
 
 pub(super) fn price(

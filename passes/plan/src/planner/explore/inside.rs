@@ -1,7 +1,7 @@
 //! Insides: the layouts of one micro-batch, and their blocks.
 
 use ithaca_differentiate::{Recompute, Training};
-use ithaca_ir::{AxisId, Diagnostic, Mesh};
+use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS, placement};
 use ithaca_layout::shard::{ShardOptions, Zero};
@@ -144,15 +144,12 @@ impl Search<'_> {
         Block::of(self.cluster, (&compiled, training.micro_batches), &prefetched).ok_or_else(stageless)
     }
 
-    /// The axes along which ranks have the same weights.
-    fn replica_axes(&self, options: &ShardOptions) -> Vec<String> {
+    /// The axes along which ranks have the same weights and other tokens.
+    pub(super) fn replica_axes(&self, options: &ShardOptions) -> Vec<String> {
         let mesh = &options.mesh;
         let placement = self.registry.product(&options.strategy).and_then(|s| placement(&s, mesh, &[]));
         let placement = placement.unwrap_or_default();
-        let splits = |axis: &AxisId| {
-            [&placement.weights, &placement.experts, &placement.stages].iter().any(|s| s.contains(axis))
-        };
-        let axes = mesh.axes.ids().filter(|axis| !splits(axis));
+        let axes = mesh.axes.ids().filter(|axis| placement.holds_same_weights(*axis));
         axes.map(|axis| mesh.axes[axis].name.clone()).collect()
     }
 }

@@ -4,7 +4,7 @@ use ithaca_differentiate::PipelineOrder;
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
-use super::{Inside, Looked, Search, divisors};
+use super::{CHUNKS, Inside, Looked, Search, divisors};
 use crate::plan::Choice;
 use crate::planner::block::{Block, Kind};
 use crate::planner::estimate::{Cut, Estimate, Shape};
@@ -29,17 +29,18 @@ impl Search<'_> {
         let outer = gpus / size;
         let fixed =
             |axis: &str| self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |a| mesh.size(a)));
-        let named = |strategy: &str| {
-            self.request.strategy.as_ref().is_none_or(|n| n.split('+').any(|n| n == strategy))
-        };
-        let allowed = |strategy: &str| {
-            named(strategy) && (self.request.strategy.is_some() || self.request.narrowing.allows(strategy))
+        // A named strategy has several ranks, unless the mesh gives it one.
+        let is_tried = |strategy: &str, ranks: u64| match &self.request.strategy {
+            None => ranks == 1 || self.request.narrowing.allows(strategy),
+            Some(names) => {
+                let is_named = names.split('+').any(|name| name == strategy);
+                if is_named { ranks > 1 || self.request.mesh.is_some() } else { ranks == 1 }
+            }
         };
         let mut found = Vec::new();
         for data in divisors(outer) {
             let stages = outer / data;
             let is_given = |axis: &str, n: u64| fixed(axis).is_none_or(|size| size == n);
-            let is_tried = |strategy: &str, n: u64| n == 1 || allowed(strategy);
             let is_legal = batch.is_multiple_of(data)
                 && is_given(DATA_AXIS, data)
                 && is_given(STAGE_AXIS, stages)
@@ -61,7 +62,8 @@ impl Search<'_> {
                     continue;
                 }
                 let sequences = share / micro_batches;
-                for zero in self.zeros(data * size) {
+                let has_replicas = data > 1 || !self.replica_axes(&inside.options).is_empty();
+                for &zero in self.zeros(has_replicas) {
                     let policies = inside.blocks.iter();
                     let policies = policies
                         .flat_map(|block| inside.loss_chunks.iter().map(move |&parts| (block, parts)));
@@ -122,28 +124,28 @@ impl Search<'_> {
 
     /// The orders of a pipeline with their chunks of layers.
     fn orders(&self, stages: u64, micro_batches: u64) -> Vec<(PipelineOrder, u64)> {
-        let chunks = |order: PipelineOrder, n: u64| if order == PipelineOrder::Interleaved { n } else { 1 };
-        if !self.is_open(Choice::Pipeline) || stages == 1 {
-            return vec![(
-                self.training.pipeline,
-                if stages == 1 { 1 } else { chunks(self.training.pipeline, self.training.chunks) },
-            )];
+        let given = self.training.pipeline;
+        let is_interleaved = micro_batches.is_multiple_of(stages);
+        match (self.is_open(Choice::Pipeline), given) {
+            _ if stages == 1 => vec![(given, 1)],
+            (false, PipelineOrder::Interleaved) if is_interleaved => vec![(given, self.training.chunks)],
+            (false, PipelineOrder::Interleaved) => Vec::new(),
+            (false, _) => vec![(given, 1)],
+            (true, _) => {
+                let mut orders = vec![(PipelineOrder::OneForwardOneBackward, 1), (PipelineOrder::ZbH1, 1)];
+                if is_interleaved {
+                    orders.extend(CHUNKS.map(|n| (PipelineOrder::Interleaved, n)));
+                }
+                orders
+            }
         }
-        let mut orders = vec![(PipelineOrder::OneForwardOneBackward, 1), (PipelineOrder::ZbH1, 1)];
-        if micro_batches.is_multiple_of(stages) {
-            orders.extend([2, 4].map(|n| (PipelineOrder::Interleaved, n)));
-        }
-        orders
     }
 
-    fn zeros(&self, replicas: u64) -> Vec<Zero> {
-        if !self.is_open(Choice::Zero) {
-            return vec![self.request.options.zero];
-        }
-        if replicas == 1 {
-            vec![Zero::Off]
-        } else {
-            vec![Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters]
+    fn zeros(&self, has_replicas: bool) -> &[Zero] {
+        match (self.is_open(Choice::Zero), has_replicas) {
+            (false, _) => std::slice::from_ref(&self.request.options.zero),
+            (true, false) => &[Zero::Off],
+            (true, true) => &[Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters],
         }
     }
 

@@ -10,7 +10,7 @@ mod look;
 mod refine;
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
@@ -128,7 +128,7 @@ fn explored(
     let mut tried = Tried::default();
     let insides = search.insides(&mut tried);
     let looked = search.looked(&insides);
-    let mut estimated = search.estimated(&insides, looked);
+    let mut estimated = search.estimated(&insides, looked, &mut tried);
     search.fused(&insides, &mut estimated);
     search.exact(&insides, estimated, exact, &mut tried);
     Ok(tried)
@@ -143,9 +143,11 @@ impl<'a> Search<'a> {
         let staged = Training { stages, micro_batches, ..steps.training.clone() };
         let is_legal = request.strategy.is_some() || compiler.of_step(micro_batches, &staged).is_ok();
         let most = if is_legal { MOST_CHUNKS } else { 1 };
-        for n in
-            (1..=request.gpus.min(most)).filter(|n| n.is_power_of_two() || request.gpus.is_multiple_of(*n))
-        {
+        let chunks = CHUNKS.into_iter().chain([1, steps.training.chunks]);
+        let stages = divisors(request.gpus);
+        let numbers: BTreeSet<u64> =
+            chunks.flat_map(|chunks| stages.iter().map(move |stages| stages * chunks)).collect();
+        for n in numbers.into_iter().filter(|&n| n <= most) {
             cuts.extend(compiler.cut(n).map(|cut| (n, cut)));
         }
         Self {
@@ -246,7 +248,10 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The most chunks of layers of a pipeline that are tried.
+/// Chunks of layers of a stage that are tried, where stages are interleaved.
+const CHUNKS: [u64; 2] = [2, 4];
+
+/// The most chunks of layers of all stages of a pipeline that are tried.
 const MOST_CHUNKS: u64 = 512;
 
 /// An inside from which larger ones are made.

@@ -10,7 +10,7 @@ use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
 use super::inside::{around, data_parallel};
-use super::{EXACT, Inside, Looked, Search, TOLERANCE};
+use super::{EXACT, Inside, Looked, Refused, Search, TOLERANCE};
 use crate::plan::Choice;
 use crate::planner::block::Block;
 use crate::planner::estimate::{Estimate, Shape};
@@ -70,7 +70,12 @@ impl Search<'_> {
     /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
     ///
     /// As long as one of the best was only looked at, it is estimated.
-    pub(super) fn estimated(&self, insides: &[Inside], looked: Vec<Looked>) -> Vec<Looked> {
+    pub(super) fn estimated(
+        &self,
+        insides: &[Inside],
+        looked: Vec<Looked>,
+        tried: &mut Tried,
+    ) -> Vec<Looked> {
         let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
         let mut steps: Vec<(usize, Looked)> = Vec::with_capacity(looked.len());
         for look in looked {
@@ -105,17 +110,19 @@ impl Search<'_> {
             if next.is_empty() {
                 break;
             }
-            let blocks: Vec<Option<Block>> = next
+            let blocks: Vec<Result<Block, Box<Refused>>> = next
                 .par_iter()
                 .map(|&number| {
-                    let key = keys[number].as_ref()?;
+                    let key = keys[number].as_ref().expect("every step has a key");
                     let step = self.step(&insides[key.inside], key, None, 1);
                     let training = Training { micro_batches: key.micro_batches, ..step.training };
-                    self.block(key.sequences * key.data, &training, &step.options).ok()
+                    let block = self.block(key.sequences * key.data, &training, &step.options);
+                    block.map_err(|diagnostic| Box::new((step.options, diagnostic)))
                 })
                 .collect();
             left -= blocks.iter().flatten().count();
-            for (&number, block) in next.iter().zip(&blocks) {
+            for (&number, block) in next.iter().zip(blocks) {
+                let block = block.map_err(|refused| tried.refused.push(*refused)).ok();
                 done[number] = true;
                 for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
                     let ranks = look.data * insides[look.inside].size();

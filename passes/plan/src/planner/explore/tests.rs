@@ -10,21 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::plan::Narrowing;
 use crate::planner::compiler::Program;
+use crate::planner::model_tests::llama;
 use crate::planner::request::Steps;
 
 /// Everything that a search may choose.
 const OPEN: [Choice; 5] =
     [Choice::Zero, Choice::Recompute, Choice::MicroBatches, Choice::Pipeline, Choice::LossChunks];
-
-fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
-    json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "hidden_act": "silu",
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
-        "attention_bias": false, "tie_word_embeddings": false, "vocab_size": 128_256
-    })
-}
 
 /// Layers of two kinds, dense ones and mixtures of experts, with weights of the same names.
 fn experts() -> Value {
@@ -89,7 +80,7 @@ fn estimates_are_near_what_is_compiled() {
     for (config, gpus, (batch, tokens)) in corpus {
         searched(config, (batch, tokens), &request(gpus, batch, &[]), |search| {
             let insides = search.insides(&mut Tried::default());
-            let estimated = search.estimated(&insides, search.looked(&insides));
+            let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
             for look in estimated.iter().take(12) {
                 let step = search.whole(&insides[look.inside], look);
                 let Ok(priced) = search.priced(&step) else { continue };
@@ -117,7 +108,7 @@ fn steps_of_other_forms_are_estimated() {
         let request = Request { steps, ..request(2, 4, &["data-parallel"]) };
         searched(&config, (4, 4096), &request, |search| {
             let insides = search.insides(&mut Tried::default());
-            let best = search.estimated(&insides, search.looked(&insides)).remove(0);
+            let best = search.estimated(&insides, search.looked(&insides), &mut Tried::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -147,7 +138,7 @@ fn the_best_of_a_small_space_is_found() {
             priced.memory.over().is_none().then_some(priced.simulation.seconds)
         });
         let best = all.reduce(|| f64::INFINITY, f64::min);
-        let estimated = search.estimated(&insides, looked);
+        let estimated = search.estimated(&insides, looked, &mut tried);
         search.exact(&insides, estimated, EXACT, &mut tried);
         let found = tried.fits.iter().map(|priced| priced.simulation.seconds).fold(f64::INFINITY, f64::min);
         assert!(found <= 1.01 * best, "{found} is found, and {best} is best");
