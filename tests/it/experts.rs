@@ -16,13 +16,15 @@ use ithaca_passes::shard::{ShardOptions, parse_mesh};
 use crate::golden::{CLOSE, EXACT, Golden, workload};
 use crate::tier;
 
-const LAYOUTS: [(&str, &str); 14] = [
+const LAYOUTS: [(&str, &str); 16] = [
     ("ep", "ep=2"),
     ("ep", "ep=4"),
     ("ulysses+ep", "ulysses=2,ep=2"),
     ("ulysses+ep", "ulysses=4"),
     ("data-parallel+ep", "dp=2"),
     ("data-parallel+ep", "dp=2,ep=2"),
+    ("data-parallel-ep", "dp=1,ep=2"),
+    ("data-parallel-ep+megatron-tp-sp", "dp=1,ep=2,tp=2"),
     ("data-parallel+ulysses+ep", "dp=2,ulysses=2"),
     ("ring", "ring=4"),
     ("ring+ep", "ring=4"),

@@ -59,6 +59,7 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
     ("mixtral-8x7b", "ulysses+ep", "ulysses=8", ""),
     ("qwen3-30b-a3b", "data-parallel+ep", "dp=8", "train=8"),
     ("qwen3-30b-a3b", "ep", "ep=8", ""),
+    ("qwen3-30b-a3b", "data-parallel-ep", "dp=2,ep=4", "train=8 zero=1"),
     ("deepseek-v3", "megatron-tp-sp+ep", "tp=8", ""),
     ("t5-3b", "megatron-cp-allgather", "cp=4", ""),
     ("bert-large-uncased", "megatron-tp-sp", "tp=4", ""),

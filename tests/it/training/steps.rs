@@ -215,9 +215,12 @@ fn ten_steps_of_experts_give_the_weights_of_one_device() {
         plan("ulysses+ep", "ulysses=2,ep=2"),
         plan("ulysses+ep", "ulysses=4"),
         plan("data-parallel+ep", "dp=2"),
+        plan("data-parallel-ep", "dp=2,ep=2"),
         plan("ring+ep", "ring=4"),
     ];
     plans.push(Plan { zero: Zero::Parameters, ..plan("data-parallel+ulysses+ep", "dp=2,ulysses=2") });
+    plans.push(Plan { zero: Zero::Optimizer, ..plan("data-parallel-ep+ulysses", "dp=1,ep=2,ulysses=2") });
+    plans.push(Plan { zero: Zero::Parameters, ..plan("data-parallel-ep", "dp=2,ep=2") });
     let two = Training { stages: 2, micro_batches: 2, ..training.clone() };
     plans.push(Plan { training: two, ..plan("pipeline+ep", "pp=2,ep=2") });
     for name in tier::one_in(3, ["mixtral", "qwen3-moe", "deepseek-v3"]) {

@@ -312,6 +312,9 @@ pub const TENSOR_AXIS: &str = "tp";
 /// The mesh axis of expert parallelism.
 pub const EXPERT_AXIS: &str = "ep";
 
+/// The strategy that splits experts over a part of the data-parallel ranks.
+pub const EXPERT_COPIES: &str = "data-parallel-ep";
+
 /// The mesh axis of stages of a pipeline.
 pub const STAGE_AXIS: &str = "pp";
 

@@ -31,7 +31,7 @@ impl Strategy for Recipe {
         self.search
     }
     fn shares_axes(&self) -> bool {
-        self.search == Search::Experts
+        self.axes == [super::EXPERT_AXIS]
     }
     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
         (self.place)(axes, placement);
@@ -241,5 +241,17 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         axes: &[super::EXPERT_AXIS],
         search: Search::Experts,
         place: |axes, p| p.experts_over(axes),
+    },
+    &Recipe {
+        name: super::EXPERT_COPIES,
+        summary: "sequences of the batch split over dp and ep, experts over ep alone: dp ranks have copies of them (expert \
+         parallelism inside data parallelism, Megatron-Core)",
+        legality: "sequences of the batch % (dp · ep) = 0; experts % ep = 0",
+        axes: &[super::DATA_AXIS, super::EXPERT_AXIS],
+        search: Search::Experts,
+        place: |axes, p| {
+            p.batch.extend(axes.iter().copied());
+            p.experts_over(&axes[1..]);
+        },
     },
 ];

@@ -9,7 +9,6 @@ use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 use ithaca_layout::compile::Compiled;
-use ithaca_layout::shard::strategy::DATA_AXIS;
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
@@ -29,6 +28,15 @@ pub(super) struct Block {
     pub(super) inputs: u64,
     /// The part of the step in which nothing but collectives runs, without those that are to run ahead.
     pub(super) exposed: f64,
+}
+
+/// Axes of the mesh by what they do, by name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Axes<'a> {
+    /// Those that split the sequences of the batch.
+    pub(super) data: &'a [String],
+    /// Those over which weights are gathered before the layer that needs them.
+    pub(super) prefetched: &'a [String],
 }
 
 /// A call of the model: a loop over layers, or one function.
@@ -74,8 +82,8 @@ pub(super) struct Held {
     /// Of a layer, or of all layers that share it.
     pub(super) bytes: u64,
     pub(super) is_per_layer: bool,
-    /// Whether data-parallel ranks have parts of it, as they do of experts that are split over them.
-    pub(super) is_split: bool,
+    /// Data-parallel ranks that have different parts of it, as they do of experts that are split over them.
+    pub(super) parts: u64,
 }
 
 /// What memory outside the arena is for.
@@ -88,12 +96,11 @@ pub(super) enum Kind {
 }
 
 impl Block {
-    /// The parts of a compiled step of so many micro-batches, without stages; gathers over the axes `prefetched` are to run
-    /// before their layer.
+    /// The parts of a compiled step of so many micro-batches, without stages.
     pub(super) fn of(
         cluster: &Cluster,
         (compiled, micro_batches): (&Compiled, u64),
-        prefetched: &[String],
+        Axes { data, prefetched }: Axes<'_>,
     ) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
@@ -155,7 +162,7 @@ impl Block {
             };
             for called in [Some(there), back, complete].into_iter().flatten() {
                 call.frame = call.frame.max(called.frame.bytes);
-                hold(schedule, (called.frame, 1), &mut names, &mut call.held);
+                hold((schedule, data), (called.frame, 1), &mut names, &mut call.held);
             }
             let is_read = |b: &BufferId, phase: Phase| {
                 let reads = |task: &Task| {
@@ -187,7 +194,7 @@ impl Block {
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
             let mut held: Vec<Held> = Vec::new();
-            hold(schedule, (called.frame, 1), &mut names, &mut held);
+            hold((schedule, data), (called.frame, 1), &mut names, &mut held);
             // Layers of several kinds have weights of the same name.
             let shared = |call: &Call| {
                 let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
@@ -196,7 +203,7 @@ impl Block {
             let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
             let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
             owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
-            hold(schedule, (called.frame, 1), &mut names, &mut owner.held);
+            hold((schedule, data), (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
         let mut block =
@@ -236,7 +243,12 @@ impl<'a> Called<'a> {
 }
 
 /// Adds the parameters and states that a frame, which runs for so many layers, and those that it calls read or write.
-fn hold(schedule: &Schedule, (frame, layers): (&Frame, u64), names: &mut Vec<String>, held: &mut Vec<Held>) {
+fn hold(
+    (schedule, data): (&Schedule, &[String]),
+    (frame, layers): (&Frame, u64),
+    names: &mut Vec<String>,
+    held: &mut Vec<Held>,
+) {
     for buffer in frame.buffers.values() {
         let Content::Tensor(ty) = &buffer.content else { continue };
         let (binding, kind) = match &buffer.place {
@@ -252,8 +264,10 @@ fn hold(schedule: &Schedule, (frame, layers): (&Frame, u64), names: &mut Vec<Str
         };
         let is_per_layer = binding.is_per_layer();
         let bytes = schedule.space.max_local_bytes(ty) * if is_per_layer { layers } else { 1 };
-        let data = schedule.space.mesh.axis(DATA_AXIS);
-        let is_split = data.is_some_and(|data| ty.layout.axes().any(|axis| axis == data));
+        let mesh = &schedule.space.mesh;
+        let parts =
+            ty.layout.axes().filter(|axis| data.contains(&mesh.axes[*axis].name)).map(|axis| mesh.size(axis));
+        let parts = parts.product();
         let known = names.iter().position(|name| *name == binding.name);
         let name = known.unwrap_or_else(|| {
             names.push(binding.name.clone());
@@ -261,11 +275,11 @@ fn hold(schedule: &Schedule, (frame, layers): (&Frame, u64), names: &mut Vec<Str
         });
         match held.iter_mut().find(|one| one.name == name) {
             Some(one) => one.bytes = one.bytes.max(bytes),
-            None => held.push(Held { name, kind, bytes, is_per_layer, is_split }),
+            None => held.push(Held { name, kind, bytes, is_per_layer, parts }),
         }
     }
     for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {
-        hold(schedule, (called.frame, layers * called.layers), names, held);
+        hold((schedule, data), (called.frame, layers * called.layers), names, held);
     }
 }
 

@@ -3,7 +3,9 @@
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::registry::Registry;
-use ithaca_layout::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS};
+use ithaca_layout::shard::strategy::{
+    CONTEXT_AXES, DATA_AXIS, EXPERT_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS,
+};
 use ithaca_layout::shard::{ShardOptions, Strategy};
 
 use crate::cluster::Cluster;
@@ -51,12 +53,10 @@ pub fn candidates(
             let most = request.narrowing.max_tp.unwrap_or(u64::MAX);
             mesh.axis(TENSOR_AXIS).is_none_or(|axis| mesh.size(axis) <= most)
         };
-        let mut meshes = of_axes(&axes);
-        if shares && request.strategy.is_none() {
-            // Four axes and more are as many meshes as all others together.
-            if product.len() > OWN_AXIS {
-                meshes.clear();
-            }
+        let is_named = request.strategy.is_some();
+        let has_own = is_named || product.len() <= OWN_AXIS || !axes.contains(&EXPERT_AXIS);
+        let mut meshes = if has_own { of_axes(&axes) } else { Vec::new() };
+        if shares && !is_named {
             meshes.extend(of_axes(&others));
         }
         found.extend(meshes.into_iter().filter(is_narrow).map(|mesh| ShardOptions {
@@ -77,7 +77,8 @@ pub fn candidates(
     Ok(found)
 }
 
-/// The most strategies of a product in which experts have an axis of their own.
+/// The most strategies of a product in which experts have an axis of their own: four axes and more are as many meshes as all
+/// others together.
 const OWN_AXIS: usize = 2;
 
 /// After each candidate whose context is split by one axis, the same with layers of sparse masks that fetch visible tokens.
@@ -149,7 +150,7 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
     };
     let allowed = |s: &&dyn Strategy| request.narrowing.allows(s.name());
     for strategy in registry.strategies().filter(tried).filter(allowed) {
-        let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
+        let idle = request.batch == 1 && strategy.axes().contains(&DATA_AXIS);
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);
         } else if !idle {

@@ -1,14 +1,14 @@
 //! Insides: the layouts of one micro-batch, and their blocks.
 
 use ithaca_differentiate::{Recompute, Training};
-use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_ir::{AxisId, Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
-use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS, placement};
-use ithaca_layout::shard::{ShardOptions, Zero};
+use ithaca_layout::shard::strategy::{DATA_AXIS, EXPERT_AXIS, EXPERT_COPIES, STAGE_AXIS, placement};
+use ithaca_layout::shard::{Placement, ShardOptions, Strategy, Zero};
 
 use super::{Inside, Refused, Search, divisors};
 use crate::plan::{Choice, Narrowing};
-use crate::planner::block::Block;
+use crate::planner::block::{Axes, Block};
 use crate::planner::candidates::candidates;
 use crate::planner::request::Request;
 
@@ -18,8 +18,25 @@ const MOST_LOSS_CHUNKS: u64 = 64;
 impl Search<'_> {
     /// The layouts of so many ranks inside, with the data-parallel ranks where experts are split over them.
     pub(super) fn of_size(&self, size: u64) -> Vec<(ShardOptions, Option<u64>)> {
+        let outer = self.request.gpus / size;
+        let names_copies =
+            self.request.strategy.as_ref().map(|names| names.split('+').any(|name| name == EXPERT_COPIES));
+        let mut found = Vec::new();
+        if names_copies != Some(true) {
+            let inside = self.inner(size, &[DATA_AXIS, STAGE_AXIS]).into_iter();
+            found.extend(inside.flat_map(|options| self.with_data(options, outer)));
+        }
+        let tries_copies = names_copies.unwrap_or_else(|| self.request.narrowing.allows(EXPERT_COPIES));
+        if self.request.experts > 0 && tries_copies {
+            let inside = self.inner(size, &[DATA_AXIS, STAGE_AXIS, EXPERT_AXIS]).into_iter();
+            found.extend(inside.flat_map(|options| self.with_copies(&options, outer)));
+        }
+        found
+    }
+
+    /// The layouts of so many ranks, of strategies and mesh axes but the outer ones.
+    fn inner(&self, size: u64, outer: &[&str]) -> Vec<ShardOptions> {
         let request = self.request;
-        let outer = [DATA_AXIS, STAGE_AXIS];
         let is_outer = |name: &str| {
             self.registry
                 .product(name)
@@ -41,7 +58,8 @@ impl Search<'_> {
             return Vec::new();
         }
         let mut narrowing = request.narrowing.clone();
-        narrowing.without.extend(["data-parallel".to_owned(), "pipeline".to_owned()]);
+        let without = self.registry.strategies().map(Strategy::name).filter(|name| is_outer(name));
+        narrowing.without.extend(without.map(str::to_owned));
         let narrowing = if strategy.is_some() { Narrowing::default() } else { narrowing };
         let inner = Request { gpus: size, strategy, mesh, narrowing, steps: None, ..request.clone() };
         let mut found = candidates(&self.registry, self.cluster, &inner).unwrap_or_default();
@@ -50,25 +68,25 @@ impl Search<'_> {
             found.push(ShardOptions { strategy: "single".to_owned(), ..request.options.clone() });
         }
         if size == 1 && request.strategy.is_none() && request.mesh.is_none() && request.experts > 0 {
-            let shares =
-                self.registry.strategies().filter(|s| s.shares_axes() && request.narrowing.allows(s.name()));
+            let shares = self
+                .registry
+                .strategies()
+                .filter(|s| s.shares_axes() && !is_outer(s.name()) && request.narrowing.allows(s.name()));
             found.extend(
                 shares.map(|s| ShardOptions { strategy: s.name().to_owned(), ..request.options.clone() }),
             );
         }
         let mut seen: Vec<(String, Vec<(String, u64)>)> = Vec::new();
-        let is_first = |options: &ShardOptions| {
+        found.retain(|options| {
             let mut axes: Vec<(String, u64)> =
                 options.mesh.axes.values().map(|a| (a.name.clone(), a.size)).collect();
             axes.sort();
             let key = (options.strategy_text(), axes);
-            let is_new = !seen.contains(&key);
+            let is_first = !seen.contains(&key);
             seen.push(key);
-            is_new
-        };
-        let mut is_first = is_first;
-        let found = found.into_iter().filter(|options| is_first(options));
-        found.flat_map(|options| self.with_data(options, request.gpus / size)).collect()
+            is_first
+        });
+        found
     }
 
     /// The layout, or where its experts share the axes of tokens, the layout with every number of data-parallel ranks.
@@ -80,14 +98,62 @@ impl Search<'_> {
         if !shares {
             return vec![(options, None)];
         }
-        let with = |data: u64| (data_parallel(&options, data), Some(data));
-        divisors(outer)
-            .into_iter()
-            .filter(|&data| self.request.batch.is_multiple_of(data))
-            // One device shares no axis.
-            .filter(|&data| data > 1 || !options.mesh.axes.is_empty())
-            .map(with)
+        let is_given = |data: &u64| self.fixed(DATA_AXIS).is_none_or(|size| size == *data);
+        // One device shares no axis.
+        let is_one = options.mesh.axes.is_empty();
+        self.numbers_of_data(outer)
+            .filter(|&data| (data > 1 || !is_one) && self.is_tried("data-parallel", data))
+            .filter(is_given)
+            .map(|data| (data_parallel(&options, data), Some(data)))
             .collect()
+    }
+
+    /// The layout with every number of data-parallel ranks, of which so many have an expert once.
+    ///
+    /// Experts over fewer ranks than a node has would need more memory, and gain nothing.
+    fn with_copies(&self, options: &ShardOptions, outer: u64) -> Vec<(ShardOptions, Option<u64>)> {
+        let node = self.cluster.devices_per_node.value;
+        let is_given = |axis: &str, n: u64| self.fixed(axis).is_none_or(|size| size == n);
+        let size = options.mesh.ranks();
+        let mut found = Vec::new();
+        for data in self.numbers_of_data(outer) {
+            let ranks = |over: &u64| self.request.experts.is_multiple_of(*over);
+            let mut over: Vec<u64> =
+                divisors(data).into_iter().filter(|over| *over > 1 && ranks(over)).collect();
+            if self.request.mesh.is_none() {
+                let inside = over.iter().rposition(|over| over * size <= node).unwrap_or(0);
+                over.drain(..inside);
+                over.retain(|&over| over < data);
+            }
+            over.retain(|&over| is_given(EXPERT_AXIS, over) && is_given(DATA_AXIS, data / over));
+            let with = |over: u64| {
+                let axes = [(DATA_AXIS, data / over), (EXPERT_AXIS, over)];
+                (around(options, EXPERT_COPIES, &axes), Some(data))
+            };
+            found.extend(over.into_iter().map(with));
+        }
+        found
+    }
+
+    /// Data-parallel ranks among which a batch is divided.
+    fn numbers_of_data(&self, outer: u64) -> impl Iterator<Item = u64> {
+        divisors(outer).into_iter().filter(|&data| self.request.batch.is_multiple_of(data))
+    }
+
+    /// The size of an axis of the mesh that the request names.
+    pub(super) fn fixed(&self, axis: &str) -> Option<u64> {
+        self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |axis| mesh.size(axis)))
+    }
+
+    /// Whether a strategy is tried with so many ranks. One that is named has several, unless the mesh gives it one.
+    pub(super) fn is_tried(&self, strategy: &str, ranks: u64) -> bool {
+        match &self.request.strategy {
+            None => ranks == 1 || self.request.narrowing.allows(strategy),
+            Some(names) => {
+                let is_named = names.split('+').any(|name| name == strategy);
+                if is_named { ranks > 1 || self.request.mesh.is_some() } else { ranks == 1 }
+            }
+        }
     }
 
     /// Compiles one micro-batch of one sequence.
@@ -141,14 +207,20 @@ impl Search<'_> {
         let options = ShardOptions { fusion, ..options.clone() };
         let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
-        Block::of(self.cluster, (&compiled, training.micro_batches), &prefetched).ok_or_else(stageless)
+        let names = |axes: &[AxisId]| axes.iter().map(|axis| options.mesh.axes[*axis].name.clone()).collect();
+        let data: Vec<String> = names(&self.placement(&options).batch);
+        let axes = Axes { data: &data, prefetched: &prefetched };
+        Block::of(self.cluster, (&compiled, training.micro_batches), axes).ok_or_else(stageless)
+    }
+
+    fn placement(&self, options: &ShardOptions) -> Placement {
+        let strategies = self.registry.product(&options.strategy);
+        strategies.and_then(|s| placement(&s, &options.mesh, &[])).unwrap_or_default()
     }
 
     /// The axes along which ranks have the same weights and other tokens.
     pub(super) fn replica_axes(&self, options: &ShardOptions) -> Vec<String> {
-        let mesh = &options.mesh;
-        let placement = self.registry.product(&options.strategy).and_then(|s| placement(&s, mesh, &[]));
-        let placement = placement.unwrap_or_default();
+        let (mesh, placement) = (&options.mesh, self.placement(options));
         let axes = mesh.axes.ids().filter(|axis| placement.holds_same_weights(*axis));
         axes.map(|axis| mesh.axes[axis].name.clone()).collect()
     }
@@ -156,19 +228,19 @@ impl Search<'_> {
 
 /// A layout with so many data-parallel ranks around it.
 pub(super) fn data_parallel(options: &ShardOptions, ranks: u64) -> ShardOptions {
-    around(options, ("data-parallel", DATA_AXIS), ranks)
+    around(options, "data-parallel", &[(DATA_AXIS, ranks)])
 }
 
-/// A layout with a strategy and its axis around it.
-pub(super) fn around(options: &ShardOptions, (name, axis): (&str, &str), size: u64) -> ShardOptions {
-    if size == 1 {
+/// A layout with a strategy and its axes around it.
+pub(super) fn around(options: &ShardOptions, name: &str, axes: &[(&str, u64)]) -> ShardOptions {
+    if axes.iter().all(|(_, size)| *size == 1) {
         return options.clone();
     }
     let strategy = match options.strategy.as_str() {
         "single" => name.to_owned(),
         inner => format!("{name}+{inner}"),
     };
+    let outer = axes.iter().map(|(axis, size)| ((*axis).to_owned(), *size));
     let inner = options.mesh.axes.values().map(|a| (a.name.clone(), a.size));
-    let mesh = Mesh::new(std::iter::once((axis.to_owned(), size)).chain(inner));
-    ShardOptions { strategy, mesh, ..options.clone() }
+    ShardOptions { strategy, mesh: Mesh::new(outer.chain(inner)), ..options.clone() }
 }

@@ -1,12 +1,14 @@
 //! The first look at a step: what follows in closed form from one micro-batch of one sequence.
 
+use std::collections::BTreeSet;
+
 use ithaca_differentiate::PipelineOrder;
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
 use super::{CHUNKS, Inside, Looked, Search, divisors};
 use crate::plan::Choice;
-use crate::planner::block::{Block, Kind};
+use crate::planner::block::{Block, Held, Kind};
 use crate::planner::estimate::{Cut, Estimate, Shape};
 
 impl Search<'_> {
@@ -27,26 +29,19 @@ impl Search<'_> {
         let (gpus, batch) = (self.request.gpus, self.request.batch);
         let size = inside.size();
         let outer = gpus / size;
-        let fixed =
-            |axis: &str| self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |a| mesh.size(a)));
-        // A named strategy has several ranks, unless the mesh gives it one.
-        let is_tried = |strategy: &str, ranks: u64| match &self.request.strategy {
-            None => ranks == 1 || self.request.narrowing.allows(strategy),
-            Some(names) => {
-                let is_named = names.split('+').any(|name| name == strategy);
-                if is_named { ranks > 1 || self.request.mesh.is_some() } else { ranks == 1 }
-            }
-        };
         let mut found = Vec::new();
         for data in divisors(outer) {
             let stages = outer / data;
-            let is_given = |axis: &str, n: u64| fixed(axis).is_none_or(|size| size == n);
+            let is_tried = |strategy: &str, axis: &str, n: u64| {
+                self.fixed(axis).is_none_or(|size| size == n) && self.is_tried(strategy, n)
+            };
+            let is_of_data = match inside.data {
+                Some(fixed) => fixed == data,
+                None => is_tried("data-parallel", DATA_AXIS, data),
+            };
             let is_legal = batch.is_multiple_of(data)
-                && is_given(DATA_AXIS, data)
-                && is_given(STAGE_AXIS, stages)
-                && is_tried("data-parallel", data)
-                && is_tried("pipeline", stages)
-                && inside.data.is_none_or(|fixed| fixed == data)
+                && is_of_data
+                && is_tried("pipeline", STAGE_AXIS, stages)
                 && self.cuts.contains_key(&stages);
             if !is_legal {
                 continue;
@@ -159,33 +154,36 @@ impl Search<'_> {
         micro_batches: u64,
     ) -> Block {
         let mut block = block.scaled(sequences);
-        for i in 0..block.calls.len() {
-            let replicated = |kind: Kind| {
-                let held = block.calls[i].held.iter().filter(|held| held.kind == kind && !held.is_split);
-                held.map(|held| held.bytes).sum::<u64>()
+        for call in &mut block.calls {
+            // Seconds to gather the tensors of a kind of which ranks have copies.
+            let gather = |kind: Kind| -> f64 {
+                let held = || call.held.iter().filter(|held| held.kind == kind && held.parts < data);
+                let numbers: BTreeSet<u64> = held().map(|held| held.parts).collect();
+                let of = |parts: u64| {
+                    let bytes: u64 = held().filter(|held| held.parts == parts).map(|held| held.bytes).sum();
+                    self.cluster.gather_seconds(data / parts, size * parts, bytes as f64)
+                };
+                numbers.into_iter().map(of).sum()
             };
-            let gradients = replicated(Kind::Gradients) as f64;
-            let parameters = replicated(Kind::Parameters);
-            let gather = |bytes: f64| self.cluster.gather_seconds(data, size, bytes);
-            let reduce = gather(gradients);
-            let call = &mut block.calls[i];
+            let (reduced, gathered) = (gather(Kind::Gradients), gather(Kind::Parameters));
+            let is_copied = |held: &&Held| held.kind == Kind::Parameters && held.parts < data;
+            let copied: u64 = call.held.iter().filter(is_copied).map(|held| held.bytes).sum();
             let seconds = &mut call.seconds;
-            let whole = if zero == Zero::Off { 2.0 * reduce } else { reduce };
+            let whole = if zero == Zero::Off { 2.0 * reduced } else { reduced };
             seconds.complete = seconds.complete.max(whole);
             match zero {
                 Zero::Off => {}
-                Zero::Optimizer => seconds.update = seconds.update / data as f64 + gather(parameters as f64),
+                Zero::Optimizer => seconds.update = seconds.update / data as f64 + gathered,
                 Zero::Gradients => {
-                    seconds.update = seconds.update / data as f64 + gather(parameters as f64);
+                    seconds.update = seconds.update / data as f64 + gathered;
                     seconds.backward = seconds.backward.max(whole);
                 }
                 Zero::Parameters => {
-                    let gathered = gather(parameters as f64);
                     seconds.update /= data as f64;
                     seconds.forward = seconds.forward.max(gathered);
                     seconds.backward = seconds.backward.max(gathered + whole);
                     seconds.complete = seconds.complete.max(gathered + whole);
-                    call.frame += 2 * parameters;
+                    call.frame += 2 * copied;
                 }
             }
             for held in &mut call.held {
@@ -197,11 +195,10 @@ impl Search<'_> {
                     _ => 0,
                 };
                 let parts = match (held.kind, zero) {
-                    _ if held.is_split => 1,
                     (_, Zero::Off)
                     | (Kind::Parameters, Zero::Optimizer | Zero::Gradients)
                     | (Kind::States, _) => 1,
-                    (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data,
+                    (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data / held.parts,
                 };
                 held.bytes = held.bytes.div_ceil(parts) + sums;
             }

@@ -51,8 +51,8 @@ const TOLERANCE: f64 = 1.15;
 #[derive(Clone, Debug)]
 struct Inside {
     options: ShardOptions,
-    /// The data-parallel ranks where experts are split over them too, and `options` has them; else there may be any number
-    /// of them around the inside.
+    /// The data-parallel ranks where experts are split over them, or over a part of them, and `options` has them; else there
+    /// may be any number of them around the inside.
     data: Option<u64>,
     /// One micro-batch of one sequence, by recomputation.
     blocks: Vec<(Recompute, Block)>,

@@ -194,7 +194,7 @@ impl Search<'_> {
         } else {
             data_parallel(&inside.options, key.data)
         };
-        let options = around(&options, ("pipeline", STAGE_AXIS), stages);
+        let options = around(&options, "pipeline", &[(STAGE_AXIS, stages)]);
         let usual = || match self.request.chooses_fusion {
             true => key.zero.usual_fusion(),
             false => self.request.options.fusion,
