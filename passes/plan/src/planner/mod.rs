@@ -2,7 +2,7 @@
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted; the best are also tried with collectives in chunks and in
-//! two levels. Training steps are searched ([`explore`]). The least step time wins; ties go to less memory, then to the name and
+//! two levels. Training steps are searched (module `explore`). The least step time wins; ties go to less memory, then to the name and
 //! the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Layouts that do not fit or are
 //! not legal stay in the list with the reason, and a request of which nothing is left is refused with repairs that were tried
 //! and work.
