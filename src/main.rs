@@ -1,5 +1,8 @@
 //! The program `ithaca`: the command line with the built-in strategies and movements.
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use std::process::ExitCode;
 
 use ithaca::passes::registry::Registry;
