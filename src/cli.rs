@@ -157,6 +157,10 @@ pub struct WorkloadArgs {
     /// Sequences [default: 1].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub batch: Option<u64>,
+    /// Documents that are packed into each sequence: their lengths in order, as in `8k,512*30`, or a file of them. A token
+    /// sees its own document only [default: one].
+    #[arg(long, value_name = "LENGTHS|FILE")]
+    pub documents: Option<String>,
     /// Element type of weights and activations: f64, f32, f16, bf16 [default: that of the configuration].
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<String>,

@@ -6,7 +6,7 @@
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Recompute;
 use ithaca_passes::fuse::Messages;
-use ithaca_passes::import::{self, Capacity, Detail, Shrink, SmallTokens, Workload};
+use ithaca_passes::import::{self, Capacity, Detail, Documents, Shrink, SmallTokens, Workload};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::proof;
 use ithaca_passes::shard::strategy::DATA_AXIS;
@@ -79,7 +79,12 @@ fn small(
         let rest = (n % block).min(small_block - 1);
         ((blocks + n / block % parts) * small_block + rest).min(n)
     };
-    let small_sequence = small(workload.sequence);
+    let small_documents = workload.documents.as_ref().map(|documents| {
+        let small = documents.shrunk(small(workload.sequence), 2 * ranks);
+        let small = small.filled(parts, workload.sequence % parts);
+        if small.tokens() < workload.sequence { small } else { documents.clone() }
+    });
+    let small_sequence = small_documents.as_ref().map_or_else(|| small(workload.sequence), Documents::tokens);
     let tokens = match stripes {
         None => SmallTokens::halves(workload.sequence, small_sequence, ranks),
         Some(_) if small_sequence == workload.sequence => {
@@ -111,6 +116,7 @@ fn small(
         target_sequence: workload.target_sequence.map(small),
         // The even share of few tokens is a matter of chance, so experts have slots for all.
         expert_bound: None,
+        documents: small_documents,
         ..workload.clone()
     };
     let order = job.options.order.map(|order| match order {

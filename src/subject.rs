@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{self, Capacity, ExpertBound, Labels, Logits, Mode, Workload};
+use ithaca_passes::import::{self, Capacity, Documents, ExpertBound, Labels, Logits, Mode, Workload};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
@@ -23,7 +23,7 @@ use crate::error::{Failure, Result};
 use crate::ineffective::{self, Setting};
 use crate::job::{Job, Large};
 use crate::kind::{self, Kind, Wanted};
-use crate::shrink;
+use crate::{files, shrink};
 
 /// A model description.
 #[derive(Clone, Debug)]
@@ -112,7 +112,9 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
             })?),
         };
     let batch = args.batch.or(fallback.map(|f| f.batch));
-    let sequence = args.seq.or(fallback.map(|f| f.sequence));
+    let documents = args.documents.as_deref().map(documents).transpose()?;
+    let of_documents = documents.as_ref().map(Documents::tokens);
+    let sequence = args.seq.or(of_documents).or(fallback.map(|f| f.sequence));
     let target_sequence = args.target_seq.or(fallback.and_then(|f| f.target));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
@@ -139,6 +141,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
             Some(text) => ExpertBound::parse(text)?,
             None => ExpertBound::default(),
         }),
+        documents,
         logits,
         labels,
         training,
@@ -149,6 +152,20 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         mode,
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// The lengths of documents that a text lists, or the file that it names.
+fn documents(text: &str) -> Result<Documents> {
+    let is_list = text.chars().all(|c| c.is_ascii_digit() || "kKmM*, ".contains(c));
+    if is_list {
+        return Ok(Documents::parse(text)?);
+    }
+    let lengths = files::read_text(Path::new(text)).map_err(|mut failure| {
+        let help = "`--documents` takes lengths, as in `8k,512*30`, or a file of them";
+        failure.diagnostics = failure.diagnostics.into_iter().map(|d| d.help(help)).collect();
+        failure
+    })?;
+    Ok(Documents::parse(&lengths)?)
 }
 
 /// The workload with as many pipeline stages as the mesh has.

@@ -107,10 +107,12 @@ pub(super) fn noted(text: &str, width: usize) -> String {
 
 /// The model under this name, the workload and the cluster.
 pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
-    let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
+    let plan::Workload { batch, sequence, target_sequence, documents, dtype, mode, .. } = &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
+    let documents =
+        documents.as_ref().map(|d| format!(" ({})", counted(d.count(), "document"))).unwrap_or_default();
     let text = format!(
-        "{name}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})",
+        "{name}: {} of {batch} x {sequence} tokens{documents}{target} in {dtype} on {} of {} ({})",
         mode.name(),
         counted(plan.gpus, "GPU"),
         plan.cluster.name,

@@ -10,7 +10,7 @@ use ithaca_ir::{Module, diagnostic};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{Mode, Workload};
+use ithaca_passes::import::{Documents, Mode, Workload};
 use ithaca_passes::proof::{n_collectives, same_collectives};
 use ithaca_passes::rebuild::rebuild;
 use ithaca_passes::registry::Registry;
@@ -25,6 +25,8 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "data-parallel+ulysses", "dp=8,ulysses=2", "train=16 zero=1"),
     ("phi-3-mini", "window-halo", "ring=8", ""),
     ("llama-3-8b", "ring", "ring=8", "order=striped:16"),
+    ("llama-3-8b", "ring", "ring=8", "documents=16k,8k*2,4k*8,512*4"),
+    ("qwen3-8b", "usp", "ring=2,ulysses=2", "train=2 documents=10k,6k"),
     ("gemma-2-9b", "megatron-tp-sp", "tp=8", "train=8 recompute=full(every=4)"),
     ("llama-3-8b", "ulysses", "ulysses=8", ""),
     ("llama-3-8b", "ulysses", "ulysses=16", "train=1 zero=3"),
@@ -93,6 +95,11 @@ fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof 
         match key {
             "train" => (workload.mode, workload.batch) = (Mode::Train, value.parse().unwrap()),
             "zero" => layout.zero = value.parse().unwrap(),
+            "documents" => {
+                let documents = Documents::parse(value).unwrap();
+                workload.sequence = documents.tokens();
+                workload.documents = Some(documents);
+            }
             "order" => layout.order = Some(OrderChoice::parse(value).unwrap()),
             "fuse" => fusion = Some(Fusion::parse(value).unwrap()),
             _ => training.push((key.to_owned(), value.to_owned())),

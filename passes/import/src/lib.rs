@@ -25,6 +25,7 @@
 
 mod build;
 mod capacity;
+mod documents;
 mod family;
 mod fields;
 mod rope;
@@ -42,6 +43,7 @@ use serde_json::Value;
 use spec::Structure;
 
 pub use capacity::{Capacity, ExpertBound};
+pub use documents::Documents;
 pub use family::families;
 pub use shrink::{Detail, Shrink, SmallTokens, shrink};
 pub use workload::{Labels, Logits, Mode, Workload};

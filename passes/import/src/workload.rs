@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::capacity::{Capacity, ExpertBound};
+use crate::documents::Documents;
 
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -77,6 +78,8 @@ pub struct Workload {
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
     pub expert_bound: Option<ExpertBound>,
+    /// The documents that are packed into each sequence; one document when `None`.
+    pub documents: Option<Documents>,
     /// In prefill: the tokens whose logits are returned.
     pub logits: Logits,
     /// In training: the alignment of labels with tokens.
@@ -99,6 +102,7 @@ impl Workload {
             mode: Mode::Prefill,
             capacity: None,
             expert_bound: None,
+            documents: None,
             logits: Logits::All,
             labels: Labels::default(),
             training: Training::default(),

@@ -1,10 +1,11 @@
 //! Models of the HuggingFace library by `run` (the schedule in single precision) and `verify` (the per-rank program in double
 //! precision), through the command line.
 
-use ithaca_kernels::Tensor;
-use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
+use ithaca_kernels::{Tensor, oracle};
 
 use super::{line, repository, said};
+use crate::golden::{Golden, imported};
 
 /// The goldens under every layout are tests of their own; here is what the commands say of them.
 #[test]
@@ -46,6 +47,50 @@ fn the_last_token_has_the_logits_that_the_library_gives_it() {
         assert!(out.contains("passed: tolerance 1e-5"), "{args}: {out}");
         let ran = line(&dir, &format!("{args} io.safetensors"));
         assert!(ran.code == 1 && ran.out.contains("`--logits all` computes all"), "{ran:#?}");
+    }
+}
+
+/// Each document alone, by the interpreter of the whole program; all of them packed, in layouts whose ranks hold parts of
+/// several.
+#[test]
+fn packed_documents_have_the_logits_of_each_alone() {
+    for (golden, layout) in [
+        ("llama-gqa", "--strategy ring --mesh ring=2"),
+        ("gemma2", "--strategy usp --mesh ring=2,ulysses=2 --pad-sequence"),
+        ("mistral-swa", "--strategy sparse-fetch --mesh ring=2"),
+        ("qwen3-rope-yarn-mscale", "--strategy megatron-cp-allgather --mesh cp=2"),
+        ("deepseek-v3", "--strategy ulysses --mesh ulysses=2"),
+    ] {
+        let model = Golden::open(golden);
+        let ids = model.io.read("input_ids").unwrap();
+        let (batch, tokens) = (ids.shape[0], ids.shape[1]);
+        let lengths = [1, tokens / 2, tokens - tokens / 2 - 1];
+        let mut rows = vec![Vec::new(); batch];
+        let (mut start, mut width) = (0, 0);
+        for length in lengths {
+            let part = ids.data.chunks(tokens).flat_map(|row| row[start..start + length].iter().copied());
+            let part = Tensor { shape: vec![batch, length], data: part.collect() };
+            let alone = Tensors::from_iter([("input_ids", part)]);
+            let module = imported(&model.config, golden, &alone);
+            let outputs = oracle::run::<f64>(&module, &model.weights, &alone).unwrap();
+            let logits = &outputs["logits"];
+            width = logits.shape[2];
+            for (row, part) in rows.iter_mut().zip(logits.data.chunks(length * width)) {
+                row.extend_from_slice(part);
+            }
+            start += length;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("alone.safetensors");
+        let logits = Tensor { shape: vec![batch, tokens, width], data: rows.concat() };
+        store::write(&file, &[("logits", Stored::F64, &logits)]).unwrap();
+        let documents = lengths.map(|n| n.to_string()).join(",");
+        let args = format!(
+            "run . --inputs io.safetensors --documents {documents} --tolerance 1e-5 {layout} --expect {}",
+            file.display()
+        );
+        let out = said(&repository("tests/goldens").join(golden), &args);
+        assert!(out.contains("passed: tolerance 1e-5"), "{args}: {out}");
     }
 }
 

@@ -5,6 +5,7 @@ use ithaca_ir::{DimId, ValueId};
 
 use super::body::{Body, Built};
 use super::dims::Dims;
+use crate::documents::Documents;
 use crate::spec::{Kind, Spec};
 use crate::workload::Logits;
 
@@ -14,6 +15,7 @@ pub(super) struct Decoder<'a> {
     pub(super) spec: &'a Spec,
     pub(super) dims: Dims,
     pub(super) logits: Logits,
+    pub(super) documents: Option<&'a Documents>,
 }
 
 impl Decoder<'_> {
@@ -27,14 +29,16 @@ impl Decoder<'_> {
         f.norm((self.spec.norm, self.spec.sizes.eps), x, name, over)
     }
 
-    /// Attention under the kind's mask.
+    /// Attention under the kind's mask, inside documents. Positions go on from one to the next: rotary ones only count
+    /// differences.
     pub(super) fn mix(&self, kind: &Kind, f: &mut Body<'_>, qkv: [ValueId; 3]) -> Built<ValueId> {
         let Dims { s, h, k: kv_heads, d, .. } = self.dims;
         for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
             f.name(value, Some(name));
         }
         let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
-        let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
+        let mask = self.documents.map_or(kind.mask.clone(), |documents| documents.inside(kind.mask.clone()));
+        let mut attention = Attention::new(dims, mask, kind.scale);
         attention.softcap = kind.softcap;
         f.attend("mixed", attention, &qkv)
     }

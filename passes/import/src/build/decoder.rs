@@ -34,7 +34,7 @@ pub(super) fn module(
     let input_major = spec.layout.input_major;
     let tensors = Tensors { dtype, heads: [dims.h, dims.k], width: dims.d, input_major };
     let mut program = Program::new(space, tensors, drops);
-    let decoder = Decoder { spec, dims, logits: workload.logits };
+    let decoder = Decoder { spec, dims, logits: workload.logits, documents: workload.documents.as_ref() };
 
     let embed = program.function("embed", |f| decoder.embed(f))?;
     let mut blocks = Vec::new();

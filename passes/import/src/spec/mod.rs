@@ -65,6 +65,10 @@ impl Model {
             let message = format!("a capacity of {capacity}, but the model has no experts");
             return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
         }
+        if let Some(documents) = &workload.documents {
+            documents.check(workload.sequence)?;
+            self.check_documents(workload)?;
+        }
         if workload.logits == Logits::Last {
             let why = match (&self.structure, workload.mode) {
                 (Structure::Bert(_), _) => "the model predicts no next token",
@@ -87,6 +91,33 @@ impl Model {
                 bert.check(workload)
             }
         }
+    }
+
+    /// Refuses packed documents for models and labels that would mix them.
+    fn check_documents(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        let refused = |why: &str, help: &str| {
+            Err(Diagnostic::new("M10", format!("documents packed into a sequence, but {why}")).help(help))
+        };
+        match &self.structure {
+            Structure::Decoder(spec) if spec.learned.is_none() => {}
+            Structure::Decoder(_) | Structure::Bert(_) => {
+                let why = "learned positions do not start again in each";
+                return refused(why, "leave `--documents` out: models with rotary positions have them");
+            }
+            Structure::T5(_) => {
+                let why = "cross attention would see all of them";
+                return refused(
+                    why,
+                    "leave `--documents` out: models with an encoder have no packed documents",
+                );
+            }
+        }
+        if workload.mode == Mode::Train && workload.labels.ahead > 0 {
+            let why = "the label of a document's last token would be the next document's first";
+            let help = "leave `--shift-labels` out, and give labels that are shifted, with -100 at ends of documents";
+            return refused(why, help);
+        }
+        Ok(())
     }
 }
 

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use ithaca_ir::layout::{Layout, Move};
+use ithaca_ir::mask::Positions;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Attention;
-use ithaca_ir::order::{Run, joined};
+use ithaca_ir::order::joined;
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
 use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
@@ -163,8 +164,8 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
 struct Meetings<'a> {
     attention: &'a Attention,
     n: u64,
-    queries: Vec<Vec<Run>>,
-    keys: Vec<Vec<Run>>,
+    queries: Vec<Positions>,
+    keys: Vec<Positions>,
     ranks: Vec<Rank>,
 }
 
@@ -174,18 +175,16 @@ impl<'a> Meetings<'a> {
 
     fn new(site: &Site<'a>) -> Self {
         let ranks = site.space.mesh.group_along(Rank(0), site.axes);
-        let runs = |dim: DimId| -> Vec<Vec<Run>> {
+        let runs = |dim: DimId| -> Vec<Positions> {
             let part = |&r: &Rank| site.space.position_runs(dim, site.space.range(dim, site.axes, r));
-            ranks.iter().map(part).collect()
+            ranks.iter().map(|rank| Positions::new(part(rank).iter().map(|run| run.positions()))).collect()
         };
         let (queries, keys) = (runs(site.attention.queries), runs(site.attention.keys));
         Self { attention: site.attention, n: ranks.len() as u64, queries, keys, ranks }
     }
 
     fn sees(&self, q: usize, k: usize) -> bool {
-        self.queries[q]
-            .iter()
-            .any(|q| self.keys[k].iter().any(|k| self.attention.mask.pairs(q.positions(), k.positions()) > 0))
+        self.attention.mask.pairs_between(&self.queries[q], &self.keys[k]) > 0
     }
 
     /// The blocks of queries and keys that each rank has in `step`.

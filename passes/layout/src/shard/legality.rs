@@ -170,7 +170,13 @@ pub(super) fn decide(
     }
     for (&dim, order) in &decisions.orders {
         space.dims[dim].order.clone_from(order);
-        decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));
+        let order = match order {
+            Order::Table(runs) if runs.len() > 4 => {
+                format!("{}, so that they see alike many keys", counted(runs.len() as u64, "run"))
+            }
+            order => format!("order {order}"),
+        };
+        decisions.notes.push(format!("sequence {} is dealt to ranks in {order}", space.dims[dim].name));
     }
     // Heads as attention will see them.
     for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {

@@ -185,7 +185,9 @@ fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> (Order, ChosenOr
     let divides = zigzag.check(size).is_ok();
     let mut candidates = vec![contiguous.clone(), (zigzag, ChosenOrder::As(OrderChoice::Zigzag))];
     candidates.extend(by_documents(space, dim, here).map(|order| (order, ChosenOrder::Documents)));
-    if !divides {
+    // A zigzag balances masks that are the same everywhere.
+    let has_documents = here.iter().any(|s| bounds(&s.attention.mask).is_some());
+    if !divides || has_documents {
         let dealt = dispatched(space, dim, here, parts);
         candidates.push((dealt, ChosenOrder::As(OrderChoice::Balanced)));
         let striped = Order::Striped { parts, block: 1 };

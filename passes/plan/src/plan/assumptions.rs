@@ -1,6 +1,6 @@
 //! Assumptions of a plan that no option states: one line for each that holds.
 
-use ithaca_import::{Logits, Mode, predicts_next};
+use ithaca_import::{Documents, Logits, Mode, predicts_next};
 use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::bytes;
@@ -17,7 +17,9 @@ impl Plan {
     /// Sequences longer than those of the training of the model; learned positions are refused instead.
     fn long_sequence(&self) -> Option<String> {
         let most = self.model.config.get("max_position_embeddings")?.as_u64()?;
-        let longest = self.workload.sequence.max(self.workload.target_sequence.unwrap_or(0));
+        let Workload { sequence, documents, target_sequence, .. } = &self.workload;
+        let source = documents.as_ref().map_or(*sequence, Documents::longest);
+        let longest = source.max(target_sequence.unwrap_or(0));
         (longest > most).then(|| {
             format!(
                 "sequences of {longest} tokens exceed `max_position_embeddings`, {most}, of the configuration"

@@ -137,6 +137,10 @@ pub struct Workload {
     /// Without a capacity, how many tokens an expert has slots for; all when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_bound: Option<import::ExpertBound>,
+    /// Lengths of the documents that are packed into each sequence, as in `8192 4096*3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub documents: Option<import::Documents>,
     /// The tokens whose logits a prefill returns.
     #[serde(default, skip_serializing_if = "returns_all")]
     pub logits: import::Logits,
@@ -184,6 +188,7 @@ impl Workload {
             dtype: dtype.name().to_owned(),
             capacity: workload.capacity,
             expert_bound: workload.expert_bound,
+            documents: workload.documents.clone(),
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
             ignore: workload.ignore.clone(),
@@ -203,6 +208,7 @@ impl Workload {
             dtype,
             capacity,
             expert_bound,
+            documents,
             logits,
             training,
             ignore,
@@ -214,6 +220,7 @@ impl Workload {
         Ok(import::Workload {
             capacity: *capacity,
             expert_bound: *expert_bound,
+            documents: documents.clone(),
             logits: *logits,
             labels,
             training: differentiate::Training::from_pipeline(&options)?,
