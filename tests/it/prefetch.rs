@@ -1,6 +1,9 @@
 //! `prefetch` changes no number and no byte: layers that gather the weights of the next and reduce the gradients of the one
 //! before compute what they compute by themselves. On a cluster what they do for others lies under kernels.
 
+use std::collections::BTreeMap;
+
+use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::{Module, Rank, diagnostic, traffic};
@@ -261,6 +264,40 @@ fn llama_3_8b(training: Training) -> Module {
     program(&config, "llama-3-8b", &workload).unwrap()
 }
 
+/// Weights and gradients are sent on a stream of their own at every stage of ZeRO, wherever `prefetch` puts them, and
+/// activations on another.
+#[test]
+fn weights_and_activations_have_a_stream_each() {
+    let training = Training { micro_batches: 2, ..Training::default() };
+    let module = step(&llama(3), training);
+    for (zero, fusion) in [
+        (Zero::Off, "pack"),
+        (Zero::Optimizer, "pack"),
+        (Zero::Gradients, "pack"),
+        (Zero::Parameters, "pack"),
+        (Zero::Parameters, "prefetch+fold+pack"),
+    ] {
+        let options = ShardOptions { zero, ..options("data-parallel+megatron-tp", "dp=2,tp=2", fusion) };
+        let schedule = compiled(&module, &options, &SlowLinks).schedule;
+        let mut counts = BTreeMap::new();
+        for frame in schedule.frames.values() {
+            for task in &frame.tasks {
+                let Some(transfer) = task.work.exchange() else { continue };
+                let elements: u64 =
+                    transfer.parcels().iter().map(|p| schedule.space.max_local_elements(&p.from)).sum();
+                let axis = traffic::axis(&schedule.space, transfer.parcels()).unwrap();
+                // Scalars are the loss, its labels and the norm of gradients.
+                if elements > 1 && frame.phase != Phase::Update {
+                    *counts.entry((axis, task.stream)).or_insert(0) += 1;
+                }
+            }
+        }
+        let streams: Vec<(&str, Stream)> =
+            counts.keys().map(|(axis, stream)| (axis.as_str(), *stream)).collect();
+        assert_eq!(streams, [("dp", Stream::Weights), ("tp", Stream::Comm)], "{zero:?} {fusion}: {counts:?}");
+    }
+}
+
 /// Seconds of a span in which none of `kernels`, which do not overlap, runs.
 fn uncovered(span: &Span, kernels: &[&Span]) -> f64 {
     let covered = kernels.iter().map(|k| (k.end.min(span.end) - k.start.max(span.start)).max(0.0));
@@ -279,7 +316,7 @@ fn weights_and_gradients_of_layers_travel_under_kernels() {
         let spans = timeline(&cluster, &ahead);
         let on = |stream| spans.iter().filter(move |s| s.rank == Rank(0) && s.stream == stream);
         let kernels: Vec<&Span> = on(Stream::Compute).collect();
-        let of_layers: Vec<&Span> = on(Stream::Comm)
+        let of_layers: Vec<&Span> = on(Stream::Weights)
             .filter(|s| s.frame.starts_with("block") && !s.frame.contains("gather"))
             .collect();
         assert!(of_layers.len() > 32 * 16, "{} messages", of_layers.len());

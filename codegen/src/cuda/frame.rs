@@ -318,6 +318,7 @@ fn queue(stream: Stream) -> &'static str {
     match stream {
         Stream::Compute => "kCompute",
         Stream::Comm => "kComm",
+        Stream::Weights => "kWeights",
         Stream::ForwardEven => "kForwardEven",
         Stream::ForwardOdd => "kForwardOdd",
         Stream::BackwardEven => "kBackwardEven",

@@ -1,5 +1,8 @@
 //! The streams of a rank.
 //!
+//! Weights and gradients have a stream of their own, so collectives of activations, which kernels wait for, are not queued
+//! behind them.
+//!
 //! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
 //! kernels nor collectives wait behind it. Each direction has three: two by the parity of the stage that sends, and one for
 //! transfers between stages of equal parity, from the end of an odd ring of stages to its start. So the transfers that a
@@ -17,8 +20,10 @@ use crate::phase::Phase;
 pub enum Stream {
     /// Kernels.
     Compute,
-    /// Collectives.
+    /// Collectives of activations, and all others that no stream below has.
     Comm,
+    /// Gathers of weights and reductions of gradients.
+    Weights,
     /// What even stages send in the forward pass.
     ForwardEven,
     /// What odd stages send in the forward pass.
@@ -35,9 +40,10 @@ pub enum Stream {
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 8] = [
+    pub const ALL: [Stream; 9] = [
         Stream::Compute,
         Stream::Comm,
+        Stream::Weights,
         Stream::ForwardEven,
         Stream::ForwardOdd,
         Stream::BackwardEven,
@@ -63,11 +69,17 @@ impl Stream {
         }
     }
 
+    /// Whether it has transfers between stages of a pipeline.
+    pub fn is_between_stages(self) -> bool {
+        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights)
+    }
+
     /// The spelling in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Stream::Compute => "compute",
             Stream::Comm => "comm",
+            Stream::Weights => "weights",
             Stream::ForwardEven => "forward_even",
             Stream::ForwardOdd => "forward_odd",
             Stream::BackwardEven => "backward_even",
@@ -86,7 +98,7 @@ impl fmt::Display for Stream {
 
 /// A set of streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Streams(u8);
+pub struct Streams(u16);
 
 impl Streams {
     /// One stream.
@@ -102,6 +114,12 @@ impl Streams {
     /// Whether a stream is in it.
     pub fn has(self, stream: Stream) -> bool {
         self.0 & 1 << stream as u8 != 0
+    }
+
+    /// Those that have no transfers between stages.
+    pub fn without_stages(self) -> Self {
+        let own = self.iter().filter(|stream| !stream.is_between_stages());
+        own.fold(Streams::default(), |all, stream| all.and(Streams::only(stream)))
     }
 
     /// Whether there are streams besides the compute stream.

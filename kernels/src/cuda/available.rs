@@ -27,6 +27,11 @@ pub fn gpus() -> Result<usize, CudaError> {
     let missing = |call: &str, error: driver::DriverError| {
         CudaError::from(Unavailable { part: Part::Gpu, why: vec![format!("{call}: {error}")] })
     };
+    // A queue of the device for each stream: no stream may wait behind a collective of another.
+    if env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+        // SAFETY: the standard library's lock guards its own reads, and the driver reads the environment in `cuInit`, below.
+        unsafe { env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "16") };
+    }
     driver::result::init().map_err(|e| missing("cuInit", e))?;
     let n = driver::result::device::get_count().map_err(|e| missing("cuDeviceGetCount", e))?;
     match usize::try_from(n) {

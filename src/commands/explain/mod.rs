@@ -134,12 +134,16 @@ fn simulated(plan: &Plan, compiled: &Compiled) -> String {
         return "not simulated event by event: too many ranks differ\n".to_owned();
     };
     let Some(class) = outcome.last() else { return out };
-    let [compute, comm] = [Stream::Compute, Stream::Comm].map(|stream| 100.0 * class.time.occupancy(stream));
+    let busy = |stream: Stream| format!("{:.1} %", 100.0 * class.time.occupancy(stream));
+    let others = class.time.streams.keys().filter(|&&stream| stream != Stream::Comm);
+    let others: String = others.map(|&stream| format!(", `{stream}` {}", busy(stream))).collect();
     let _ = writeln!(
         out,
-        "event by event: {} on rank {}, which ends last\n  compute stream busy {compute:.1} %, communication stream {comm:.1} %",
+        "event by event: {} on rank {}, which ends last\n  streams busy: `compute` {}, `comm` {}{others}",
         seconds(class.time.seconds),
-        class.rank
+        class.rank,
+        busy(Stream::Compute),
+        busy(Stream::Comm)
     );
     out.push_str(&overlap::text(&compiled.schedule, &class.overlaps));
     out

@@ -187,6 +187,7 @@ fn change_stream(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
         f.tasks[i].stream = match f.tasks[i].stream {
             Stream::Compute => Stream::Comm,
             Stream::ForwardEven => Stream::BackwardOdd,
+            Stream::Weights => Stream::Comm,
             Stream::Comm
             | Stream::ForwardOdd
             | Stream::BackwardEven

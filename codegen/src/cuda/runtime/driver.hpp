@@ -80,6 +80,8 @@ inline int run(const Options& options, const Program& program, const Program* re
     for (const std::string& path : options.all("--weights")) tensors.weights.add(path);
     if (options.has("--inputs")) tensors.inputs.add(options.text("--inputs"));
 
+    // A queue of the device for each stream: no stream may wait behind a collective of another.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
     int n_devices = 0;
     ITHACA_CUDA(cudaGetDeviceCount(&n_devices));
     if (n_devices == 0) throw Error("no GPU");

@@ -90,7 +90,7 @@ struct Queue {
 
 impl Queue {
     fn of(frame: &Frame, task: &Task) -> Self {
-        let places = (task.stream != Stream::Comm).then(|| frame.places(task));
+        let places = task.stream.is_between_stages().then(|| frame.places(task));
         Queue { stream: task.stream, places }
     }
 }
@@ -116,7 +116,7 @@ fn blocks(
                 let last = before.map_or(i, |&[_, last]| last);
                 running.insert(to, [last, i]);
             }
-            (_, Some(&[call, _])) if !matches!(task.stream, Stream::Compute | Stream::Comm) => {
+            (_, Some(&[call, _])) if task.stream.is_between_stages() => {
                 for id in &task.writes {
                     if let Some((first, _)) = lives[id.index()].as_mut().filter(|(first, _)| *first == i) {
                         *first = call;

@@ -11,6 +11,7 @@ mod events;
 mod fit;
 mod fold;
 mod lasting;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +31,8 @@ use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
 
 use arena::UNPLACED;
 use lasting::{Effects, Home, Homes};
+use traffic::Traffic;
+pub(crate) use traffic::is_light;
 
 /// Which kernels pack tensors into wire buffers, and unpack them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,9 +65,11 @@ pub fn lower_with(module: Verified<'_>, packing: Packing) -> Result<Schedule, Di
     }
     let mut frames: Arena<FrameId, Frame> = Arena::new();
     let effects = Effects::of(module);
+    let traffic = Traffic::of(module);
     for (id, _) in module.functions.iter() {
         let used = used_streams(&frames);
-        let frame = Lowering::new(module, id, (&frames, &used), &effects, packing).frame();
+        let frame =
+            Lowering::new(module, id, (&frames, &used), (&effects, &traffic[id.index()]), packing).frame();
         frames.push(frame);
     }
     Ok(Schedule {
@@ -97,6 +102,8 @@ struct Lowering<'a> {
     homes: Homes,
     /// The weights and states that the function reads and writes, callees included.
     effects: &'a Effects,
+    /// The collectives of weights and gradients.
+    traffic: &'a Traffic,
     /// The buffers of written weights and states, one for each.
     lasting: Vec<(Home, BufferId)>,
     /// Messages that are on their way.
@@ -117,7 +124,7 @@ impl<'a> Lowering<'a> {
         module: &'a Module,
         id: FuncId,
         (frames, used): (&'a Arena<FrameId, Frame>, &'a [Streams]),
-        effects: &'a [Effects],
+        (effects, traffic): (&'a [Effects], &'a Traffic),
         packing: Packing,
     ) -> Self {
         let function = &module.functions[id];
@@ -160,6 +167,7 @@ impl<'a> Lowering<'a> {
             last_use,
             homes,
             effects: &effects[id.index()],
+            traffic,
             lasting: Vec::new(),
             arrivals: Vec::new(),
             passed_on: BTreeMap::new(),
@@ -305,6 +313,7 @@ impl<'a> Lowering<'a> {
         let (operands, results) = (self.function.operand_types(node), self.function.result_types(node));
         let parcels = message::parcels(&node.op, &operands, &results);
         let transfer = Transfer::of(parcels).expect("a verified collective has an operand and a result");
+        let stream = if self.traffic.has(node) { Stream::Weights } else { Stream::Comm };
         if transfer.is_direct() {
             let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
             let Parcel { from, to, .. } = transfer.first();
@@ -313,7 +322,7 @@ impl<'a> Lowering<'a> {
                     let phase = self.phases[node.operands[0].index()];
                     Stream::between_stages(phase, sender, to.layout.at)
                 }
-                Some(_) | None => Stream::Comm,
+                Some(_) | None => stream,
             };
             return self.task(stream, Work::Exchange(transfer), sources, results);
         }
@@ -326,13 +335,13 @@ impl<'a> Lowering<'a> {
         }
         if ends.unpack {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
-            self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
+            self.task(stream, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
             let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
             // A message travels until one of its tensors is needed.
             self.arrivals.push(Arrival { transfer, received, results });
         } else {
             let result = self.result_buffer(node.result());
-            self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
+            self.task(stream, Work::Exchange(transfer), vec![sent], vec![result]);
         }
     }
 

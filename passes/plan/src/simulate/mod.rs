@@ -9,6 +9,9 @@
 //! ends if it communicates; to other streams it is a task of the compute stream. A loop is run layer by layer until every rank is as far behind the others as a layer before, which the
 //! layers that are left repeat.
 //!
+//! Messages of several streams of a rank over one link take turns (`shared`); of a frame that communicates and its caller
+//! those between stages count as if they had links of their own.
+//!
 //! The result is that of the rank that ends last. At any moment one of its streams works, or waits in a collective,
 //! hence step time = compute + exposed communication, exactly. Streams do not slow each other down: Galvatron measured
 //! 1.13 for work that overlaps, which matters once schedules overlap more than packing. Only where ranks share all cores of one
@@ -16,6 +19,7 @@
 
 mod classes;
 pub mod discrete;
+mod shared;
 mod simulation;
 mod steps;
 
@@ -40,8 +44,9 @@ pub use simulation::{CommTime, Simulation};
 pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
+use shared::Links;
 use simulation::span;
-use steps::{Step, steps};
+use steps::{Part, Step, steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
 /// the most.
@@ -166,6 +171,8 @@ struct Clock {
     compute: Vec<(f64, f64)>,
     /// Calls at which streams meet.
     calls: Vec<(f64, f64)>,
+    /// The links as far as messages of the frame use them.
+    links: Links,
     /// The tasks of the other streams, by stream.
     comm: [Vec<Busy>; Stream::COUNT],
     total: Simulation,
@@ -185,6 +192,7 @@ impl Clock {
             events: vec![start; frame.n_events],
             compute: Vec::new(),
             calls: Vec::new(),
+            links: Links::default(),
             comm: Default::default(),
             total: Simulation::default(),
         }
@@ -199,12 +207,17 @@ impl World<'_> {
     /// Runs a frame that each rank enters at its own time, on the ranks that are `here`.
     fn frame(&self, id: FrameId, layer: u64, (starts, here): (&[f64], &[bool])) -> Run {
         let (frame, steps) = (&self.schedule.frames[id], &self.steps[id.index()]);
+        let own = self.used[id.index()];
+        let communicating = || own.iter().filter(|&stream| stream != Stream::Compute);
+        let shares = communicating().count() > 1;
         let mut clocks: Vec<Clock> = starts.iter().map(|&start| Clock::new(start, frame)).collect();
         for (number, (task, step)) in frame.tasks.iter().zip(steps).enumerate() {
             let waited = |c: &Clock| task.waits.iter().map(|e| c.events[e.index()]).fold(0.0, f64::max);
             let used = task.work.callee().map(|callee| self.used[callee.index()]);
             let used = used.filter(|used| used.communicates());
             let meets = used.is_some();
+            // What such a frame and its caller send over one link is told apart by time alone.
+            let used = used.map(|used| used.and(own.without_stages()));
             // The streams that meet, or the task's own.
             let streams = if self.in_turn {
                 Stream::ALL.into_iter().fold(Streams::default(), |all, s| all.and(Streams::only(s)))
@@ -225,8 +238,16 @@ impl World<'_> {
                     ends
                 }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
-                    let end = |c: usize| step.end(c, &ready);
-                    (0..self.ranks.len()).map(end).collect()
+                    let mut late = vec![0.0; self.ranks.len()];
+                    if shares && matches!(task.work, Work::Exchange(_)) {
+                        for c in (0..self.ranks.len()).filter(|&c| runs[c]) {
+                            let past = communicating().map(|s| clocks[c].ready[s as usize]);
+                            let past = past.fold(f64::INFINITY, f64::min);
+                            let start = step.start(c, &ready);
+                            late[c] = clocks[c].links.send(task.stream, &step.part(c).loads, start, past);
+                        }
+                    }
+                    (0..self.ranks.len()).map(|c| step.end(c, &ready, &late)).collect()
                 }
             };
             // The other ranks continue.
@@ -340,10 +361,20 @@ fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
 }
 
 impl Step {
-    /// When rank `c` ends the task, if each rank could begin it when `ready` says.
-    fn end(&self, c: usize, ready: &[f64]) -> f64 {
-        let part = &self.parts[c.min(self.parts.len() - 1)];
-        let start = part.with.iter().map(|&peer| ready[peer]).fold(ready[c], f64::max);
-        if part.seconds > 0.0 || !part.with.is_empty() { start + part.seconds } else { ready[c] }
+    fn part(&self, c: usize) -> &Part {
+        &self.parts[c.min(self.parts.len() - 1)]
+    }
+
+    /// When rank `c` begins the task, if each rank could begin it when `ready` says.
+    fn start(&self, c: usize, ready: &[f64]) -> f64 {
+        self.part(c).with.iter().map(|&peer| ready[peer]).fold(ready[c], f64::max)
+    }
+
+    /// When rank `c` ends it; `late` says by how much its links and those of its peers delay it.
+    fn end(&self, c: usize, ready: &[f64], late: &[f64]) -> f64 {
+        let part = self.part(c);
+        let late = part.with.iter().map(|&peer| late[peer]).fold(late[c], f64::max);
+        let runs = part.seconds > 0.0 || !part.with.is_empty();
+        if runs { self.start(c, ready) + part.seconds + late } else { ready[c] }
     }
 }

@@ -4,11 +4,14 @@ use std::rc::Rc;
 
 use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Work};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, Schedule, Stream, Streams, Task, Work, used_streams,
+};
 use ithaca_ir::{Op, Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
-use crate::cluster::Cluster;
+use super::shared::Loads;
+use crate::cluster::{Cluster, Load};
 use crate::cost::OnRank;
 
 /// A task.
@@ -27,13 +30,17 @@ pub(super) struct Part {
     pub(super) seconds: f64,
     /// The ranks that it waits for.
     pub(super) with: Vec<usize>,
+    /// Its loads, where other streams may use the same links.
+    pub(super) loads: Loads,
 }
 
 /// The steps of every frame, one for each task.
 pub(super) fn steps(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Vec<Step>> {
     let space = &schedule.space;
     let on_rank = OnRank::new(cluster, space);
-    let mut pricing = Pricing { cluster, space, classes, on_rank, messages: Vec::new() };
+    let used = used_streams(&schedule.frames).into_iter().fold(Streams::default(), Streams::and);
+    let shares = used.iter().filter(|&stream| stream != Stream::Compute).count() > 1;
+    let mut pricing = Pricing { cluster, space, classes, on_rank, shares, messages: Vec::new() };
     schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
 }
 
@@ -42,6 +49,8 @@ struct Pricing<'a> {
     space: &'a Space,
     classes: &'a Classes,
     on_rank: OnRank<'a>,
+    /// Whether several streams communicate.
+    shares: bool,
     /// Messages that were priced, those of rings from home: all steps of a ring are alike, and micro-batches of a pipeline.
     messages: Vec<(Vec<Parcel>, Rc<[Part]>)>,
 }
@@ -65,7 +74,7 @@ impl Pricing<'_> {
         }
         let ranks = self.classes.ranks();
         let seconds = kernel_seconds(self.cluster, &mut self.on_rank, self.space, (frame, task), ranks);
-        seconds.into_iter().map(|seconds| Part { seconds, with: Vec::new() }).collect()
+        seconds.into_iter().map(|seconds| Part { seconds, ..Part::default() }).collect()
     }
 
     /// The step of a ring that sends as much to the same peers, from where every part is at home; `None` for all others.
@@ -102,11 +111,29 @@ impl Pricing<'_> {
                 with.sort_unstable();
                 with.dedup();
                 let seconds = if alike && !mine.peers.is_empty() { longest } else { mine.time.seconds() };
-                Part { seconds, with }
+                Part { seconds, with, loads: self.loads(parcels, c, seconds) }
             }
-            None => Part { seconds: longest, with: classes.group(c, &axes) },
+            None => {
+                let loads = self.loads(parcels, c, longest);
+                Part { seconds: longest, with: classes.group(c, &axes), loads }
+            }
         };
         (0..classes.ranks().len()).map(part).collect()
+    }
+
+    /// The loads of a message of so many seconds on the links of a rank, which its neighbours use at the same time.
+    fn loads(&self, parcels: &[Parcel], c: usize, seconds: f64) -> Loads {
+        if !self.shares {
+            return Loads::default();
+        }
+        let part = self.cluster.part(self.space, parcels, self.classes.ranks()[c]);
+        let link = |load: Load| {
+            let contention = self.cluster.levels[load.level].contention.value.max(1.0);
+            ((load.level, load.way), (load.seconds * contention).min(seconds))
+        };
+        let links: Vec<_> = part.loads.into_iter().map(link).collect();
+        let transfer = links.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
+        Loads { latency: seconds - transfer, links }
     }
 }
 

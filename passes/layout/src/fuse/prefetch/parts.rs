@@ -11,6 +11,7 @@ use ithaca_ir::module::{Function, ValueId};
 use ithaca_ir::ops::{Binding, Target};
 
 use crate::fuse::graph::{Flow, Graph};
+use crate::lower::is_light;
 
 /// A message of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,9 +198,4 @@ fn tail(function: &Function, members: &BTreeSet<usize>) -> Option<Tail> {
 
 fn is_reduction(op: &Op) -> bool {
     matches!(op.collective_name(), "reduce_scatter" | "all_reduce")
-}
-
-/// Element-by-element operations on a reduced gradient.
-fn is_light(op: &Op) -> bool {
-    matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Accumulate | Op::Binary(_) | Op::Slice { .. })
 }

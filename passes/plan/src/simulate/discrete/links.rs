@@ -1,4 +1,7 @@
-//! Links that messages on their way at the same time share evenly.
+//! Links that messages on their way at the same time share evenly: those of several devices, and those of several streams
+//! of one device.
+
+use std::collections::BTreeMap;
 
 use super::program::{Program, Shared};
 use crate::cluster::Way;
@@ -20,7 +23,7 @@ struct Flow {
     load: Shared,
     /// Seconds that are left if it has the link to itself.
     left: f64,
-    /// Flows that it shares the link with, itself counted.
+    /// By how much more than alone it takes, with the flows that it shares the link with.
     among: f64,
 }
 
@@ -48,14 +51,16 @@ impl Links {
     pub(super) fn share(&mut self, now: f64, program: &Program) -> Option<f64> {
         self.advance(now);
         self.changed = false;
-        let crosses = |class: usize, level: usize, way: Way| {
-            self.flows.iter().any(|f| f.of.0 == class && f.load.level == level && f.load.way == way)
-        };
+        let mut own: BTreeMap<(usize, usize, Way), f64> = BTreeMap::new();
+        for Flow { of, load, .. } in &self.flows {
+            *own.entry((of.0, load.level, load.way)).or_default() += 1.0;
+        }
+        // Devices divide a link, and the streams of a device its part.
         let among = |class: usize, level: usize, way: Way| -> f64 {
-            let sharers =
-                program.sharers[class][level].iter().filter(|(other, _)| crosses(*other, level, way));
-            let n: f64 = sharers.map(|(_, n)| n).sum();
-            n.min(program.contention[level]).max(1.0)
+            let crosses = |&&(other, _): &&(usize, f64)| own.contains_key(&(other, level, way));
+            let n: f64 = program.sharers[class][level].iter().filter(crosses).map(|(_, n)| n).sum();
+            let devices = n.min(program.contention[level]).max(1.0);
+            devices * own.get(&(class, level, way)).copied().unwrap_or(1.0)
         };
         let shares: Vec<f64> = self
             .flows

@@ -80,7 +80,7 @@ pub(super) struct Meeting {
     /// The classes for which it waits.
     pub(super) with: Vec<usize>,
     pub(super) latency: f64,
-    /// Seconds on links that it has to itself.
+    /// Seconds on links that it has to itself: that no other device uses, and no other stream.
     pub(super) own: f64,
     /// Its loads on shared links.
     pub(super) shared: Vec<Shared>,
@@ -106,8 +106,10 @@ impl Program {
     ) -> Self {
         let mut frames: Vec<Tasks> = Vec::new();
         let used = used_streams(&schedule.frames);
+        let all = used.iter().copied().fold(Streams::default(), Streams::and);
+        let shares = all.iter().filter(|&stream| stream != Stream::Compute).count() > 1;
         for ((id, frame), seconds) in schedule.frames.iter().zip(seconds) {
-            let compiler = Compiler { cluster, schedule, alike, used: &used, done: &frames };
+            let compiler = Compiler { cluster, schedule, alike, used: &used, shares, done: &frames };
             let tasks = compiler.frame(id, frame, seconds);
             frames.push(tasks);
         }
@@ -137,6 +139,8 @@ struct Compiler<'a> {
     alike: &'a Alike,
     /// The streams that each frame uses.
     used: &'a [Streams],
+    /// Whether several streams communicate, so that messages of one rank may share a link.
+    shares: bool,
     /// The frames before.
     done: &'a [Tasks],
 }
@@ -223,7 +227,7 @@ impl Compiler<'_> {
             meeting.with.dedup();
             for load in part.loads {
                 let Load { level, way, seconds, far } = load;
-                if self.cluster.levels[level].contention.value > 1.0 {
+                if self.shares || self.cluster.levels[level].contention.value > 1.0 {
                     let far = far.map(|far| alike.class(far));
                     meeting.shared.push(Shared { level, way, seconds, far });
                 } else {

@@ -123,6 +123,49 @@ fn two_transfers_that_share_an_adapter_divide_it() {
     near(seconds[1], 0.002 + 0.040);
 }
 
+/// Two gathers of one rank, of 10 MB and 20 MB, on two streams over one link or over a link each.
+fn two_streams(mesh: Mesh, axes: [&str; 2], nodes_of: u64) -> (Cluster, Schedule) {
+    let mut cluster = plain(1.0);
+    let outer = cluster.levels[0].clone();
+    cluster.levels[0].devices.value = nodes_of;
+    cluster.levels.push(outer);
+    let mut space = Space { mesh, ..Space::default() };
+    let mut types = Vec::new();
+    let mut tasks = Vec::new();
+    for (i, (stream, axis)) in [Stream::Comm, Stream::Weights].into_iter().zip(axes).enumerate() {
+        let dim = space.dims.push(Dim::new(format!("x{i}"), (i as u64 + 1) * 10_000_000));
+        let axis = space.mesh.axis(axis).unwrap();
+        let whole = TensorType::new(DType::BF16, [dim]);
+        let mut part = whole.clone();
+        part.layout.split[0].push(axis);
+        let gather = Transfer::one(Op::AllGather { axis, dim }, part.clone(), whole.clone());
+        types.extend([part, whole]);
+        tasks.push(task(stream, Work::Exchange(gather), 2 * i, 2 * i + 1, &[], None));
+    }
+    (cluster, schedule(space, &types, tasks, 0))
+}
+
+#[test]
+fn two_streams_of_a_rank_divide_its_link() {
+    // One link: the first gather has half of it for 20 ms, the other all of it for the 10 ms that are left. In the planner's
+    // simulation the second gather waits for the first.
+    let (cluster, one) = two_streams(Mesh::new([("t", 2)]), ["t", "t"], 1024);
+    let time = timed(&cluster, &one);
+    near(time.streams[&Stream::Comm], 0.001 + 0.020);
+    near(time.streams[&Stream::Weights], 0.001 + 0.030);
+    let expected = closed_form(&cluster, &one);
+    near(expected.streams[&Stream::Comm], 0.001 + 0.010);
+    near(expected.streams[&Stream::Weights], 0.001 + 0.030);
+    near(time.seconds, expected.seconds);
+    // A link inside a node and another between nodes do not delay each other.
+    let (cluster, two) = two_streams(Mesh::new([("d", 2), ("t", 2)]), ["t", "d"], 2);
+    for time in [timed(&cluster, &two), closed_form(&cluster, &two)] {
+        near(time.streams[&Stream::Comm], 0.001 + 0.010);
+        near(time.streams[&Stream::Weights], 0.001 + 0.020);
+        near(time.seconds, 0.001 + 0.020);
+    }
+}
+
 #[test]
 fn a_kernel_hides_a_transfer() {
     let hidden = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[], None), add(&[0], None)]);
