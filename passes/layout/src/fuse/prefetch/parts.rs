@@ -58,6 +58,8 @@ pub(super) struct Parts {
     pub(super) gathers: Vec<Gather>,
     /// In order of their first collective.
     pub(super) tails: Vec<Tail>,
+    /// The reductions of gradients, those of tails among them.
+    pub(super) reductions: BTreeSet<usize>,
 }
 
 impl Parts {
@@ -69,7 +71,9 @@ impl Parts {
         let flow = Flow::of(function);
         let mut gathers = gathers(function, &flow);
         gathers.sort_by_key(|gather| (gather.used, gather.node));
-        Parts { gathers, tails: tails(function, &flow) }
+        let reductions = late(function, &flow, |_| true).into_iter();
+        let reductions = reductions.filter(|&i| is_reduction(&function.nodes[i].op)).collect();
+        Parts { gathers, tails: tails(function, &flow), reductions }
     }
 
     /// The nodes of all gathers.
@@ -132,6 +136,28 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
     found
 }
 
+/// Reductions and light nodes that lead to assignments of such states only, and these.
+fn late(function: &Function, flow: &Flow<'_>, is_such: impl Fn(&Binding) -> bool) -> BTreeSet<usize> {
+    let nodes = &function.nodes;
+    // Scan from the end.
+    let mut late: BTreeSet<usize> = BTreeSet::new();
+    for i in (0..nodes.len()).rev() {
+        let leads = flow.after(i).next().is_some() && flow.after(i).all(|n| late.contains(&n));
+        let op = &nodes[i].op;
+        let fits = if let Op::Assign { target: Target::State, binding } = op {
+            is_such(binding)
+        } else if let Op::State(binding) = op {
+            is_such(binding) && leads
+        } else {
+            (is_reduction(op) || is_light(op)) && !flow.is_returned(i) && leads
+        };
+        if fits {
+            late.insert(i);
+        }
+    }
+    late
+}
+
 fn tails(function: &Function, flow: &Flow<'_>) -> Vec<Tail> {
     let nodes = &function.nodes;
     let mut assigned: BTreeMap<&str, usize> = BTreeMap::new();
@@ -140,22 +166,9 @@ fn tails(function: &Function, flow: &Flow<'_>) -> Vec<Tail> {
             *assigned.entry(&binding.name).or_default() += 1;
         }
     }
-    // Scan from the end: light nodes that lead to assignments of states only.
-    let mut late: BTreeSet<usize> = BTreeSet::new();
-    for i in (0..nodes.len()).rev() {
-        let leads = flow.after(i).next().is_some() && flow.after(i).all(|n| late.contains(&n));
-        let op = &nodes[i].op;
-        let fits = if let Op::Assign { target: Target::State, binding } = op {
-            binding.is_per_layer() && assigned[binding.name.as_str()] == 1
-        } else if let Op::State(binding) = op {
-            binding.is_per_layer() && leads
-        } else {
-            (is_reduction(op) || is_light(op)) && !flow.is_returned(i) && leads
-        };
-        if fits {
-            late.insert(i);
-        }
-    }
+    let is_once =
+        |binding: &Binding| binding.is_per_layer() && assigned.get(binding.name.as_str()) == Some(&1);
+    let late = late(function, flow, is_once);
     let mut taken: BTreeSet<usize> = BTreeSet::new();
     let mut tails = Vec::new();
     for &i in &late {

@@ -33,7 +33,7 @@ pub(super) struct Timeline {
     pub(super) finish: Vec<f64>,
     /// The end of the last kernel that does not belong to a tail.
     pub(super) end: f64,
-    /// The busy intervals of the communication stream, ascending.
+    /// The busy intervals of the stream of weights and gradients, ascending.
     busy: Vec<(f64, f64)>,
     /// The kernels with their starts, without gathers and nodes that run elsewhere.
     kernels: Vec<(usize, f64)>,
@@ -42,7 +42,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// The timeline of `function`; the communication stream starts with `lead` seconds of another layer's reductions,
+    /// The timeline of `function`; the stream of weights and gradients starts with `lead` seconds of another layer's reductions,
     /// and the nodes `left_out` run elsewhere.
     pub(super) fn of(
         function: &Function,
@@ -56,7 +56,8 @@ impl Timeline {
         let n = function.nodes.len();
         let mut ready = vec![0.0f64; function.values.len()];
         let (mut start, mut finish) = (vec![0.0; n], vec![0.0; n]);
-        let (mut compute, mut communication, mut end) = (0.0f64, lead, 0.0f64);
+        // Of activations, and of weights and gradients.
+        let (mut compute, mut queues, mut end) = (0.0f64, [0.0f64, lead], 0.0f64);
         let (mut busy, mut kernels, mut collectives) = (Vec::new(), Vec::new(), Vec::new());
         if lead > 0.0 {
             busy.push((0.0, lead));
@@ -68,10 +69,14 @@ impl Timeline {
             }
             let given = node.operands.iter().map(|v| ready[v.index()]).fold(0.0, f64::max);
             if node.op.is_communication() {
-                start[i] = given.max(communication);
-                communication = start[i] + seconds[i];
-                finish[i] = communication;
-                busy.push((start[i], finish[i]));
+                let of_gradients = parts.reductions.contains(&i);
+                let queue = &mut queues[usize::from(of_gradients)];
+                start[i] = given.max(*queue);
+                *queue = start[i] + seconds[i];
+                finish[i] = *queue;
+                if of_gradients {
+                    busy.push((start[i], finish[i]));
+                }
                 collectives.push((i, start[i]));
             } else {
                 start[i] = given.max(compute);
