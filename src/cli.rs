@@ -283,6 +283,9 @@ pub struct LayoutArgs {
     pub prune: bool,
     /// ZeRO stage: 1 and 2 split optimizer states and gradients over data-parallel ranks, 3 parameters too
     /// [default: the fastest that fits for `plan`, 0 otherwise].
+    ///
+    /// Of several micro-batches stages 0 and 1 sum the gradients whole on each rank, and reduce them once a step. Stages 2
+    /// and 3 reduce those of each micro-batch, and a rank holds its part of the sum only.
     #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole, help_heading = "Layout")]
     pub zero: Option<u64>,
     /// Another strategy inside the attention of one kind of layer, a function of the program; repeatable.

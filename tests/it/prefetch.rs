@@ -140,6 +140,27 @@ fn a_step_is_the_whole_step() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Stages 1 and 2 split no weights; a layer still reduces gradients of the one above: of each micro-batch, or of their sum.
+#[test]
+fn gradients_alone_are_reduced_by_the_next_layer() {
+    let mut wrong = Vec::new();
+    for (zero, reducing) in
+        [(Zero::Optimizer, "block.backward.complete.ahead"), (Zero::Gradients, "block.backward.ahead")]
+    {
+        for (strategy, mesh) in [LAYOUTS[0], LAYOUTS[4]] {
+            let training = Training { micro_batches: 2, clip: Some(0.1), ..Training::default() };
+            let module = step(&llama(4), training);
+            let fusion = zero.usual_fusion().to_string();
+            wrong.extend(differences_with(&module, (strategy, mesh), (&fusion, zero), &SlowLinks));
+            let options = ShardOptions { zero, ..options(strategy, mesh, &fusion) };
+            let found = compiled(&module, &options, &SlowLinks);
+            assert!(found.per_rank.function(reducing).is_some(), "there is no @{reducing}");
+            assert!(!found.notes.iter().any(|note| note.contains("no effect")), "{:?}", found.notes);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// A layer between two others gathers for one and reduces for the other, and both in front of the first and behind the last
 /// nothing is left over.
 #[test]

@@ -10,6 +10,7 @@ use ithaca_pass::choices::{Choices, Source};
 use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_on};
 
 use crate::fuse::Accumulate;
+use crate::fuse::prefetch::NO_EFFECT;
 use crate::lower::{Packing, lower_with};
 use crate::lower_movements::{LowerMovements, Options};
 use crate::movement::LOCAL;
@@ -77,6 +78,15 @@ pub fn compile_with(
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
     compile_by(&passes(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
+        .map(|compiled| unasked(compiled, options))
+}
+
+/// Without the note that a pass has no effect which is there by default.
+fn unasked(mut compiled: Compiled, options: &ShardOptions) -> Compiled {
+    if options.fusion == options.zero.usual_fusion() {
+        compiled.notes.retain(|note| note != NO_EFFECT);
+    }
+    compiled
 }
 
 /// As [`compile_with`], with recorded choices in place of prices: those of a plan, for its program or for a small one of the
@@ -93,7 +103,7 @@ pub fn replay(
     let (passes, packing) = (passes(registry, options), options.fusion.packing);
     let compiled = draft_by(&passes, packing, verify(module)?, Source::Record(choices), &mut Unwatched)?;
     verify_schedule(&compiled)?;
-    Ok(compiled)
+    Ok(unasked(compiled, options))
 }
 
 /// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes`], with passes of
@@ -135,6 +145,7 @@ pub fn draft_with(
 ) -> Result<Compiled, Diagnostics> {
     let (passes, packing) = (passes(registry, options), options.fusion.packing);
     draft_by(&passes, packing, module, Source::Prices(prices), &mut Unwatched)
+        .map(|compiled| unasked(compiled, options))
 }
 
 fn draft_by(

@@ -55,6 +55,10 @@ impl Default for Prefetch {
 /// Options, as `list passes` shows them.
 pub const OPTIONS: &str = "layers=0|1";
 
+/// The note of a program without weights to gather ahead or gradients to reduce later.
+pub(crate) const NO_EFFECT: &str =
+    "`prefetch` has no effect: no weights are gathered; `--zero 3` shards them";
+
 /// The maximum number of layers by which weights are gathered ahead.
 pub const MAX_LAYERS: u64 = 1;
 
@@ -86,11 +90,12 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
     let mut new = module.emptied(module.level);
     let mut called: Vec<Option<FuncId>> = vec![None; module.functions.len()];
     let mut loops: BTreeMap<usize, Functions> = BTreeMap::new();
-    let mut n_gathers = 0;
+    let (mut n_gathers, mut n_deferred) = (0, 0);
     for (id, function) in module.functions.iter() {
         for (n, body) in plan.bodies.iter().enumerate() {
             if let (true, Some(variants)) = (body.of.callee == id, plan.variants.get(&n)) {
                 n_gathers += body.counts().0;
+                n_deferred += body.counts().2;
                 loops.insert(n, body.add(&mut new, function, variants)?);
             }
         }
@@ -106,8 +111,8 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
         };
         called[id.index()] = Some(new.functions.push(function));
     }
-    if n_gathers == 0 {
-        cx.note("`prefetch` has no effect: no weights are gathered; `--zero 3` shards them");
+    if n_gathers + n_deferred == 0 {
+        cx.note(NO_EFFECT);
     }
     Ok(new)
 }
