@@ -640,12 +640,12 @@ fn axes_of(schedule: &Schedule, task: &Task) -> Vec<ithaca_ir::AxisId> {
     axes.iter().copied().filter(|&a| schedule.space.mesh.size(a) > 1).collect()
 }
 
-/// Two collectives on one axis come in another order on some of its ranks.
+/// Two collectives on one communicator, of an axis and a stream, come in another order on some of its ranks.
 pub(super) fn swap_on_one_rank(schedule: &Schedule, choices: &mut Choices) -> Option<Odd> {
     let (frame, i) = task(schedule, choices, |_, t| !axes_of(schedule, t).is_empty())?;
     let f = &schedule.frames[frame];
     let axis = axes_of(schedule, &f.tasks[i])[0];
-    let j = next(f, i, |t| axes_of(schedule, t).contains(&axis))?;
+    let j = next(f, i, |t| t.stream == f.tasks[i].stream && axes_of(schedule, t).contains(&axis))?;
     let everywhere = |i: usize| Some(transfer(&f.tasks[i])?.first().from.layout.at.is_none());
     let others = everywhere(i)? && everywhere(j)?;
     let mutant = swap(schedule, frame, i, j)?.schedule;

@@ -45,13 +45,13 @@ impl Zero {
         self as u64
     }
 
-    /// The fusion of a plan that asks for none: coalesced messages, folded into kernels, and weights gathered ahead and
-    /// gradients reduced later where ranks hold parts of them.
+    /// The fusion of a plan that asks for none: coalesced messages, folded into kernels, and prefetched weights where
+    /// ranks hold parts of them.
     pub fn usual_fusion(self) -> Fusion {
         let usual = Fusion::PACK.folded();
         match self {
-            Zero::Off => usual,
-            Zero::Optimizer | Zero::Gradients | Zero::Parameters => usual.ahead(Prefetch::default()),
+            Zero::Off | Zero::Optimizer | Zero::Gradients => usual,
+            Zero::Parameters => usual.ahead(Prefetch::default()),
         }
     }
 

@@ -131,6 +131,9 @@ fn explored(
     let mut estimated = search.estimated(&insides, looked, &mut tried);
     search.fused(&insides, &mut estimated);
     search.exact(&insides, estimated, exact, &mut tried);
+    if exact > 1 {
+        search.reduced_later(&mut tried);
+    }
     Ok(tried)
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
+use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
@@ -28,6 +29,12 @@ const AT_ONCE: usize = 8;
 
 /// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
 const CALLS: u64 = 4096;
+
+/// Steps of ZeRO 1 and 2 in which gradients are tried to be reduced later.
+const LATER: usize = 3;
+
+/// Micro-batches of all stages in such a step, at most: longer ones take as long to compile as the rest of a search.
+const SHORT: u64 = 256;
 
 /// How much longer than a compiled step an estimate must be to be slower for certain.
 const SURE: f64 = 1.06;
@@ -277,6 +284,34 @@ impl Search<'_> {
                 }
             }
         }
+    }
+
+    /// Replaces the best steps of ZeRO 1 and 2 by those in which layers reduce the gradients of the layer above, where these
+    /// are faster: a layer hides more, but the first and the last of each call are functions of their own.
+    pub(super) fn reduced_later(&self, tried: &mut Tried) {
+        if !self.request.chooses_fusion {
+            return;
+        }
+        tried.fits.sort_by(Priced::cmp_rank);
+        let later = |one: &Priced| {
+            let ShardOptions { zero: Zero::Optimizer | Zero::Gradients, fusion, .. } = one.options else {
+                return None;
+            };
+            let options = ShardOptions { fusion: fusion.ahead(Prefetch::default()), ..one.options.clone() };
+            let short = |t: &&Training| t.stages * t.micro_batches <= SHORT;
+            let training = one.training.as_ref().filter(short)?.clone();
+            let other = self.priced(&Step { options, training }).ok()?;
+            let is_better =
+                other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
+            is_better.then_some(other)
+        };
+        let best = &mut tried.fits[..];
+        let n = best.len().min(LATER);
+        best[..n].par_iter_mut().for_each(|one| {
+            if let Some(other) = later(one) {
+                *one = Priced { also: std::mem::take(&mut one.also), ..other };
+            }
+        });
     }
 
     /// The step as it is compiled.
