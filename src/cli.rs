@@ -167,6 +167,9 @@ pub struct WorkloadArgs {
     /// The kind of step [default: prefill].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// Tokens that the cache of each sequence has room for, in decoding [default for `run`: prompt and steps].
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
+    pub context: Option<u64>,
     /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,
@@ -499,7 +502,8 @@ pub struct RunArgs {
     /// Write the outputs to this safetensors file.
     #[arg(short, long, value_name = "FILE", help_heading = "Comparison")]
     pub output: Option<PathBuf>,
-    /// Training steps; each continues from the weights and optimizer states of the step before.
+    /// Training steps, each of which continues from the weights and optimizer states of the step before; in decoding, steps
+    /// after the prompt, of a token each.
     #[arg(
         long,
         value_name = "N",
@@ -509,6 +513,13 @@ pub struct RunArgs {
         help_heading = "Checkpoints"
     )]
     pub steps: u64,
+    /// Prompts to continue in decoding: token ids, sequences separated by semicolons, as in `1,5,7;2,9`; `prompt_ids` and
+    /// `prompt_lengths` of `--inputs` without it.
+    #[arg(long, value_name = "IDS", conflicts_with = "inputs", help_heading = "Decoding")]
+    pub prompt: Option<String>,
+    /// Tokens of a prompt that are computed at once [default: all].
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens, help_heading = "Decoding")]
+    pub chunk: Option<u64>,
     /// Write a checkpoint for further training: a file, or a folder for `model.safetensors`.
     #[arg(long, value_name = "PATH", help_heading = "Checkpoints")]
     pub save: Option<PathBuf>,

@@ -26,6 +26,7 @@ pub const COMMAND_LINE: &[Code] = &[
     code("C16", "a checkpoint has exactly the weights and states of the training that continues from it"),
     code("C17", "the processes of a run find each other, are one for each rank, and run the same plan"),
     code("C18", "the tokens of a rank that choose an expert fit the expert's slots"),
+    code("C19", "the tokens of a sequence fit its cache"),
     code(
         "C20",
         "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is requested",

@@ -119,10 +119,11 @@ fn code(error: &RunError) -> &'static str {
         RunError::Memory { .. } => "C11",
         RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
         RunError::Experts(_) => "C18",
+        RunError::CacheFull { .. } => "C19",
         RunError::Cuda(CudaError::Unavailable(_)) => "C20",
         // Invalid data keeps its code, whichever rank finds it.
         RunError::Rank { cause, .. } => match code(cause) {
-            code @ ("C12" | "C18") => code,
+            code @ ("C12" | "C18" | "C19") => code,
             _ => "C13",
         },
         RunError::NoMain(_)

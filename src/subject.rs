@@ -114,7 +114,8 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let batch = args.batch.or(fallback.map(|f| f.batch));
     let documents = args.documents.as_deref().map(documents).transpose()?;
     let of_documents = documents.as_ref().map(Documents::tokens);
-    let sequence = args.seq.or(of_documents).or(fallback.map(|f| f.sequence));
+    let of_step = (args.mode == Some(cli::Mode::Decode)).then_some(1);
+    let sequence = of_step.or(args.seq).or(of_documents).or(fallback.map(|f| f.sequence));
     let target_sequence = args.target_seq.or(fallback.and_then(|f| f.target));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
@@ -150,6 +151,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         target_sequence,
         dtype,
         mode,
+        cache: args.context,
         ignore: args.ignore_fields.clone(),
     })
 }
@@ -224,6 +226,31 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
         job.weights = Some(weights.clone());
     }
     Ok(job)
+}
+
+/// The jobs of a model that continues prompts: for the tokens of a prompt, `chunk` at once, and for one token of each sequence.
+///
+/// # Errors
+/// As [`job`].
+pub fn continuing(registry: &Registry, args: &SubjectArgs, [batch, chunk, context]: [u64; 3]) -> Result<[Job; 2]> {
+    let model = model(&args.subject)?;
+    let (options, cluster) = layout(registry, &args.layout)?;
+    ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
+    let lengths = Lengths { batch, sequence: chunk, target: None };
+    let given = workload(&args.workload, Some(lengths))?;
+    let steps = [Workload::cached(batch, chunk, context), Workload::decode(batch, context)];
+    let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
+    let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));
+    let job = |step: Workload| -> Result<Job> {
+        let Workload { mode, sequence, logits, .. } = step;
+        let workload = Workload { mode, batch, sequence, logits, cache: step.cache, ..given.clone() };
+        let workload = grouped(workload, options.mesh.ranks());
+        let large = Large { config: &model.config, name: &model.name, workload: &workload };
+        let job = large.job(registry, (options.clone(), cluster.clone()))?;
+        Ok(Job { weights: weights.clone(), notes: notes.clone(), ..job })
+    };
+    let [prompt, token] = steps.map(job);
+    Ok([prompt?, token?])
 }
 
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {

@@ -51,6 +51,14 @@ pub enum RunError {
     /// An expert has fewer slots than tokens that chose it.
     #[error("{0}")]
     Experts(String),
+    /// A sequence has more tokens than its cache.
+    #[error("a sequence of {tokens} tokens in a cache of {capacity}")]
+    CacheFull {
+        /// The tokens of the sequence.
+        tokens: u64,
+        /// The tokens that the cache may have.
+        capacity: u64,
+    },
     /// Ranks that hold the same elements disagree.
     #[error("output `{output}`: rank {rank} has {found} at {at:?}, but an earlier rank has {expected}")]
     ReplicasDiffer {

@@ -16,6 +16,7 @@ mod per_rank_text;
 mod plan;
 mod prove;
 mod repairs;
+mod generate;
 mod run;
 mod schedule_text;
 mod session;
@@ -40,6 +41,7 @@ fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Plan(args) => plan::plan(&args, session),
         Command::Emit(args) => emit::emit(&args, session),
         Command::Run(args) if args.launch => launch::run(&args, session),
+        Command::Run(args) if generate::is_asked(&args) => generate::run(&args, session, None),
         Command::Run(args) => run::run(&args, session),
         Command::Verify(args) => verify::verify(&args, session),
         Command::ShardWeights(args) => shard_weights::shard_weights(&args, session),

@@ -313,6 +313,15 @@ impl Data {
         })
     }
 
+    /// Weights alone.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn of_weights(job: &Job, args: &SubjectArgs) -> Result<Data> {
+        let without = SubjectArgs { inputs: None, ..args.clone() };
+        Self::open(job, &without, None)
+    }
+
     /// The weights; names in checkpoints of a bare model lack the prefix of a model with a head.
     pub(super) fn weights(&self) -> Renamed<'_, &dyn TensorSource> {
         Renamed::new(self.weights.as_ref(), &MODEL_PREFIXES)
@@ -378,6 +387,11 @@ pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
     })
 }
 
+/// The comparison of results that differ by rounding alone.
+pub(super) fn rounding() -> compare::Judge<'static> {
+    compare::Judge { reach: 0.0, smallest: None }
+}
+
 /// The expected outputs.
 pub(super) enum Expected<'a, T: Real> {
     /// Those in a file; other outputs are not compared.
@@ -390,7 +404,7 @@ pub(super) enum Expected<'a, T: Real> {
 pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
 
 /// The tolerance: the one asked for, or the default for the narrowest stored type.
-fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
+pub(super) fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
@@ -518,7 +532,7 @@ pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
     out
 }
 
-fn traffic_table(rows: &[Traffic]) -> String {
+pub(super) fn traffic_table(rows: &[Traffic]) -> String {
     if rows.is_empty() {
         return "no communication\n".to_owned();
     }

@@ -47,6 +47,13 @@ impl Positions {
         Self { parts, before }
     }
 
+    /// The positions this many later.
+    #[must_use]
+    pub fn behind(&self, by: u64) -> Self {
+        let later = |part: &Progression| Progression { first: part.first + i128::from(by), ..*part };
+        Self { parts: self.parts.iter().map(later).collect(), before: self.before.clone() }
+    }
+
     /// Number of positions.
     pub fn len(&self) -> u128 {
         magnitude(self.before.last().copied().unwrap_or(0))

@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::ops::check::refuse;
 use crate::ops::context::{Context, Types};
 use crate::ops::error::{OpError, ensure};
+use crate::ops::table::cache::Cache;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
 use crate::ops::{
@@ -86,6 +87,9 @@ impl Op {
             Op::SumCopies { from, to } => {
                 return Ok(smallvec![repeat::infer_sum(space, *from, *to, operands[0])?]);
             }
+            Op::Cache(Cache::Argmax { over, parts }) => {
+                return Cache::infer_argmax((*over, *parts), space, operands);
+            }
             Op::Merge
             | Op::MergeParts { .. }
             | Op::Accumulate
@@ -107,6 +111,7 @@ impl Op {
             Op::Loss(loss) => loss.infer(space, operands)?,
             Op::Optimizer(optimizer) => optimizer.infer(operands)?,
             Op::Experts(experts) => experts.infer(space, operands)?,
+            Op::Cache(cache) => cache.infer(space, operands)?,
             Op::Random(random @ Random::Dropout { .. }) => random.infer(operands, declared)?,
             Op::Take { to } => smallvec![parts::infer_take(space, *to, operands[0])?],
             Op::Join { to } => smallvec![parts::infer_join(space, *to, operands)?],

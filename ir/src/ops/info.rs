@@ -19,6 +19,8 @@ pub enum Family {
     Random,
     /// Attention and its parts.
     Attention,
+    /// Caches of keys and values, and generated tokens.
+    Cache,
     /// Mixtures of experts.
     Experts,
     /// The loss, gradients and the optimizer.
@@ -31,13 +33,14 @@ pub enum Family {
 
 impl Family {
     /// Every family, in the order of the reference page.
-    pub const ALL: [Family; 10] = [
+    pub const ALL: [Family; 11] = [
         Family::Source,
         Family::Linear,
         Family::Elementwise,
         Family::Norm,
         Family::Random,
         Family::Attention,
+        Family::Cache,
         Family::Experts,
         Family::Training,
         Family::Structure,

@@ -86,7 +86,6 @@ pub(super) fn infer_expand(
     declared: &[TensorType],
 ) -> Result<TensorType, OpError> {
     let ty = only("expand", declared)?;
-    need_float("expand", x.dtype)?;
     let kept: Vec<DimId> = ty.dims.iter().copied().filter(|&d| x.has(d)).collect();
     subset("expand", space, ty, x, &kept)?;
     Ok(unplaced(ty))

@@ -8,6 +8,7 @@ mod adjoint;
 pub mod attention;
 pub mod attr;
 pub(crate) mod attribute;
+pub mod cache;
 mod check;
 pub mod coalesced;
 pub mod collective;
@@ -43,6 +44,7 @@ mod window;
 
 pub use attention::AttentionDims;
 pub use attr::{Attr, Attrs};
+pub use cache::Cache;
 pub use check::sums_in;
 pub use context::{Context, Types};
 pub use cost::Cost;

@@ -71,6 +71,11 @@ fn heading(family: Family) -> (&'static str, &'static str) {
             "Drawn by position along each dimension, so that every layout, order and shard draws the same.",
         ),
         Family::Attention => ("Attention", "Heads are one factor, query heads and key/value heads alike."),
+        Family::Cache => (
+            "Caches",
+            "A step continues sequences: `start` is the number of tokens of each before it, `end` after it; both are values, so that a \
+             sequence may have any number of tokens up to the capacity of its cache, and a step any number of new ones.",
+        ),
         Family::Experts => {
             ("Mixtures of experts", "The choice of experts for each token, dispatch to them and combination.")
         }

@@ -1,5 +1,6 @@
 //! Factor rules: this file calls the function of the operation's family.
 
+use crate::ops::table::cache::Cache;
 use crate::ops::table::op::Op;
 use crate::ops::table::window::Window;
 use crate::ops::{linear, norm, parts};
@@ -16,6 +17,8 @@ impl Op {
             Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
             Op::Fused(fused) => Some(fused.rule(operands, results)),
             Op::Loss(loss) => Some(loss.rule(operands, results)),
+            Op::Cache(Cache::Argmax { parts: Some(_), .. }) => None,
+            Op::Cache(cache) => Some(cache.rule(operands, results)),
             Op::Experts(experts) => Some(experts.rule(operands, results)),
             Op::Window(_) => Some(Window::rule(operands, results[0])),
             Op::Embed { over, .. } => Some(linear::rule_embed(*over, operands, results[0])),

@@ -6,10 +6,11 @@
 use smallvec::smallvec;
 
 use crate::dtype::DType;
-use crate::ops::check::{need_float, only};
+use crate::ops::check::only;
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail};
 use crate::ops::source;
+use crate::ops::table::cache::Cache;
 use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
@@ -67,6 +68,7 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
     ) || (*op == Op::AccumulateProduct && operand == 2)
+        || (matches!(op, Op::Cache(Cache::Append { .. })) && operand == 0)
 }
 
 pub(super) fn infer_state(
@@ -75,8 +77,7 @@ pub(super) fn infer_state(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let op = Op::State(binding.clone());
-    let ty = only("state", declared)?;
-    need_float("state", ty.dtype)?;
+    only("state", declared)?;
     source::infer(&op, binding, space, declared)
 }
 
@@ -86,7 +87,6 @@ pub(super) fn infer_assign(
     space: &Space,
     x: &TensorType,
 ) -> Result<Types, OpError> {
-    need_float("assign", x.dtype)?;
     let is_pending = !x.layout.partial.is_empty() && gradient_of_sum(&binding.name).is_none();
     if is_pending || !x.layout.moved.is_empty() {
         bail!("V11", "`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name);

@@ -16,7 +16,7 @@ use super::communicator::{Communicator, Mailboxes};
 use super::context::RunContext;
 use super::execution::Execution;
 use super::fault::FaultKind;
-use super::memory::{ArenaShape, SourcePlan, SourceTensor, Sources, WrittenData};
+use super::memory::{ArenaShape, SourcePlan, SourceTensor, Sources, WrittenData, to_int};
 use super::options::Options;
 use super::panics::{guarded, joined};
 use super::rank::{self, RankResult};
@@ -171,10 +171,14 @@ impl<'a> Job<'a> {
     }
 
     /// The written tensors in their stored form; `before` has their earlier values.
-    fn kept(&self, parts: &[RankResult], before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
+    fn kept<'p>(&self, parts: &'p [RankResult], before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
         let mut by_name: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
         for (number, SourceTensor { binding, ty, layer, .. }) in self.plan.written().enumerate() {
-            let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
+            let numbers = |part: &'p RankResult| match part.written[number].as_slice() {
+                data if ty.dtype.is_float() => Cow::Borrowed(data),
+                data => Cow::Owned(data.iter().map(|&x| to_int(x) as f32).collect()),
+            };
+            let held = parts.iter().map(numbers).collect();
             by_name.entry(binding.stored_name(*layer)).or_default().push(Update { binding, ty, held });
         }
         updates::kept(&self.schedule.space, &by_name, before)

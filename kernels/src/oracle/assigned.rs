@@ -7,6 +7,7 @@ use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::{Space, TensorType};
 
 use super::ranks::Held;
+use super::value::Elements;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::store::TensorSource;
@@ -79,8 +80,11 @@ impl<T: Real> Assigned<T> {
         let mut assigned: BTreeMap<&str, Vec<Update<'_, T>>> = BTreeMap::new();
         for (name, entries) in &self.entries {
             for Entry { binding, ty, held, .. } in entries {
-                let held = held.iter().map(|value| value.elements().real().map(Cow::Borrowed));
-                let held = held.collect::<Result<_, _>>()?;
+                let held = held.iter().map(|value| match value.elements() {
+                    Elements::Real(data) => Cow::Borrowed(data),
+                    Elements::Int(data) => data.iter().map(|&x| T::from_f64(f64::from(x))).collect(),
+                });
+                let held = held.collect();
                 assigned.entry(name).or_default().push(Update { binding, ty, held });
             }
         }

@@ -5,7 +5,7 @@ use ithaca_ir::{DType, Op, Space};
 
 use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
-    attention, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random, rows,
+    attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random, rows,
     unary, window,
 };
 use crate::error::RunError;
@@ -56,11 +56,15 @@ pub fn eval<T: Real>(
             let places = Offsets::of_part(&x[0].region, &call.result().region);
             return Ok(vec![x[0].elements.gather(call.shape(), places)]);
         }
+        Op::Expand => {
+            let places = Offsets::new(call.shape(), x[0].strides_in(call.result().ty), 0);
+            return Ok(vec![x[0].elements.gather(call.shape(), places)]);
+        }
         Op::Experts(op) => return experts::experts(&call, op),
+        Op::Cache(op) => return cache::cache(&call, op),
         Op::Fill { value } => vec![vec![T::from_f64(*value); call.shape().iter().product()]],
         Op::Sum => vec![products::sum(&call)?],
         Op::Select { over, position } => vec![products::select(&call, *over, *position)?],
-        Op::Expand => vec![products::expand(&call)?],
         Op::Einsum => {
             let ResultSpec { ty, region } = call.result();
             vec![products::einsum(&x[0], &x[1], ty, region)?]

@@ -88,13 +88,6 @@ pub(super) fn select<T: Real>(call: &LocalOp<'_, T>, over: DimId, position: u64)
     Ok(places.map(|i| data[i]).collect())
 }
 
-/// The same elements along the dimensions that x lacks.
-pub(super) fn expand<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<T>, RunError> {
-    let data = call.real(0)?;
-    let places = Offsets::new(call.shape(), call.operands[0].strides_in(call.result().ty), 0);
-    Ok(places.map(|i| data[i]).collect())
-}
-
 /// The copies of a dimension: where each copy that one side holds has its original on the other side.
 struct Copies {
     /// For each copy held, the place of its original among those held.

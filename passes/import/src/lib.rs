@@ -133,21 +133,13 @@ pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module
 }
 
 fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
-    match workload.mode {
-        Mode::Prefill | Mode::Train => {}
-        Mode::Decode => {
-            let message = format!("mode {} is not supported yet", workload.mode.name());
-            return Err(Diagnostic::new("M09", message)
-                .help("import the model for prefill")
-                .repairs(["--mode prefill".to_owned()]));
-        }
-    }
     // Positions are 32-bit integers.
     const MAX_TOKENS: u64 = (1 << 31) - 1;
     let lengths = [
         ("sequences", workload.batch, 1 << 31),
         ("tokens", workload.sequence, MAX_TOKENS),
         ("tokens of the target", workload.target_sequence.unwrap_or(1), MAX_TOKENS),
+        ("tokens of the cache", workload.cache.unwrap_or(1), MAX_TOKENS),
     ];
     for (what, n, max) in lengths {
         if n == 0 || n > max {

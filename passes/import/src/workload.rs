@@ -74,6 +74,9 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// The use of a program.
     pub mode: Mode,
+    /// The tokens that the cache of a sequence has room for. A prefill with a cache continues sequences by `sequence` tokens at
+    /// most; decoding always has one.
+    pub cache: Option<u64>,
     /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
@@ -92,6 +95,17 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// A step that continues sequences by up to `tokens` tokens each, in caches of `capacity` tokens: the next token of each is
+    /// chosen, and logits are those of the last token.
+    pub fn cached(batch: u64, tokens: u64, capacity: u64) -> Self {
+        Self { cache: Some(capacity), logits: Logits::Last, ..Self::prefill(batch, tokens) }
+    }
+
+    /// A step that decodes one token of each sequence.
+    pub fn decode(batch: u64, capacity: u64) -> Self {
+        Self { mode: Mode::Decode, ..Self::cached(batch, 1, capacity) }
+    }
+
     /// Prefill in the description's element type.
     pub fn prefill(batch: u64, sequence: u64) -> Self {
         Self {
@@ -100,6 +114,7 @@ impl Workload {
             target_sequence: None,
             dtype: None,
             mode: Mode::Prefill,
+            cache: None,
             capacity: None,
             expert_bound: None,
             documents: None,

@@ -222,7 +222,7 @@ impl<'a> OnRank<'a> {
             Some(key)
         });
         match (queries, keys) {
-            (Some(q), Some(k)) => a.mask.pairs_between(&self.positions[&q], &self.positions[&k]),
+            (Some(q), Some(k)) => a.pairs_of(self.space, &self.positions[&q], &self.positions[&k]),
             _ => 0,
         }
     }

@@ -48,6 +48,7 @@ pub(in crate::ops) fn infer_backward(
     space: &Space,
     operands: &[&TensorType],
 ) -> Result<Types, OpError> {
+    ensure!(!a.starts, "V32", "a gradient reaches attention on a cache, which has no adjoint");
     check(a, space, operands)?;
     let [q, k, v, d_o, lse, delta] = [0, 1, 2, 3, 4, 5].map(|i| operands[i]);
     check_layouts(a, space, "attention_backward", [q, k, v])?;
@@ -159,10 +160,16 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
     ensure!(
-        more == usize::from(a.bias.is_some()) + usize::from(key.is_some() && a.dropout.is_some()),
+        more == usize::from(a.bias.is_some())
+            + usize::from(a.starts)
+            + usize::from(key.is_some() && a.dropout.is_some()),
         "V01",
-        "`attention` has an operand behind the others where it has a bias, one for the key of its dropout, and no other"
+        "`attention` has an operand behind the others where it has a bias, one for the positions of first queries, one for \
+         the key of its dropout, and no other"
     );
+    if let Some(start) = a.start_operand() {
+        check_start(a, space, q, operands[start])?;
+    }
     if let Some(key) = key {
         need_key("attention", operands[key])?;
     }
@@ -171,7 +178,27 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         "V05",
         "`attention` has `parts` where it returns a part, and only there"
     );
-    crate::mask::check(&a.mask, &space.dims[queries], &space.dims[space.sequence(keys)])
+    let keys = &space.dims[space.sequence(keys)];
+    crate::mask::check(&a.mask, if a.starts { keys } else { &space.dims[queries] }, keys)
+}
+
+/// Positions of first queries, by sequence.
+fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType) -> Result<(), OpError> {
+    ensure!(start.dtype == DType::I32, "V04", "`attention` starts at positions of i32, not {}", start.dtype);
+    ensure!(
+        start.dims.as_slice() == &q.dims[..q.dims.len() - 3],
+        "V05",
+        "the positions of first queries have the dimensions in front of the queries"
+    );
+    let alike = start.layout.split.iter().eq(&q.layout.split[..start.dims.len()]);
+    ensure!(alike && start.layout.partial.is_empty(), "V07", "first positions are split otherwise than the sequences");
+    ensure!(a.dropout.is_none(), "V05", "`attention` on a cache has no dropout");
+    ensure!(
+        a.queries != a.keys && space.dims[a.keys].fetched.is_none(),
+        "V05",
+        "`attention` on a cache has keys of a dimension of their own"
+    );
+    Ok(())
 }
 
 /// Which axes may split what: see [`Attention`].

@@ -56,6 +56,7 @@ impl Attention {
             softcap: None,
             bias: None,
             dropout: None,
+            starts: false,
             returns: Returns::Output,
             parts: None,
             movement: None,
@@ -64,9 +65,17 @@ impl Attention {
 
     /// Which of `n` operands, forward or backward, is the key that dropout draws from, if one is.
     pub fn key_operand(&self, n: usize) -> Option<usize> {
+        if self.starts {
+            return None;
+        }
         let plain = if n >= BACKWARD { BACKWARD } else { FORWARD };
         let i = plain + usize::from(self.bias.is_some());
         (i < n).then_some(i)
+    }
+
+    /// The operand with the positions of first queries, if queries stand behind tokens of a cache.
+    pub fn start_operand(&self) -> Option<usize> {
+        self.starts.then_some(FORWARD + usize::from(self.bias.is_some()))
     }
 
     /// Rule where keys are whole: heads are parallel (key/value heads being the same factor), queries are parallel, keys

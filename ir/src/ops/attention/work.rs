@@ -17,7 +17,21 @@ impl Attention {
             Some(Positions::new(runs.iter().map(Run::positions)))
         };
         let (Some(queries), Some(keys)) = (held(q, self.queries), held(k, self.keys)) else { return 0 };
-        self.mask.pairs_between(&queries, &keys)
+        self.pairs_of(space, &queries, &keys)
+    }
+
+    /// Pairs of queries and keys at these positions; queries behind a cache are counted where it is full with them.
+    pub fn pairs_of(&self, space: &Space, queries: &Positions, keys: &Positions) -> u128 {
+        if !self.starts {
+            return self.mask.pairs_between(queries, keys);
+        }
+        let [n_queries, n_keys] = [self.queries, self.keys].map(|d| space.dims[space.sequence(d)].valid);
+        self.mask.pairs_between(&queries.behind(n_keys.saturating_sub(n_queries)), keys)
+    }
+
+    /// Whether a query at one of these positions may see a key at one of those.
+    pub fn may_see(&self, queries: &Positions, keys: &Positions) -> bool {
+        self.starts || self.mask.pairs_between(queries, keys) > 0
     }
 
     /// FLOPs on the busiest rank: two for each kept pair, head and element of width, for scores and for values.

@@ -37,6 +37,9 @@ attributes! {
         /// Attention weights that training sets to zero. The last operand, an `i32`, is the key that they are drawn from;
         /// without it every run drops the same weights.
         pub dropout: Option<Dropout> = None,
+        /// Queries stand behind tokens of a cache: the operand after q, k, v and the bias, an `i32` over the dimensions in front,
+        /// has the position of the first query.
+        pub starts: bool = false,
         /// The results: `output` only; `with_lse`, lse in `f32` too; `part`, both in `f32`, of the keys that the rank holds.
         pub returns: Returns = Returns::Output,
         /// The dimension that distinguishes the results of ranks with the same queries and other keys.

@@ -4,6 +4,7 @@
 //! Architecture invariant: declarations know no functions and no inference, so that everything else may depend on them.
 
 pub(crate) mod attention;
+pub(crate) mod cache;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod fused;

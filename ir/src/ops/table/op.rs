@@ -9,6 +9,7 @@ use crate::ops::attribute::{Refused, Value};
 use crate::ops::declare::ops;
 use crate::ops::info::{Class, OpInfo};
 use crate::ops::table::attention::Attention;
+use crate::ops::table::cache::Cache;
 use crate::ops::table::elementwise::{Binary, Unary};
 use crate::ops::table::experts::Experts;
 use crate::ops::table::fused::Fused;
@@ -276,6 +277,8 @@ ops! {
             Random(random: Random);
             /// A mixture of experts: routing, dispatch, combination.
             Experts(experts: Experts);
+            /// Caches of keys and values, and generated tokens.
+            Cache(cache: Cache);
             /// The loss and its parts.
             Loss(loss: Loss);
             /// The gradient of an operation.
@@ -286,7 +289,7 @@ ops! {
     }
 }
 
-const GROUPS: [&[OpInfo]; 10] = [
+const GROUPS: [&[OpInfo]; 11] = [
     Op::DECLARED,
     Unary::DECLARED,
     Binary::DECLARED,
@@ -294,6 +297,7 @@ const GROUPS: [&[OpInfo]; 10] = [
     Window::DECLARED,
     Random::DECLARED,
     Experts::DECLARED,
+    Cache::DECLARED,
     Loss::DECLARED,
     Gradient::DECLARED,
     Optimizer::DECLARED,

@@ -147,6 +147,7 @@ impl Cx<'_> {
             | Op::Permute
             | Op::Fetch { .. }
             | Op::FetchSum { .. }
+            | Op::Cache(_)
             | Op::Coalesced(_) => LowerError::unsupported(format!("`{}` as a computation", op.name())),
         }
     }

@@ -35,8 +35,19 @@ pub(super) fn attention(
 ) -> Result<Vec<Vec<f32>>, RunError> {
     let attention = &with_key(attention, operands)?;
     let x = Extent::of(space, attention, operands)?;
-    let bias = Bias::new(space, attention, &x, operands.get(3))?;
-    let Forward { o, lse } = forward(&Problem::of(attention, &x, operands, bias)?, threads);
+    let bias = |x: &Extent| Bias::new(space, attention, x, attention.bias.and(operands.get(3)));
+    let Some(start) = attention.start_operand() else {
+        let Forward { o, lse } = forward(&Problem::of(attention, &x, operands, bias(&x)?)?, threads);
+        return Ok(vec![o, lse]);
+    };
+    let qkv = [operands[0].real()?, operands[1].real()?, operands[2].real()?];
+    let (mut o, mut lse) = (Vec::new(), Vec::new());
+    for (i, x) in x.of_sequences(operands[start].elements.int()?)?.iter().enumerate() {
+        let [q, k, v] = x.sequence_of(i, qkv);
+        let part = forward(&Problem { attention, x, q, k, v, bias: bias(x)? }, threads);
+        o.extend(part.o);
+        lse.extend(part.lse);
+    }
     Ok(vec![o, lse])
 }
 

@@ -23,7 +23,10 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
     check(attention)?;
     let dropout = dropout_of(attention, call.operands)?;
     let x = Extent::of(call.space, attention, call.operands)?;
-    let scorer = Scorer::new(call, attention, &x, call.operands.get(6))?;
+    let scorer = {
+        let bias = Bias::new(call.space, attention, &x, call.operands.get(6))?;
+        Scorer::new(attention, &x, [call.real(0)?, call.real(1)?], bias)
+    };
     let Gradient { d_o, lse, delta } = Gradient::of(&x, call.operands)?;
     let (q, k, v) = (call.real(0)?, call.real(1)?, call.real(2)?);
     let scale = T::from_f64(attention.scale);

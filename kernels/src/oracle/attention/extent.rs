@@ -105,6 +105,31 @@ impl Extent {
         })
     }
 
+    /// For each combination of the dimensions in front, an extent of that alone, whose first query has the position that `starts`
+    /// states.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] for another number of starts, or negative ones.
+    pub(crate) fn of_sequences(&self, starts: &[i32]) -> Result<Vec<Self>, RunError> {
+        let wrong = || RunError::invalid("the first positions of `attention` are not one for each sequence");
+        if starts.len() != self.front {
+            return Err(wrong());
+        }
+        let one = |(&start, &sequence): (&i32, &u64)| {
+            let start = u64::try_from(start).map_err(|_| wrong())?;
+            let query_positions = self.query_positions.iter().map(|p| p + start).collect();
+            Ok(Self { front: 1, query_positions, sequences: vec![sequence], ..self.clone() })
+        };
+        starts.iter().zip(&self.sequences).map(one).collect()
+    }
+
+    /// The parts of q, k and v that belong to the `i`-th of [`of_sequences`](Self::of_sequences).
+    pub(crate) fn sequence_of<'a, T>(&self, i: usize, [q, k, v]: [&'a [T]; 3]) -> [&'a [T]; 3] {
+        let part = |x: &'a [T], n: usize| &x[i * n..(i + 1) * n];
+        let keys = self.keys * self.kv_heads;
+        [part(q, self.queries * self.heads * self.width), part(k, keys * self.width), part(v, keys * self.value_width)]
+    }
+
     /// The keys held that a query held sees, ascending.
     pub fn seen(&self, mask: &Mask, query: usize) -> Vec<Range<usize>> {
         let Some(span) = self.span() else { return Vec::new() };

@@ -1,9 +1,9 @@
 //! Attention of the queries and keys that a rank holds.
 
-use ithaca_ir::ops::Attention;
+use ithaca_ir::ops::{Attention, Dropout};
 
 use super::extent::{Extent, check};
-use super::score::Scorer;
+use super::score::{Bias, Scorer};
 use crate::error::RunError;
 use crate::oracle::random::dropout_of;
 use crate::oracle::rows::softmax_of;
@@ -19,8 +19,28 @@ pub(in crate::oracle) fn attention<T: Real>(
     check(attention)?;
     let dropout = dropout_of(attention, call.operands)?;
     let x = Extent::of(call.space, attention, call.operands)?;
-    let scorer = Scorer::new(call, attention, &x, call.operands.get(3))?;
-    let v = call.real(2)?;
+    let qkv = [call.real(0)?, call.real(1)?, call.real(2)?];
+    let bias = |x: &Extent| Bias::new(call.space, attention, x, attention.bias.and(call.operands.get(3)));
+    let Some(start) = attention.start_operand() else {
+        return Ok(rows(attention, &x, qkv, bias(&x)?, dropout.as_ref()).into());
+    };
+    let mut all = [Vec::new(), Vec::new()];
+    for (i, x) in x.of_sequences(call.int(start)?)?.iter().enumerate() {
+        let rows = rows(attention, x, x.sequence_of(i, qkv), bias(x)?, None);
+        all.iter_mut().zip(rows).for_each(|(all, rows)| all.extend(rows));
+    }
+    Ok(all.into())
+}
+
+/// Output and lse of queries, keys and values.
+fn rows<T: Real>(
+    attention: &Attention,
+    x: &Extent,
+    [q, k, v]: [&[T]; 3],
+    bias: Option<Bias<'_, T>>,
+    dropout: Option<&Dropout>,
+) -> [Vec<T>; 2] {
+    let scorer = Scorer::new(attention, x, [q, k], bias);
     let rows = x.front * x.queries * x.heads;
     let (mut o, mut lse) = (vec![T::ZERO; rows * x.value_width], vec![T::NEG_INFINITY; rows]);
     for query in 0..x.queries {
@@ -35,7 +55,7 @@ pub(in crate::oracle) fn attention<T: Real>(
                 softmax_of(seen.iter().map(|&key| scorer.score(front, query, head, key).value));
             let o = &mut o[row * x.value_width..][..x.value_width];
             for (&key, mut weight) in seen.iter().zip(weights) {
-                if let Some(dropout) = &dropout {
+                if let Some(dropout) = dropout {
                     weight = weight * T::from_f64(x.kept(dropout, front, query, head, key));
                 }
                 let v = &v[x.key_row(front, key, x.served_by[head]) * x.value_width..][..x.value_width];
@@ -45,5 +65,5 @@ pub(in crate::oracle) fn attention<T: Real>(
             }
         }
     }
-    Ok(vec![o, lse])
+    [o, lse]
 }

@@ -5,7 +5,7 @@ use ithaca_ir::ops::{Attention, RelativeBias};
 
 use super::extent::Extent;
 use crate::error::RunError;
-use crate::oracle::value::{LocalOp, Operand};
+use crate::oracle::value::Operand;
 use crate::real::{Real, sum};
 use crate::tensor::index;
 
@@ -28,15 +28,14 @@ pub(super) struct Scorer<'a, T> {
 }
 
 impl<'a, T: Real> Scorer<'a, T> {
-    /// The scores of the first two operands, queries and keys, with the bias in `bias` where the attention has one.
+    /// The scores of queries and keys, with a bias where the attention has one.
     pub(super) fn new(
-        call: &LocalOp<'a, T>,
         attention: &'a Attention,
         extent: &'a Extent,
-        bias: Option<&Operand<'a, T>>,
-    ) -> Result<Self, RunError> {
-        let bias = Bias::new(call.space, attention, extent, bias)?;
-        Ok(Self { attention, extent, q: call.real(0)?, k: call.real(1)?, bias })
+        [q, k]: [&'a [T]; 2],
+        bias: Option<Bias<'a, T>>,
+    ) -> Self {
+        Self { attention, extent, q, k, bias }
     }
 
     /// The bias, if there is one.

@@ -23,7 +23,7 @@ pub(in crate::oracle) fn scores<T: Real>(
     if x.keys > columns {
         return Err(RunError::invalid(format!("{} keys do not fit in {columns} columns", x.keys)));
     }
-    let scorer = Scorer::new(call, attention, &x, None)?;
+    let scorer = Scorer::new(attention, &x, [call.real(0)?, call.real(1)?], None);
     let mut out = vec![T::NEG_INFINITY; x.front * x.queries * x.heads * columns];
     for query in 0..x.queries {
         for key in x.seen(&attention.mask, query).into_iter().flatten() {

@@ -5,11 +5,12 @@ use std::ops::{Deref, DerefMut, Range};
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Binary, Binding, Direction, OpError, Rotary, Unary};
+use ithaca_ir::ops::{Binary, Binding, Cache, Direction, OpError, Rotary, Unary};
 use ithaca_ir::{
     DType, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType, ValueId,
 };
 
+use super::cached::Continued;
 use super::drops::{Drops, Key};
 use crate::spec::{NormForm, RotarySpec};
 use crate::workload::Logits;
@@ -50,7 +51,7 @@ impl Program {
         write: impl FnOnce(&mut Body<'_>) -> Built<O>,
     ) -> Built<FuncId> {
         let builder = FunctionBuilder::new(name, &self.space, &self.functions);
-        let mut body = Body { builder, tensors: self.tensors, drops: &self.drops, key: None };
+        let mut body = Body { builder, tensors: self.tensors, drops: &self.drops, key: None, continued: None };
         let outputs = write(&mut body)?;
         let function = body.builder.finish(outputs);
         Ok(self.functions.push(function))
@@ -70,6 +71,8 @@ pub(super) struct Body<'a> {
     pub(super) drops: &'a Drops,
     /// The key of the function's dropout.
     pub(super) key: Key,
+    /// Where the function continues sequences.
+    pub(super) continued: Option<Continued>,
 }
 
 impl<'a> Deref for Body<'a> {
@@ -139,7 +142,12 @@ impl Body<'_> {
 
     /// The positions of tokens.
     pub(super) fn positions(&mut self, tokens: DimId) -> Built<ValueId> {
-        let positions = self.push_as(Op::Positions, &[], TensorType::new(DType::I32, [tokens]))?;
+        let positions = match self.continued {
+            None => self.push_as(Op::Positions, &[], TensorType::new(DType::I32, [tokens]))?,
+            Some(Continued { start, end }) => {
+                self.push(Op::Cache(Cache::TokenPositions { rows: tokens }), &[start, end])?
+            }
+        };
         self.name(positions, Some("positions"));
         Ok(positions)
     }
@@ -187,9 +195,12 @@ impl Body<'_> {
 
     /// The tokens of `x` whose logits are returned: all, or the last along `tokens`.
     pub(super) fn with_logits(&mut self, logits: Logits, x: ValueId, tokens: DimId) -> Built<ValueId> {
-        match logits {
-            Logits::All => Ok(x),
-            Logits::Last => {
+        match (logits, self.continued) {
+            (Logits::All, _) => Ok(x),
+            (Logits::Last, Some(Continued { start, end })) => {
+                self.push(Op::Cache(Cache::LastToken { over: tokens }), &[x, start, end])
+            }
+            (Logits::Last, None) => {
                 let position = self.space().size(tokens) - 1;
                 self.push(Op::Select { over: tokens, position }, &[x])
             }

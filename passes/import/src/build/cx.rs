@@ -40,6 +40,9 @@ impl Decoder<'_> {
         let mask = self.documents.map_or(kind.mask.clone(), |documents| documents.inside(kind.mask.clone()));
         let mut attention = Attention::new(dims, mask, kind.scale);
         attention.softcap = kind.softcap;
+        if let (Some(continued), Some(capacity)) = (f.continued, self.dims.c) {
+            return f.attend_cached(attention, continued, capacity, qkv);
+        }
         f.attend("mixed", attention, &qkv)
     }
 }

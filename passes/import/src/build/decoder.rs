@@ -47,24 +47,39 @@ pub(super) fn module(
     }
     let head = program.function("head", |f| decoder.head(f))?;
     program.function("main", |f| {
-        let ids = f.input("input_ids", [dims.b, dims.s])?;
+        let new = dims.c.map(|_| f.advance(dims.b)).transpose()?;
+        let ids = f.tokens(workload.mode, [dims.b, dims.s])?;
         f.make_key()?;
-        let mut x = f.call_with_key(Place::Embedding, embed, 0..1, &[ids])?;
+        let mut x = f.call_with_key(Place::Embedding, embed, 0..1, &f.with_lengths(&[ids]))?;
         for (kind, layers) in &spec.runs {
-            x = f.call_with_key(Place::Block, blocks[*kind], layers.clone(), &[x])?;
+            x = f.call_with_key(Place::Block, blocks[*kind], layers.clone(), &f.with_lengths(&[x]))?;
         }
-        let logits = f.call(head, 0..1, &[x])?[0];
-        Ok([f.result(logits, "logits")])
+        let arguments = f.with_lengths(&[x]);
+        let logits = f.call(head, 0..1, &arguments)?[0];
+        let mut outputs = vec![f.result(logits, "logits")];
+        if let Some(new) = new {
+            let token = f.next_token(new, logits, [dims.b, dims.v])?;
+            outputs.push(f.result(token, "token"));
+        }
+        Ok(outputs)
     })?;
     Ok(program.finish(name))
 }
 
 impl Decoder<'_> {
+    /// Takes the lengths of sequences where the step continues them.
+    fn take_lengths(&self, f: &mut Body<'_>) {
+        if self.dims.c.is_some() {
+            f.take_lengths(self.dims.b);
+        }
+    }
+
     /// Token ids to the residual stream, with learned positions added.
     fn embed(&self, f: &mut Body<'_>) -> Built<[Output; 1]> {
         let Dims { b, s, m, v, p, .. } = self.dims;
         let Sizes { hidden, padding, .. } = self.spec.sizes;
         let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
+        self.take_lengths(f);
         f.take_key(Place::Embedding);
         let mut x = f.embed(self.spec.layout.embedding, [v, m], padding, ids)?;
         if let Some(p) = p {
@@ -90,6 +105,7 @@ impl Decoder<'_> {
             None => Ok(x),
         };
         let x = f.stream(&[b, s, m], "x");
+        self.take_lengths(f);
         f.take_layer_key()?;
 
         let normed = norm(f, x, norms.before_attention)?;
@@ -119,6 +135,7 @@ impl Decoder<'_> {
         let Dims { b, s, m, v, .. } = self.dims;
         let layout = self.spec.layout;
         let x = f.stream(&[b, s, m], "x");
+        self.take_lengths(f);
         let x = f.with_logits(self.logits, x, s)?;
         let normed = self.norm(f, x, layout.last_norm, m)?;
         let name = if self.spec.sizes.tied { layout.embedding } else { layout.head };

@@ -19,6 +19,8 @@ pub(super) struct Dims {
     pub(super) f: DimId,
     pub(super) v: DimId,
     pub(super) p: Option<DimId>,
+    /// Tokens of a cache.
+    pub(super) c: Option<DimId>,
     pub(super) experts: Option<ExpertDims>,
     pub(super) latent: Option<LatentDims>,
 }
@@ -46,8 +48,9 @@ impl Dims {
         let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
         let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
         let p = learned.map(|n| dim("p", n));
+        let c = workload.cache.map(|n| dim("c", n));
         space.dims[h].granule = heads / kv_heads;
-        Self { b, s, m, h, k, d, f, v, p, experts: None, latent: None }
+        Self { b, s, m, h, k, d, f, v, p, c, experts: None, latent: None }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod bert;
 mod body;
+mod cached;
 mod cx;
 mod decoder;
 mod dims;

@@ -184,7 +184,7 @@ impl<'a> Meetings<'a> {
     }
 
     fn sees(&self, q: usize, k: usize) -> bool {
-        self.attention.mask.pairs_between(&self.queries[q], &self.keys[k]) > 0
+        self.attention.may_see(&self.queries[q], &self.keys[k])
     }
 
     /// The blocks of queries and keys that each rank has in `step`.

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::MAX_PARTS;
 use ithaca_ir::{Diagnostic, Mask};
 
-use super::{Movement, Reach, Site};
+use super::{Movement, Reach, Site, Visits};
 
 /// The option of `gather` for the number of groups of heads.
 pub(super) const GROUPS: &str = "groups";
@@ -47,7 +47,13 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
             .help("`gather` and `reduce` serve queries on any axes: `--cross-movement gather`")
             .help("or split both sequences by the same axes"));
     }
-    movement.check(site)
+    movement.check(site)?;
+    let by_positions = matches!(movement.visits(site), Visits::Fetch | Visits::TwoPass(_));
+    if site.attention.starts && by_positions {
+        let message = format!("movement `{name}` needs to know the positions of queries, which stand behind tokens of a cache");
+        return Err(Diagnostic::new("P41", message).help("`gather`, `rotate`, `rotate-q` and `reduce` do not"));
+    }
+    Ok(())
 }
 
 /// Groups that divide the key/value heads of every rank.

@@ -246,6 +246,10 @@ impl Site<'_> {
 
 fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
     let [queries, keys] = [queries, keys].map(|runs| Positions::new(runs.iter().map(Run::positions)));
+    if attention.starts {
+        // Where queries stand is known on the device alone.
+        return queries.len() * keys.len();
+    }
     attention.mask.pairs_between(&queries, &keys)
 }
 

@@ -15,6 +15,7 @@
 //! %o1 = reshard %o : bf16[b s@ulysses h d]
 //! ```
 
+mod caches;
 mod choice;
 mod degrees;
 mod experts;

@@ -174,7 +174,21 @@ fn dispatched(space: &Space, dim: DimId, here: &[&Inside<'_>], parts: u64) -> Or
     Order::Table(runs)
 }
 
+/// Tokens of a cache are dealt in blocks of this many, so that all ranks have alike many of a sequence of any length.
+const CACHE_BLOCK: u64 = 16;
+
+/// Blocks of a cache in turn; a block is a token where longer ones do not divide the capacity.
+fn of_cache(space: &Space, dim: DimId, parts: u64) -> (Order, ChosenOrder) {
+    let size = space.size(dim);
+    let block = [CACHE_BLOCK, 1].into_iter().find(|block| size.is_multiple_of(parts * block));
+    let block = block.unwrap_or(1);
+    (Order::Striped { parts, block }, ChosenOrder::As(OrderChoice::Striped(block)))
+}
+
 fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> (Order, ChosenOrder) {
+    if let Some(cache) = here.iter().find(|s| s.attention.starts && s.attention.keys == dim) {
+        return of_cache(space, dim, parts(space, cache, dim));
+    }
     let contiguous = (Order::Contiguous, ChosenOrder::As(OrderChoice::Contiguous));
     if here.iter().any(|s| s.movement.orders() != Orders::Balanced) {
         return contiguous;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Gradient, Loss, Op, OpError, Optimizer, Random};
+use ithaca_ir::ops::{Attention, Cache, Gradient, Loss, Op, OpError, Optimizer, Random};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 use ithaca_pass::Context;
 
@@ -184,6 +184,7 @@ impl Rewriter<'_, '_> {
             Op::Loss(Loss::CrossEntropy { over, ignore }) => {
                 self.cross_entropy(node, (*over, *ignore), &operands)?
             }
+            Op::Cache(Cache::Argmax { over, parts: None }) => self.argmax(node, *over, &operands)?,
             Op::Gradient(Gradient::Embed { over, padding: _ }) => {
                 self.embed_backward(node, *over, &operands)?
             }
@@ -361,18 +362,13 @@ impl Rewriter<'_, '_> {
         for (i, &dim) in ty.dims.iter().enumerate() {
             if self.plan.roles.sequences.contains(&dim) {
                 layout.split[i].clone_from(sequence);
-            } else if self.is_head(dim) {
+            } else if self.plan.is_head(dim) {
                 layout.split[i] = self.placement.attention_heads();
             } else if self.plan.roles.batches.contains(&dim) {
                 layout.split[i].clone_from(&self.placement.batch);
             }
         }
         layout
-    }
-
-    fn is_head(&self, dim: DimId) -> bool {
-        let copied = self.plan.copies.values().any(|&c| c == dim);
-        copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
     }
 
     /// The type between functions: the residual stream in its layout, integers like inputs.

@@ -41,6 +41,12 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Whether a dimension is one of heads, as weights or as attention have them.
+    pub(super) fn is_head(&self, dim: DimId) -> bool {
+        let copied = self.copies.values().any(|&c| c == dim);
+        copied || self.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
+    }
+
     /// A weight where the placement has it: split along heads, hidden width and vocabulary.
     pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
         let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, ValueId};
+use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast, state};
 use ithaca_ir::{Arena, AxisId, DType, DimId, Module, Space, TensorType};
 
-use super::replicas;
+use super::{caches, replicas};
 use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
 
@@ -21,6 +22,9 @@ fn lasting(
     (target, binding): (Target, &Binding),
     ty: &TensorType,
 ) -> TensorType {
+    if target == Target::State && binding.name.starts_with(CACHE) {
+        return caches::kept(plan, placement, ty);
+    }
     let mut ty = plan.weight(placement, ty);
     if let Some(pending) = pending(plan, binding) {
         ty.layout.partial.clone_from(pending);

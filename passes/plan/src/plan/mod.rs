@@ -137,6 +137,9 @@ pub struct Workload {
     /// Without a capacity, how many tokens an expert has slots for; all when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_bound: Option<import::ExpertBound>,
+    /// Tokens that the cache of a sequence has room for, where sequences are continued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<u64>,
     /// Lengths of the documents that are packed into each sequence, as in `8192 4096*3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
@@ -188,6 +191,7 @@ impl Workload {
             dtype: dtype.name().to_owned(),
             capacity: workload.capacity,
             expert_bound: workload.expert_bound,
+            cache: workload.cache,
             documents: workload.documents.clone(),
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
@@ -208,6 +212,7 @@ impl Workload {
             dtype,
             capacity,
             expert_bound,
+            cache,
             documents,
             logits,
             training,
@@ -220,6 +225,7 @@ impl Workload {
         Ok(import::Workload {
             capacity: *capacity,
             expert_bound: *expert_bound,
+            cache: *cache,
             documents: documents.clone(),
             logits: *logits,
             labels,

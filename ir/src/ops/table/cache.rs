@@ -1,0 +1,45 @@
+//! Caches of keys and values, and the tokens that are generated with them.
+
+use crate::dim::DimId;
+use crate::ops::declare::ops;
+
+ops! {
+    /// Operations of a step that continues sequences. `start` is the number of tokens of each sequence before the step, `end`
+    /// the number after it; the new tokens of a sequence are the first `end − start` of the step's.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Cache {
+        family Cache {
+            /// The number of tokens after a step, from the number before it and the number of new ones.
+            Advance = "advance", "b, b -> b", Compute, Vector, Zero;
+            /// The position of each token of a step, from `start` and `end`; zero behind the new ones.
+            TokenPositions {
+                /// The tokens of the step.
+                rows: DimId,
+            } = "token_positions", "b, b -> b t", Compute, Vector, Zero;
+            /// The cache with the new rows of x at their positions, from cache, x, `start` and `end`. No row is written behind the
+            /// end of the cache.
+            Append {
+                /// The tokens of the cache.
+                over: DimId,
+                /// The tokens of the step.
+                rows: DimId,
+            } = "append", "b c k d, b t k d, b, b -> b c k d", Compute, Vector, Zero;
+            /// The row of each sequence's last new token, from x, `start` and `end`; zero without one. A rank that lacks the row
+            /// contributes zero.
+            LastToken {
+                /// The tokens of the step.
+                over: DimId,
+            } = "last_token", "b t m, b, b -> b m", Compute, Vector, Zero;
+            /// The place of the largest element, the first of equal ones, and the element. With a second operand the result is
+            /// that operand's element at the place.
+            Argmax {
+                /// The dimension that is searched.
+                over: DimId,
+                /// The dimension that distinguishes the results of ranks that hold parts of `over`; the first of the results.
+                parts: Option<DimId> = None,
+            } = "argmax", "b v, (b v) -> (p) b, (p) b", Compute, Vector, Operands(1);
+            /// The second operand where the first is positive, else the third; integers.
+            Choose = "choose", "b, b, b -> b", Compute, Vector, Zero;
+        }
+    }
+}

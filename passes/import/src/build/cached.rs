@@ -1,0 +1,110 @@
+//! Steps that continue sequences: a cache of keys and values for each layer, the number of tokens of each sequence, and its last
+//! token, all of them states.
+//!
+//! One program serves a whole prompt, a part of it and a single token. `new_tokens` says by how many tokens each sequence grows;
+//! none for one that is empty or finished.
+
+use ithaca_ir::ops::cache::{CACHE, LENGTHS, TOKEN};
+use ithaca_ir::ops::{Attention, Binding, Cache, Target};
+use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
+
+use super::body::{Body, Built};
+use crate::workload::Mode;
+
+/// The number of tokens of each sequence before a step and after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continued {
+    pub(super) start: ValueId,
+    pub(super) end: ValueId,
+}
+
+/// The input that has the number of new tokens of each sequence.
+pub(super) const NEW_TOKENS: &str = "new_tokens";
+
+impl Body<'_> {
+    /// Takes the lengths of sequences as parameters; call it after declaring the other parameters.
+    pub(super) fn take_lengths(&mut self, batch: DimId) {
+        let [start, end] = ["start", "end"].map(|name| self.param(TensorType::new(DType::I32, [batch]), Some(name)));
+        self.continued = Some(Continued { start, end });
+    }
+
+    /// The arguments of a call, and the lengths of sequences.
+    pub(super) fn with_lengths(&self, arguments: &[ValueId]) -> Vec<ValueId> {
+        let lengths = self.continued.map(|Continued { start, end }| [start, end]);
+        arguments.iter().copied().chain(lengths.into_iter().flatten()).collect()
+    }
+
+    /// Advances the lengths of sequences; returns the numbers of new tokens.
+    pub(super) fn advance(&mut self, batch: DimId) -> Built<ValueId> {
+        let ty = TensorType::new(DType::I32, [batch]);
+        let start = self.push_as(Op::State(Binding::named(LENGTHS)), &[], ty.clone())?;
+        let new = self.push_as(Op::Input(Binding::named(NEW_TOKENS)), &[], ty)?;
+        self.name(new, Some(NEW_TOKENS));
+        let end = self.push(Op::Cache(Cache::Advance), &[start, new])?;
+        self.name(start, Some("start"));
+        self.name(end, Some("end"));
+        self.continued = Some(Continued { start, end });
+        Ok(new)
+    }
+
+    /// The tokens of a step: an input, or in decoding the last token of each sequence.
+    pub(super) fn tokens(&mut self, mode: Mode, [batch, tokens]: [DimId; 2]) -> Built<ValueId> {
+        if mode != Mode::Decode {
+            return self.input("input_ids", [batch, tokens]);
+        }
+        let last = self.last_token(batch)?;
+        let ids = self.push_as(Op::Expand, &[last], TensorType::new(DType::I32, [batch, tokens]))?;
+        self.name(ids, Some("input_ids"));
+        Ok(ids)
+    }
+
+    fn last_token(&mut self, batch: DimId) -> Built<ValueId> {
+        self.push_as(Op::State(Binding::named(TOKEN)), &[], TensorType::new(DType::I32, [batch]))
+    }
+
+    /// The next token of each sequence that grew, by the largest logit; the last one of the others. It and the lengths are
+    /// written.
+    pub(super) fn next_token(&mut self, new: ValueId, logits: ValueId, [batch, vocabulary]: [DimId; 2]) -> Built<ValueId> {
+        let before = self.last_token(batch)?;
+        let found = self.node(Op::Cache(Cache::Argmax { over: vocabulary, parts: None }), &[logits], &[])?[0];
+        let token = self.push(Op::Cache(Cache::Choose), &[new, found, before])?;
+        self.write(TOKEN, token)?;
+        if let Some(Continued { end, .. }) = self.continued {
+            self.write(LENGTHS, end)?;
+        }
+        Ok(token)
+    }
+
+    fn write(&mut self, name: &str, value: ValueId) -> Built<()> {
+        let op = Op::Assign { target: Target::State, binding: Binding::named(name) };
+        self.node(op, &[value], &[])?;
+        Ok(())
+    }
+
+    /// Attention over the cache, to which the step's keys and values are appended.
+    pub(super) fn attend_cached(
+        &mut self,
+        mut attention: Attention,
+        Continued { start, end }: Continued,
+        capacity: DimId,
+        [q, k, v]: [ValueId; 3],
+    ) -> Built<ValueId> {
+        let rows = attention.keys;
+        let mut cached = [k, v];
+        for (name, value) in ["key", "value"].into_iter().zip(&mut cached) {
+            let mut ty = self.ty(*value).clone();
+            ty.dims.iter_mut().filter(|d| **d == rows).for_each(|d| *d = capacity);
+            let binding = Binding::named(format!("{CACHE}{name}.{{layer}}"));
+            let before = self.push_as(Op::State(binding.clone()), &[], ty)?;
+            let append = Op::Cache(Cache::Append { over: capacity, rows });
+            let after = self.push(append, &[before, *value, start, end])?;
+            self.node(Op::Assign { target: Target::State, binding }, &[after], &[])?;
+            *value = after;
+        }
+        attention.keys = capacity;
+        attention.starts = true;
+        let mixed = self.push(Op::Attention(attention), &[q, cached[0], cached[1], start])?;
+        self.name(mixed, Some("mixed"));
+        Ok(mixed)
+    }
+}
