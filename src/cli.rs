@@ -259,8 +259,8 @@ pub struct LayoutArgs {
     pub gpus: Option<u64>,
     /// A strategy (`ithaca list strategies`), or a product such as ulysses+megatron-tp.
     ///
-    /// `plan` tries all of them by default. The mesh axes dp, pp, tp and ep add data-parallel, pipeline, megatron-tp
-    /// and ep to the product where it has no strategy for them.
+    /// `plan` tries all of them by default. The mesh axes dp, pp, tp, dcp and ep add data-parallel, pipeline, megatron-tp,
+    /// decode-context and ep to the product where it has no strategy for them.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
     /// Mesh axes and their sizes, major to minor, such as dp=2,ulysses=4.

@@ -232,7 +232,11 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 ///
 /// # Errors
 /// As [`job`].
-pub fn continuing(registry: &Registry, args: &SubjectArgs, [batch, chunk, context]: [u64; 3]) -> Result<[Job; 2]> {
+pub fn continuing(
+    registry: &Registry,
+    args: &SubjectArgs,
+    [batch, chunk, context]: [u64; 3],
+) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
     let (options, cluster) = layout(registry, &args.layout)?;
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;

@@ -46,7 +46,8 @@ impl Prompts {
     fn part(&self, start: usize, chunk: usize) -> Tensors {
         let rows = self.sequences.iter().map(|ids| ids.get(start..).unwrap_or_default());
         let rows: Vec<&[f64]> = rows.map(|ids| &ids[..ids.len().min(chunk)]).collect();
-        let padded = |row: &&[f64]| row.iter().copied().chain(std::iter::repeat(0.0)).take(chunk).collect::<Vec<_>>();
+        let padded =
+            |row: &&[f64]| row.iter().copied().chain(std::iter::repeat(0.0)).take(chunk).collect::<Vec<_>>();
         let ids = rows.iter().flat_map(padded).collect();
         let new = rows.iter().map(|row| row.len() as f64).collect();
         let inputs = [
@@ -172,7 +173,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         return Err(Failure::usage("a prompt has no token"));
     }
     let needed = longest + args.steps;
-    let context = workload.context.unwrap_or(needed);
+    let ranks = subject::mesh(&args.subject.layout)?.1.unwrap_or(1);
+    let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(ranks * BLOCK));
     if context < needed {
         let message = format!(
             "a prompt of {} and {} need a cache of {needed} tokens, and `--context` is {context}",
@@ -236,7 +238,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
             let (whole, _) = generate(&prompts, lengths, &weights, |kind, states, inputs| {
                 Ok(oracle::step::<f32>(jobs[kind as usize].reference(), states, inputs, Storage::Wide)?)
             })?;
-            judge(&found, &Expected::Whole(&whole), run::rounding(), tolerance)?.of_layout(&compiled[1].per_rank)
+            judge(&found, &Expected::Whole(&whole), run::rounding(), tolerance)?
+                .of_layout(&compiled[1].per_rank)
         }
     };
     out.push_str(&continuations(&found));
@@ -248,6 +251,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
 }
+
+/// A cache has a multiple of this many tokens on each rank, so that any layout divides it.
+const BLOCK: u64 = 16;
 
 /// Tokens of random prompts.
 const RANDOM_TOKENS: u64 = 16;
@@ -268,7 +274,8 @@ fn expected(path: &Path, found: &Outputs<f32>) -> Result<Outputs<f64>> {
                 return Some(all);
             }
             let row: usize = all.shape[2..].iter().product();
-            let data = all.data.chunks(steps * row).flat_map(|rows| rows[..wanted * row].iter().copied()).collect();
+            let data =
+                all.data.chunks(steps * row).flat_map(|rows| rows[..wanted * row].iter().copied()).collect();
             let mut shape = all.shape.clone();
             shape[1] = wanted;
             Some(Tensor::new(shape, data))

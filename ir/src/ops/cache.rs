@@ -62,7 +62,10 @@ impl Cache {
                 need_float(cx.name, x.dtype)?;
                 cx.lengths(&operands[1..], x)?;
                 let is_sequence = |ty: &&TensorType| !ty.has(*over);
-                cx.shape(x.has(*over) && operands[1..].iter().all(is_sequence), "x has the dimension `over`")?;
+                cx.shape(
+                    x.has(*over) && operands[1..].iter().all(is_sequence),
+                    "x has the dimension `over`",
+                )?;
                 TensorType::new(x.dtype, x.dims.iter().copied().filter(|d| d != over))
             }
             Cache::Argmax { .. } => unreachable!("its layout is inferred with its type"),
@@ -88,15 +91,26 @@ impl Cache {
             return Err(refuse(cx.name, space, Misfit::Pending(i)));
         }
         if let Some(places) = operands.get(1) {
-            ensure!(places.dtype == DType::I32, "V04", "`argmax` gives elements of i32, not {}", places.dtype);
+            ensure!(
+                places.dtype == DType::I32,
+                "V04",
+                "`argmax` gives elements of i32, not {}",
+                places.dtype
+            );
             cx.shape(places.dims == x.dims && places.layout == x.layout, "both operands lie alike")?;
         }
         let axes = x.axes_of(over);
         let mut rows = TensorType::new(DType::I32, x.dims.iter().copied().filter(|&d| d != over));
-        rows.layout.split = x.dims.iter().zip(&x.layout.split).filter(|&(&d, _)| d != over).map(|(_, s)| s.clone()).collect();
+        rows.layout.split =
+            x.dims.iter().zip(&x.layout.split).filter(|&(&d, _)| d != over).map(|(_, s)| s.clone()).collect();
         rows.layout.moved.clone_from(&x.layout.moved);
         match parts {
-            None => ensure!(axes.is_empty(), "V08", "`argmax` needs dimension `{}` whole, but it is split", space.dims[over].name),
+            None => ensure!(
+                axes.is_empty(),
+                "V08",
+                "`argmax` needs dimension `{}` whole, but it is split",
+                space.dims[over].name
+            ),
             Some(parts) => {
                 let (n, degree) = (space.size(parts), space.mesh.degree(axes));
                 cx.shape(

@@ -106,9 +106,8 @@ fn argmax<T: Real>(call: &LocalOp<'_, T>, over: DimId) -> Result<Vec<Value<T>>, 
     for line in lines.iter() {
         let mut best: Option<(usize, u64)> = None;
         for (i, &position) in line.zip(&positions).filter(|&(_, &position)| position < valid) {
-            let better = best.is_none_or(|(j, first)| {
-                data[i] > data[j] || (data[i] == data[j] && position < first)
-            });
+            let better =
+                best.is_none_or(|(j, first)| data[i] > data[j] || (data[i] == data[j] && position < first));
             if better {
                 best = Some((i, position));
             }

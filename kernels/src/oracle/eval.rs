@@ -5,8 +5,8 @@ use ithaca_ir::{DType, Op, Space};
 
 use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
-    attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random, rows,
-    unary, window,
+    attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random,
+    rows, unary, window,
 };
 use crate::error::RunError;
 use crate::positions;

@@ -4,12 +4,12 @@ use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_pass::Pass;
 
 use crate::movement::{MOVEMENTS, Movement};
-use crate::strategy::{DATA_AXIS, EXPERT_AXIS, STAGE_AXIS, STRATEGIES, Strategy, TENSOR_AXIS};
+use crate::strategy::{CONTEXT_AXIS, DATA_AXIS, EXPERT_AXIS, STAGE_AXIS, STRATEGIES, Strategy, TENSOR_AXIS};
 
 /// The strategies that the axes of a mesh imply, in the order of a product: before the named strategies, and after them.
 const IMPLIED: [&[(&str, &str)]; 2] = [
     &[(DATA_AXIS, "data-parallel"), (STAGE_AXIS, "pipeline")],
-    &[(TENSOR_AXIS, "megatron-tp"), (EXPERT_AXIS, "ep")],
+    &[(TENSOR_AXIS, "megatron-tp"), (CONTEXT_AXIS, "decode-context"), (EXPERT_AXIS, "ep")],
 ];
 
 /// Strategies, movements and passes of one's own, by name.
@@ -118,7 +118,7 @@ impl Registry {
         Ok(strategies)
     }
 
-    /// The product `named` with a strategy for each axis `dp`, `pp`, `tp` and `ep` of the mesh that it does not use:
+    /// The product `named` with a strategy for each axis `dp`, `pp`, `tp`, `dcp` and `ep` of the mesh that it does not use:
     /// `ulysses` on `dp=2,ulysses=2` is `data-parallel+ulysses`. Axes in `taken` are used otherwise.
     ///
     /// A malformed product is returned as it is; an axis whose strategy is not in the registry adds nothing.

@@ -191,7 +191,11 @@ fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType)
         "the positions of first queries have the dimensions in front of the queries"
     );
     let alike = start.layout.split.iter().eq(&q.layout.split[..start.dims.len()]);
-    ensure!(alike && start.layout.partial.is_empty(), "V07", "first positions are split otherwise than the sequences");
+    ensure!(
+        alike && start.layout.partial.is_empty(),
+        "V07",
+        "first positions are split otherwise than the sequences"
+    );
     ensure!(a.dropout.is_none(), "V05", "`attention` on a cache has no dropout");
     ensure!(
         a.queries != a.keys && space.dims[a.keys].fetched.is_none(),

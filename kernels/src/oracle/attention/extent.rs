@@ -127,7 +127,11 @@ impl Extent {
     pub(crate) fn sequence_of<'a, T>(&self, i: usize, [q, k, v]: [&'a [T]; 3]) -> [&'a [T]; 3] {
         let part = |x: &'a [T], n: usize| &x[i * n..(i + 1) * n];
         let keys = self.keys * self.kv_heads;
-        [part(q, self.queries * self.heads * self.width), part(k, keys * self.width), part(v, keys * self.value_width)]
+        [
+            part(q, self.queries * self.heads * self.width),
+            part(k, keys * self.width),
+            part(v, keys * self.value_width),
+        ]
     }
 
     /// The keys held that a query held sees, ascending.

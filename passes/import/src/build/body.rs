@@ -51,7 +51,8 @@ impl Program {
         write: impl FnOnce(&mut Body<'_>) -> Built<O>,
     ) -> Built<FuncId> {
         let builder = FunctionBuilder::new(name, &self.space, &self.functions);
-        let mut body = Body { builder, tensors: self.tensors, drops: &self.drops, key: None, continued: None };
+        let mut body =
+            Body { builder, tensors: self.tensors, drops: &self.drops, key: None, continued: None };
         let outputs = write(&mut body)?;
         let function = body.builder.finish(outputs);
         Ok(self.functions.push(function))

@@ -24,7 +24,8 @@ pub(super) const NEW_TOKENS: &str = "new_tokens";
 impl Body<'_> {
     /// Takes the lengths of sequences as parameters; call it after declaring the other parameters.
     pub(super) fn take_lengths(&mut self, batch: DimId) {
-        let [start, end] = ["start", "end"].map(|name| self.param(TensorType::new(DType::I32, [batch]), Some(name)));
+        let [start, end] =
+            ["start", "end"].map(|name| self.param(TensorType::new(DType::I32, [batch]), Some(name)));
         self.continued = Some(Continued { start, end });
     }
 
@@ -64,7 +65,12 @@ impl Body<'_> {
 
     /// The next token of each sequence that grew, by the largest logit; the last one of the others. It and the lengths are
     /// written.
-    pub(super) fn next_token(&mut self, new: ValueId, logits: ValueId, [batch, vocabulary]: [DimId; 2]) -> Built<ValueId> {
+    pub(super) fn next_token(
+        &mut self,
+        new: ValueId,
+        logits: ValueId,
+        [batch, vocabulary]: [DimId; 2],
+    ) -> Built<ValueId> {
         let before = self.last_token(batch)?;
         let found = self.node(Op::Cache(Cache::Argmax { over: vocabulary, parts: None }), &[logits], &[])?[0];
         let token = self.push(Op::Cache(Cache::Choose), &[new, found, before])?;

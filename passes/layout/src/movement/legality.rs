@@ -50,8 +50,12 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
     movement.check(site)?;
     let by_positions = matches!(movement.visits(site), Visits::Fetch | Visits::TwoPass(_));
     if site.attention.starts && by_positions {
-        let message = format!("movement `{name}` needs to know the positions of queries, which stand behind tokens of a cache");
-        return Err(Diagnostic::new("P41", message).help("`gather`, `rotate`, `rotate-q` and `reduce` do not"));
+        let message = format!(
+            "movement `{name}` needs to know the positions of queries, which stand behind tokens of a cache"
+        );
+        return Err(
+            Diagnostic::new("P41", message).help("`gather`, `rotate`, `rotate-q` and `reduce` do not")
+        );
     }
     Ok(())
 }

@@ -1,9 +1,12 @@
 //! Lays out steps that continue sequences: caches, and the choice of a token from a split vocabulary.
 
+use std::collections::BTreeSet;
+
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Node, ValueId};
 use ithaca_ir::ops::{Cache, OpError};
-use ithaca_ir::{DimId, Op, TensorType};
+use ithaca_ir::{DimId, Op, Space, TensorType};
+use ithaca_pass::roles::Roles;
 
 use super::rewriter::{Plan, Rewriter, settled};
 use super::strategy::Placement;
@@ -24,6 +27,19 @@ pub(super) fn kept(plan: &Plan, placement: &Placement, ty: &TensorType) -> Tenso
     ty
 }
 
+/// The heads of weights that axes of the cache do not split: key/value heads, so that nothing is sent to append them, and query
+/// heads that do not divide.
+pub(super) fn heads_as_inside(placement: &Placement, roles: &Roles, space: &Space) -> BTreeSet<DimId> {
+    if !placement.cache.iter().any(|a| placement.weights.contains(a)) {
+        return BTreeSet::new();
+    }
+    let own = |&(queries, keys): &(DimId, DimId)| {
+        let whole = (!space.can_split(queries, &placement.weights)).then_some(queries);
+        whole.into_iter().chain((keys != queries).then_some(keys))
+    };
+    roles.heads.iter().flat_map(own).collect()
+}
+
 impl Rewriter<'_, '_> {
     /// The largest of all elements: where a vocabulary is split, each rank finds its largest, and all ranks compare these.
     pub(super) fn argmax(
@@ -39,7 +55,8 @@ impl Rewriter<'_, '_> {
             return self.by_rule(node, operands);
         };
         let logits = self.reshard(operands[0], x.layout.clone())?;
-        let of_parts = self.b.node(Op::Cache(Cache::Argmax { over, parts: Some(parts) }), &[logits], &[])?.to_vec();
+        let of_parts =
+            self.b.node(Op::Cache(Cache::Argmax { over, parts: Some(parts) }), &[logits], &[])?.to_vec();
         let mut compared = Vec::with_capacity(2);
         for value in of_parts {
             let mut whole = self.b.ty(value).layout.clone();

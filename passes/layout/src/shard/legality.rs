@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Op;
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
@@ -360,7 +361,10 @@ impl Check<'_> {
         decisions: &mut Decisions,
     ) -> Result<(), Diagnostic> {
         let hkv = self.module.space.dims[kv_heads].size;
-        let tensor = self.degree(&self.placement.weights);
+        let cache = &self.placement.cache;
+        let tensor: AxisList =
+            self.placement.weights.iter().filter(|a| !cache.contains(a)).copied().collect();
+        let tensor = self.degree(&tensor);
         if hkv.is_multiple_of(total) {
             return Ok(());
         }

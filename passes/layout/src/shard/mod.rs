@@ -118,6 +118,7 @@ impl Pass for Shard {
         let (mut sharded, copies) = respace::respace(&both, &self.options.mesh, &roles, &decisions);
         let roles = Roles::of(&sharded);
         let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
+        let heads_as_inside = caches::heads_as_inside(&placements.base, &roles, &sharded.space);
         let parts = respace::parts(&mut sharded, &placements.base.weights, is_split);
         let replicas = replicas::axes(&placements, &sharded.space);
         let flows = Flows::of(&sharded);
@@ -129,6 +130,7 @@ impl Pass for Shard {
             decisions,
             copies,
             parts,
+            heads_as_inside,
             flows,
             zero,
             replicas,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::module::Level;
-use ithaca_ir::ops::{Loss, Op};
+use ithaca_ir::ops::{Cache, Loss, Op};
 use ithaca_ir::{Dim, DimId, Mesh, Module, TensorType};
 use ithaca_pass::roles::Roles;
 
@@ -75,7 +75,7 @@ fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
     module.space.dims.push(Dim { copies: Some(of), ..Dim::new(name, size) })
 }
 
-/// For each vocabulary of a loss that ranks split by `axes`, a dimension that tells apart what they have of it.
+/// For each vocabulary of a loss, or of a choice, that ranks split by `axes`, a dimension that tells apart what they have of it.
 pub(super) fn parts(
     module: &mut Module,
     axes: &[AxisId],
@@ -84,7 +84,9 @@ pub(super) fn parts(
     let size = module.space.mesh.degree(axes);
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
     let over = nodes.filter_map(|n| match n.op {
-        Op::Loss(Loss::CrossEntropy { over, .. }) => Some(over),
+        Op::Loss(Loss::CrossEntropy { over, .. }) | Op::Cache(Cache::Argmax { over, parts: None }) => {
+            Some(over)
+        }
         _ => None,
     });
     let over: BTreeSet<DimId> = over.filter(|&d| size > 1 && is_split(d)).collect();

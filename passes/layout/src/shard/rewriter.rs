@@ -28,6 +28,8 @@ pub(super) struct Plan {
     pub(super) copies: BTreeMap<DimId, DimId>,
     /// For a vocabulary that weights are split along, the dimension that tells apart what its parts give.
     pub(super) parts: BTreeMap<DimId, DimId>,
+    /// Heads of weights that the axes of caches do not split: those of keys and values, and of queries that do not divide.
+    pub(super) heads_as_inside: BTreeSet<DimId>,
     /// What passes between functions.
     pub(super) flows: Flows,
     /// What is split over ranks that hold the same weights.
@@ -56,7 +58,12 @@ impl Plan {
             if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
                 // An axis that splits experts does not split their width as well.
                 let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
-                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
+                let axes = if self.heads_as_inside.contains(&dim) {
+                    placement.attention_heads()
+                } else {
+                    placement.weights.clone()
+                };
+                ty.layout.split[i] = axes.iter().filter(free).copied().collect();
             } else if self.roles.experts.contains(&dim) {
                 ty.layout.split[i].clone_from(&placement.experts);
             }

@@ -10,9 +10,9 @@ use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target, cast, state};
 use ithaca_ir::{Arena, AxisId, DType, DimId, Module, Space, TensorType};
 
-use super::{caches, replicas};
 use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
+use super::{caches, replicas};
 
 /// The type of the weight or state under `binding`.
 fn lasting(
@@ -291,6 +291,9 @@ impl Rewriter<'_, '_> {
     /// ZeRO splits further is left to the reduction, which scatters.
     pub(super) fn preferred(&self, node: &Node) -> Option<Layout> {
         let result = *node.results.iter().find(|v| self.wanted.contains_key(v))?;
+        if matches!(node.op, Op::Cache(_)) {
+            return self.wanted.get(&result).cloned();
+        }
         if result == node.results[0] {
             Some(self.plan.weight(self.placement, self.source.ty(result)).layout)
         } else {

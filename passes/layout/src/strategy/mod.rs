@@ -30,7 +30,8 @@ pub struct Placement {
     pub residual: AxisList,
     /// Axes of [`sequence`](Self::sequence) that split heads instead inside attention.
     pub heads: AxisList,
-    /// Axes that split caches of keys: key sequences that are no query sequences.
+    /// Axes that split caches of keys: key sequences that are no query sequences. Those that split weights too split heads
+    /// outside of attention only.
     pub cache: AxisList,
     /// Axes that split the experts of a mixture, major to minor; those of them that split tokens do so everywhere else.
     pub experts: AxisList,
@@ -65,6 +66,13 @@ impl Placement {
             None => self.movement = Some(movement.to_owned()),
             Some(_) => self.contested.push(movement.to_owned()),
         }
+    }
+
+    /// `axis` splits weights.
+    pub fn weights_by(&mut self, axis: AxisId) {
+        // Axes that split a cache inside attention are the innermost, so that heads can be gathered along them.
+        let at = self.weights.iter().position(|a| self.cache.contains(a)).unwrap_or(self.weights.len());
+        self.weights.insert(at, axis);
     }
 
     /// `axes`, major to minor, split experts, and tokens outside of them: those that split no tokens yet split the
@@ -102,7 +110,7 @@ impl Placement {
 
     /// Axes that split heads inside attention.
     pub fn attention_heads(&self) -> AxisList {
-        self.weights.iter().chain(&self.heads).copied().collect()
+        self.weights.iter().filter(|a| !self.cache.contains(a)).chain(&self.heads).copied().collect()
     }
 
     /// Axes that split the sequence inside attention.
@@ -120,6 +128,8 @@ pub enum Search {
     Sparse,
     /// If the model has experts.
     Experts,
+    /// If sequences are continued.
+    Caches,
     /// Around other layouts of a training step.
     Stages,
     /// Never: another strategy has the same layouts and movement, or is never slower.
@@ -308,6 +318,8 @@ pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
 
 /// The mesh axis of tensor parallelism.
 pub const TENSOR_AXIS: &str = "tp";
+/// The axis along which ranks that split weights split caches by their tokens.
+pub const CONTEXT_AXIS: &str = "dcp";
 
 /// The mesh axis of expert parallelism.
 pub const EXPERT_AXIS: &str = "ep";

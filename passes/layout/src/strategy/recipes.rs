@@ -73,7 +73,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         legality: "query heads % P = 0; key/value heads a multiple or a divisor of P; feed-forward width % P = 0",
         axes: &["tp"],
         search: Search::Candidate,
-        place: |axes, p| p.weights.push(axes[0]),
+        place: |axes, p| p.weights_by(axes[0]),
     },
     &Recipe {
         name: "megatron-tp-sp",
@@ -82,7 +82,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         axes: &["tp"],
         search: Search::Candidate,
         place: |axes, p| {
-            p.weights.push(axes[0]);
+            p.weights_by(axes[0]);
             p.residual.push(axes[0]);
         },
     },
@@ -175,7 +175,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         search: Search::Named,
         place: |axes, p| {
             p.sequence_inside(&[axes[0]], "gather");
-            p.weights.push(axes[1]);
+            p.weights_by(axes[1]);
         },
     },
     &Recipe {
@@ -207,8 +207,22 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         summary: "the cache of keys and values split, queries on every rank, partial results merge (Tree Attention, arXiv 2408.04093; Helix, arXiv 2507.07120)",
         legality: "a cache of keys; cached tokens % P = 0; tp · cp beyond the key/value heads: (query heads / key/value heads) % cp = 0 to share the merge",
         axes: &["cp"],
-        search: Search::Named,
+        search: Search::Caches,
         place: |axes, p| {
+            p.cache.push(axes[0]);
+            p.moves_by("reduce");
+        },
+    },
+    &Recipe {
+        name: "decode-context",
+        summary: "weights split as by megatron-tp, the cache of keys and values by its tokens over the same ranks, which gather queries and \
+         merge partial results (vLLM's decode context parallelism; Helix, arXiv 2507.07120)",
+        legality: "a cache of keys; cached tokens % P = 0; feed-forward width % P = 0; query heads are split over the ranks where key/value \
+         heads divide",
+        axes: &[super::CONTEXT_AXIS],
+        search: Search::Caches,
+        place: |axes, p| {
+            p.weights.push(axes[0]);
             p.cache.push(axes[0]);
             p.moves_by("reduce");
         },

@@ -144,6 +144,7 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Candidate => true,
         Search::Sparse => request.sparsity == Sparsity::All,
         Search::Experts => request.experts > 0,
+        Search::Caches => request.continues,
         // Stages are asked for by a mesh that has them; the search of training steps puts its own around layouts.
         Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
         Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),

@@ -29,6 +29,8 @@ pub struct Request {
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.
     pub experts: u64,
+    /// Whether the program continues sequences: attention reads caches.
+    pub continues: bool,
     /// The training step, where one is searched.
     pub steps: Option<Steps>,
 }
@@ -105,6 +107,7 @@ impl Request {
             chooses_fusion: search.chooses_fusion,
             sparsity: Sparsity::of(module),
             experts: experts(module),
+            continues: continues(module),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: search.open.clone() }),
         })
@@ -127,6 +130,12 @@ impl Request {
             open: self.steps.as_ref().map_or_else(Vec::new, |steps| steps.open.clone()),
         }
     }
+}
+
+/// Whether attention of a program reads caches.
+pub fn continues(module: &Module) -> bool {
+    let mut nodes = module.functions.values().flat_map(|f| &f.nodes);
+    nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.starts))
 }
 
 /// How many experts a program's mixtures choose from, at most.
