@@ -10,7 +10,6 @@ use ithaca_ir::{
     DType, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType, ValueId,
 };
 
-use super::cached::Continued;
 use super::drops::{Drops, Key};
 use crate::spec::{NormForm, RotarySpec};
 use crate::workload::Logits;
@@ -88,6 +87,13 @@ impl DerefMut for Body<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.builder
     }
+}
+
+/// The number of tokens of each sequence before a step and after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continued {
+    pub(super) start: ValueId,
+    pub(super) end: ValueId,
 }
 
 /// A matrix from dimensions `from` to dimensions `to`, with or without a bias.

@@ -8,15 +8,8 @@ use ithaca_ir::ops::cache::{CACHE, LENGTHS, TOKEN};
 use ithaca_ir::ops::{Attention, Binding, Cache, Target};
 use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
 
-use super::body::{Body, Built};
+use super::body::{Body, Built, Continued};
 use crate::workload::Mode;
-
-/// The number of tokens of each sequence before a step and after it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Continued {
-    pub(super) start: ValueId,
-    pub(super) end: ValueId,
-}
 
 /// The input that has the number of new tokens of each sequence.
 pub(super) const NEW_TOKENS: &str = "new_tokens";

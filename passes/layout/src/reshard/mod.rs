@@ -16,8 +16,9 @@ use search::{read, write};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::Layout;
-use ithaca_ir::module::{Level, Module};
+use ithaca_ir::module::{Level, Module, Node, ValueId};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::text::show;
 use ithaca_ir::verify::Verified;
@@ -47,15 +48,21 @@ impl Pass for LowerReshards {
         }
         let mut found = Found::new();
         let mut level = Level::PerRank;
+        let passed = passed_on(module);
+        let mut skipped = passed.iter();
         let lowered = rebuild(module, |b, function, node, operands| {
             if node.op != Op::Reshard {
                 return Ok(None);
             }
+            let is_passed_on = skipped.next().copied().unwrap_or(false);
             if !cx.rewrite() {
                 level = Level::Sharded;
                 return Ok(None);
             }
-            let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
+            if is_passed_on {
+                return Ok(Some(vec![operands[0]]));
+            }
+            let (from, to) = (&b.ty(operands[0]).clone(), function.ty(node.result()));
             // The stages of a pipeline convert alike.
             let at = from.layout.at.filter(|_| from.layout.at == to.layout.at);
             let (from, to) = match at {
@@ -76,6 +83,21 @@ impl Pass for LowerReshards {
         })?;
         Ok(Module { level, ..lowered })
     }
+}
+
+/// For each reshard in order, whether only another reshard reads its result: the two are one conversion.
+fn passed_on(module: &Module) -> Vec<bool> {
+    let mut passed = Vec::new();
+    for function in module.functions.values() {
+        let mut readers: Vec<Vec<&Op>> = vec![Vec::new(); function.values.len()];
+        for node in &function.nodes {
+            node.operands.iter().for_each(|v| readers[v.index()].push(&node.op));
+        }
+        let returned = |v: ValueId| function.outputs.iter().any(|output| output.value == v);
+        let reshards = function.nodes.iter().filter(|node| node.op == Op::Reshard).map(Node::result);
+        passed.extend(reshards.map(|v| readers[v.index()] == [&Op::Reshard] && !returned(v)));
+    }
+    passed
 }
 
 /// The conversion, by prices or as it was recorded.
