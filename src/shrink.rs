@@ -114,6 +114,7 @@ fn small(
         batch,
         sequence: small_sequence,
         target_sequence: workload.target_sequence.map(small),
+        cache: workload.cache.map(small),
         // The even share of few tokens is a matter of chance, so experts have slots for all.
         expert_bound: None,
         documents: small_documents,

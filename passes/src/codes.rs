@@ -16,7 +16,7 @@ pub const MODEL: &[Code] = &[
     code("M06", "every field of the description is known, or declared to have no influence"),
     code("M07", "sizes and spellings of the description fit each other"),
     code("M08", "the sequence is not longer than the learned positions"),
-    code("M09", "the mode is one that is supported"),
+    code("M09", "sequences are continued by models that have a cache, within its room"),
     code("M10", "the workload is in range"),
     code("M11", "the checkpoint has a head that is imported"),
     code("M12", "only fields that are not understood are ignored"),

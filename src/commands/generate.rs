@@ -186,7 +186,13 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
             .into());
     }
     let chunk = args.chunk.map_or(longest, |chunk| chunk.min(longest));
-    let jobs = subject::continuing(session.registry, &args.subject, [batch, chunk, context])?;
+    let jobs = subject::continuing(session.registry, &args.subject, [batch, chunk, context]);
+    let jobs = jobs.map_err(|mut refusal| {
+        // A smaller cache would have no room for these prompts and steps.
+        let repairs = refusal.diagnostics.iter_mut().map(|d| &mut d.repairs);
+        repairs.for_each(|repairs| repairs.retain(|repair| !repair.starts_with("--context")));
+        refusal
+    })?;
     let [prompt, token] = &jobs;
     (session.progress)("compiling");
     let compiled = [prompt.compile()?, token.compile()?];
@@ -198,8 +204,6 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         None => {
             let random = RandomTensors::of_module(&prompt.program, args.subject.seed.unwrap_or(0));
             let ids = RandomTensors::read(&random, "input_ids")?;
-            let chunk = index(chunk);
-            let _ = chunk;
             Prompts { sequences: ids.data.chunks(index(longest)).map(<[f64]>::to_vec).collect() }
         }
     };

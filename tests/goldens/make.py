@@ -8,7 +8,8 @@ Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each 
 (the mean cross-entropy of `labels`, which are not shifted; where some are -100, the mean is over the others) and
 `grad.<parameter>` for every tensor of `model.safetensors` that the model uses. T5 has `decoder_input_ids` too, and BERT
 `token_type_ids`; BERT without the head of a language model has `last_hidden_state` and `pooler_output` in place of
-`labels`, `logits`, `loss` and gradients. `gradients` computes what directories lack, from the files as they stand.
+`labels`, `logits`, `loss` and gradients. Some have `decode.safetensors`: `prompt_ids` of two prompts, padded behind their
+`prompt_lengths`, the 24 `tokens` that the library chooses after each by the largest logit, with a cache, and `step_logits`. `gradients` computes what directories lack, from the files as they stand.
 
 The scale of the random weights is raised above the library's default, so that attention is far from uniform and every
 detail of positions, windows and scales shows in the logits.

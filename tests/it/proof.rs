@@ -26,6 +26,8 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
     ("phi-3-mini", "window-halo", "ring=8", ""),
     ("llama-3-8b", "ring", "ring=8", "order=striped:16"),
     ("llama-3-8b", "ring", "ring=8", "documents=16k,8k*2,4k*8,512*4"),
+    ("llama-3-8b", "decode-context", "dcp=8", "decode=4"),
+    ("llama-3-70b", "megatron-tp+decode-reduce", "cp=2,tp=8", "decode=8"),
     ("qwen3-8b", "usp", "ring=2,ulysses=2", "train=2 documents=10k,6k"),
     ("gemma-2-9b", "megatron-tp-sp", "tp=8", "train=8 recompute=full(every=4)"),
     ("llama-3-8b", "ulysses", "ulysses=8", ""),
@@ -70,7 +72,7 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Strategies for masks and workloads that no model's configuration states.
-const OF_OTHER_PROGRAMS: [&str; 3] = ["single", "streaming", "decode-reduce"];
+const OF_OTHER_PROGRAMS: [&str; 2] = ["single", "streaming"];
 
 /// Both per-rank programs of a plan and of its proof.
 struct Proof {
@@ -95,6 +97,7 @@ fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof 
         match key {
             "train" => (workload.mode, workload.batch) = (Mode::Train, value.parse().unwrap()),
             "zero" => layout.zero = value.parse().unwrap(),
+            "decode" => workload = Workload::decode(value.parse().unwrap(), sequence),
             "documents" => {
                 let documents = Documents::parse(value).unwrap();
                 workload.sequence = documents.tokens();

@@ -78,8 +78,20 @@ fn training() -> Vec<Module> {
                 %d_o, %d_lse, %d_logits = sink_backward %o, %o, %before, %lse : f32[s h e], f32[s h], f32[h]\n  \
                 return d_o = %d_o, d_lse = %d_lse, d_logits = %d_logits\n}\n";
     modules.push(parse(sink).unwrap());
+    modules.extend(decoding());
     modules.push(parse(include_str!("../files/roundtrip/random.ith")).unwrap());
     modules
+}
+
+/// Steps that continue sequences, whole and laid out.
+fn decoding() -> [Module; 2] {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
+    let text = std::fs::read_to_string(root.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let module = step_of(&config, "llama-gqa", &Workload::decode(2, 32)).unwrap();
+    let options = ShardOptions::new("megatron-tp+decode-context", parse_mesh("tp=2,dcp=2").unwrap());
+    let laid_out = compile(&module, &options, &Volume).unwrap().per_rank;
+    [module, laid_out]
 }
 
 #[test]

@@ -9,8 +9,8 @@
 //! [`Storage::AsTyped`](crate::Storage::AsTyped) asks for that. Integers are held exactly.
 
 pub mod attention;
-pub mod cache;
-mod collective;
+mod cache;
+pub mod collective;
 pub mod eval;
 mod experts;
 

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
-use ithaca_ir::ops::Fused;
+use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::ops::random::mix;
+use ithaca_ir::ops::{Cache, Fused};
 use ithaca_ir::{DType, Op};
 
 use super::error::StoreError;
@@ -53,7 +54,7 @@ enum Use {
 }
 
 impl RandomTensors {
-    /// Every weight and input that `module` reads, of every layer it runs.
+    /// Every weight and input that `module` reads, of every layer it runs; and caches that are partly filled.
     pub fn of_module(module: &Module, seed: u64) -> Self {
         let mut tensors = BTreeMap::new();
         let layers = module.layers_of_functions();
@@ -61,7 +62,11 @@ impl RandomTensors {
         for (id, function) in module.functions.iter() {
             let uses = uses(module, function, &uses_of_params);
             for node in &function.nodes {
-                let (Op::Param(binding) | Op::Input(binding)) = &node.op else { continue };
+                let binding = match &node.op {
+                    Op::Param(binding) | Op::Input(binding) => binding,
+                    Op::State(binding) if binding.name.starts_with(CACHE) => binding,
+                    _ => continue,
+                };
                 let Some(&result) = node.results.first() else { continue };
                 let ty = function.ty(result);
                 let mut shape = binding.stored_shape(&module.space, ty);
@@ -127,6 +132,15 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
         match &node.op {
             Op::Embed { over, .. } => {
                 note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
+            }
+            Op::Expand => {
+                let found = uses[node.results[0].index()];
+                let known = &mut uses[node.operands[0].index()];
+                *known = known.or(found);
+            }
+            Op::Cache(Cache::Append { over, rows }) => {
+                let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);
+                note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
             }
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }

@@ -88,7 +88,7 @@ impl Documents {
         Mask::All(vec![mask, Mask::Documents(std::iter::once(0).chain(ends).collect())])
     }
 
-    /// Documents for a small sequence of about `tokens`: neighbours together where there are more than [`SMALL`], and every
+    /// Documents for a small sequence of about `tokens`: neighbours together where there are more than eight, and every
     /// length a multiple of `unit` if all were.
     #[must_use]
     pub fn shrunk(&self, tokens: u64, unit: u64) -> Self {

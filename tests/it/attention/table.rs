@@ -25,7 +25,9 @@ fn cases() -> Vec<(String, String, String)> {
 #[test]
 fn each_way_to_distribute_attention_has_a_file() {
     let cases = cases();
-    for strategy in STRATEGIES.iter().map(|s| s.name()).filter(|&name| name != "single" && name != "ep") {
+    for strategy in
+        STRATEGIES.iter().map(|s| s.name()).filter(|&name| name != "single" && !name.ends_with("ep"))
+    {
         let found = cases.iter().find(|(name, _, _)| name == strategy);
         let (_, pipeline, _) = found.unwrap_or_else(|| panic!("no file {strategy}.ith"));
         assert!(pipeline.contains(&format!("strategy={strategy},")), "{strategy}.ith runs {pipeline}");

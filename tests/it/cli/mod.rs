@@ -3,6 +3,7 @@
 mod answers;
 mod calibrate;
 mod checkpoints;
+mod decoding;
 mod goldens;
 mod ineffective;
 mod kinds;

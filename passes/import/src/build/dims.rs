@@ -48,7 +48,7 @@ impl Dims {
         let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
         let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
         let p = learned.map(|n| dim("p", n));
-        let c = workload.cache.map(|n| dim("c", n));
+        let c = workload.cache.map(|n| dim("kv", n));
         space.dims[h].granule = heads / kv_heads;
         Self { b, s, m, h, k, d, f, v, p, c, experts: None, latent: None }
     }

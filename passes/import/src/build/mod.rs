@@ -1,7 +1,7 @@
 //! Builds the program of a model.
 //!
 //! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads if they are fewer, `d`
-//! head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query
+//! head width, `f` MLP width, `v` vocabulary, `p` learned positions, `kv` tokens of a cache; T5, BERT, experts and latents have more. Query
 //! heads that share a key/value head are a granule of `h`, so no pass can split a group.
 
 mod bert;

@@ -35,14 +35,16 @@ pub(super) fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagno
 
 /// Refuses a sequence longer than the `n` learned positions that `field` states.
 pub(super) fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
-    if workload.sequence <= n {
+    let (tokens, flag) =
+        workload.cache.map_or((workload.sequence, "--seq"), |capacity| (capacity, "--context"));
+    if tokens <= n {
         return Ok(());
     }
-    let length = counted(workload.sequence, "token");
+    let length = counted(tokens, "token");
     let message = format!("a sequence of {length}, but `{field}` is {n}: later positions have no embedding");
     Err(Diagnostic::new("M08", message)
         .help(format!("ask for at most {}", counted(n, "token")))
-        .repairs([format!("--seq {n}")]))
+        .repairs([format!("{flag} {n}")]))
 }
 
 /// Refuses a target length for a model with one sequence.

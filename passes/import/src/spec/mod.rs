@@ -9,6 +9,7 @@ mod t5;
 
 use std::ops::Range;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::{Pairs, Scaling};
 use ithaca_ir::{DType, Diagnostic, Mask};
 
@@ -65,6 +66,9 @@ impl Model {
             let message = format!("a capacity of {capacity}, but the model has no experts");
             return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
         }
+        if workload.cache.is_some() || workload.mode == Mode::Decode {
+            self.check_cache(workload)?;
+        }
         if let Some(documents) = &workload.documents {
             documents.check(workload.sequence)?;
             self.check_documents(workload)?;
@@ -91,6 +95,34 @@ impl Model {
                 bert.check(workload)
             }
         }
+    }
+
+    /// Refuses to continue sequences of models without a cache, and by more tokens than it has room for.
+    fn check_cache(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        let without = match &self.structure {
+            Structure::Decoder(_) => None,
+            Structure::T5(_) => Some("a model with an encoder has no cache here yet"),
+            Structure::Bert(_) => Some("the model predicts no next token"),
+        };
+        if let Some(why) = without {
+            return Err(Diagnostic::new("M09", format!("sequences cannot be continued: {why}"))
+                .help("import the model for prefill")
+                .repairs(["--mode prefill".to_owned()]));
+        }
+        let Some(capacity) = workload.cache else {
+            return Err(Diagnostic::new("M09", "the number of tokens that a cache has room for is missing")
+                .help("add it, as in `--context 8192`"));
+        };
+        if workload.documents.is_some() {
+            let refusal = Diagnostic::new("M09", "documents packed into sequences that are continued");
+            return Err(refusal.help("leave `--documents` out"));
+        }
+        if workload.sequence > capacity {
+            let message =
+                format!("{} of a step in caches of {capacity}", counted(workload.sequence, "token"));
+            return Err(Diagnostic::new("M09", message).repairs([format!("--context {}", workload.sequence)]));
+        }
+        Ok(())
     }
 
     /// Refuses packed documents for models and labels that would mix them.

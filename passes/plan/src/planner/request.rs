@@ -133,7 +133,7 @@ impl Request {
 }
 
 /// Whether attention of a program reads caches.
-pub fn continues(module: &Module) -> bool {
+fn continues(module: &Module) -> bool {
     let mut nodes = module.functions.values().flat_map(|f| &f.nodes);
     nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.starts))
 }

@@ -119,6 +119,7 @@ pub(super) fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
         softcap: None,
         bias: None,
         dropout: None,
+        starts: false,
         returns: Returns::Part,
         parts: None,
         movement: None,

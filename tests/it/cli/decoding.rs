@@ -1,0 +1,107 @@
+//! `run --mode decode`: prompts of different lengths are continued, whole and in layouts, as the library continues them.
+
+use ithaca_kernels::store::{SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::{Tensor, oracle};
+
+use super::{line, refused, repository, said};
+use crate::golden::{Golden, imported, names};
+use crate::tier;
+
+/// The library's tokens and the logits of every step, for prompts of 40 and 17 tokens in one batch.
+#[test]
+fn goldens_are_continued_as_the_library_continues_them() {
+    let layouts = [
+        "",
+        "--chunk 7",
+        "--context 300 --mesh dp=2",
+        "--mesh tp=2",
+        "--mesh tp=4 --chunk 16",
+        "--mesh tp=8",
+        "--mesh dcp=2",
+        "--mesh dcp=4 --chunk 7",
+        "--mesh tp=2,dcp=2",
+        "--mesh tp=2,dcp=4",
+        "--mesh dp=2,dcp=2",
+        "--strategy decode-reduce --mesh cp=2",
+        "--strategy decode-reduce --mesh cp=4 --chunk 7",
+        "--strategy megatron-tp+decode-reduce --mesh tp=2,cp=2",
+        "--strategy decode-reduce --mesh cp=2 --order contiguous",
+        "--strategy decode-reduce --mesh cp=2 --order striped:4",
+    ];
+    let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
+    let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
+    for (model, layout) in tier::one_in(5, cases) {
+        // The learned positions of this model end at 256.
+        let layout =
+            layout.replace("--context 300", if model == "gpt2" { "--context 256" } else { "--context 300" });
+        let dir = repository("tests/goldens").join(model);
+        let io = "decode.safetensors";
+        let args =
+            format!("run . --mode decode --inputs {io} --expect {io} --steps 23 --tolerance 1e-5 {layout}");
+        let out = said(&dir, &args);
+        assert!(out.contains("passed: tolerance 1e-5"), "{model} {layout}: {out}");
+    }
+}
+
+/// Of every family: logits of each step are those that a prefill of all tokens has there.
+#[test]
+fn continuations_have_the_logits_of_a_prefill_of_all_tokens() {
+    let is_decoder = |name: &String| !name.starts_with("bert") && !name.starts_with("t5");
+    for (i, name) in tier::one_in(4, names().into_iter().filter(is_decoder)).into_iter().enumerate() {
+        let model = Golden::open(&name);
+        let ids = model.io.read("input_ids").unwrap();
+        let prompt = |row: usize, n: usize| ids.data[row * ids.shape[1]..][..n].to_vec();
+        let mut prompts = [prompt(0, 9.min(ids.shape[1])), prompt(ids.shape[0] - 1, 4)];
+        let text: Vec<String> =
+            prompts.iter().map(|ids| ids.iter().map(f64::to_string).collect::<Vec<_>>().join(",")).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("out.safetensors");
+        let layout = ["", "--chunk 4", "--mesh dp=2"][i % 3];
+        let args = format!(
+            "run . --mode decode --dtype f32 --prompt {} --steps 5 --unchecked {layout} -o {}",
+            text.join(";"),
+            file.display()
+        );
+        said(&repository("tests/goldens").join(&name), &args);
+        let found = SafeTensorsFile::open(&file).unwrap();
+        let (tokens, logits) = (found.read("tokens").unwrap(), found.read("step_logits").unwrap());
+        let (steps, width) = (tokens.shape[1], logits.shape[2]);
+        for (row, prompt) in prompts.iter_mut().enumerate() {
+            let first = prompt.len() - 1;
+            prompt.extend_from_slice(&tokens.data[row * steps..][..steps - 1]);
+            let all = Tensor { shape: vec![1, prompt.len()], data: prompt.clone() };
+            let all = Tensors::from_iter([("input_ids", all)]);
+            let module = imported(&model.config, &name, &all);
+            let whole = oracle::run::<f64>(&module, &model.weights, &all).unwrap();
+            let expected = &whole["logits"].data[first * width..];
+            let step = &logits.data[row * steps * width..][..steps * width];
+            let scale = expected.iter().fold(0f64, |most, x| most.max(x.abs()));
+            for (i, (found, expected)) in step.iter().zip(expected).enumerate() {
+                let error = (found - expected).abs() / scale;
+                assert!(error < 1e-5, "{name} {layout}, sequence {row}, step {}: {error:e}", i / width);
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_that_do_not_fit_are_refused() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let mut said = String::new();
+    for request in [
+        "run . --mode decode --prompt 1,2,3 --steps 5 --context 7",
+        "run . --mode decode --prompt 1,x",
+        "run . --mode decode --prompt 1;;2",
+        "run . --mode decode --inputs model.safetensors",
+        "run ../bert --mode decode --prompt 1,2",
+        "run ../gpt2 --mode decode --prompt 1,2 --steps 300",
+        "plan . --mode decode --gpus 2",
+        "plan . --mode decode --gpus 2 --context 1k --documents 1k",
+    ] {
+        said += &format!("$ ithaca {request}\n{}\n", refused(&dir, request));
+    }
+    insta::assert_snapshot!("prompts_that_do_not_fit", said);
+    // An id outside the vocabulary is found where it is looked up.
+    let ran = line(&dir, "run . --mode decode --prompt 1,999");
+    assert!(ran.code == 2 && ran.err.contains("999"), "{ran:#?}");
+}
