@@ -130,6 +130,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     };
     let logits = match args.logits {
         Some(cli::Logits::Last) => Logits::Last,
+        None if mode == Mode::Decode => Logits::Last,
         Some(cli::Logits::All) | None => Logits::All,
     };
     let settings = ineffective::settings(args, mode)?.into_iter();

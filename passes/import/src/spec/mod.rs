@@ -117,6 +117,10 @@ impl Model {
             let refusal = Diagnostic::new("M09", "documents packed into sequences that are continued");
             return Err(refusal.help("leave `--documents` out"));
         }
+        if workload.logits == Logits::All {
+            let refusal = Diagnostic::new("M09", "logits of all tokens of sequences that are continued");
+            return Err(refusal.repairs(["--logits last".to_owned()]));
+        }
         if workload.sequence > capacity {
             let message =
                 format!("{} of a step in caches of {capacity}", counted(workload.sequence, "token"));
