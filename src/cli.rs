@@ -272,8 +272,11 @@ pub struct LayoutArgs {
     /// Pad the heads to the fewest that divide; in training, key/value heads together with their query heads.
     #[arg(long, conflicts_with = "uneven_heads", help_heading = "Layout")]
     pub pad_heads: bool,
-    /// Pad the sequence.
+    /// Let ranks have different numbers of tokens where the sequence does not divide; by default it is padded.
     #[arg(long, help_heading = "Layout")]
+    pub uneven_sequence: bool,
+    /// Pad the sequence, or refuse it.
+    #[arg(long, conflicts_with = "uneven_sequence", help_heading = "Layout")]
     pub pad_sequence: bool,
     /// Token order inside attention: contiguous, zigzag, striped, striped:BLOCK, balanced.
     ///

@@ -451,7 +451,11 @@ pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh
             (false, true) => HeadSplit::Pad,
             (false, false) => HeadSplit::Even,
         },
-        sequence: if args.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
+        sequence: match (args.uneven_sequence, args.pad_sequence) {
+            (true, _) => SequenceFit::Uneven,
+            (false, true) => SequenceFit::Pad,
+            (false, false) => SequenceFit::Auto,
+        },
         order: order.map(OrderChoice::parse).transpose()?,
         prune: if args.prune { Prune::Required } else { Prune::Allowed },
         zero,

@@ -50,7 +50,7 @@ pub const PASS: &[Code] = &[
     code("P20", "query heads divide by the head degree"),
     code("P21", "key/value heads are a multiple or a divisor of the head degree"),
     code("P22", "the feed-forward width divides by the tensor degree"),
-    code("P23", "tokens divide by the sequence degree"),
+    code("P23", "every rank has tokens of a sequence that is split unevenly"),
     code("P24", "a sequence that is padded has no order of its own"),
     code("P25", "sequences of the batch divide by the data-parallel degree"),
     code("P26", "the parts of a token order divide the sequence"),

@@ -38,6 +38,10 @@ pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<Do
         }
         Some(Listing::Strategies) => {
             out.push_str(&table::strategies(session.registry));
+            out.push_str(
+                "Tokens that do not divide are padded, or split unevenly: `--uneven-sequence`. A zigzag of a length that does not\n\
+                 divide has chunks of two lengths.\n",
+            );
             out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
         Some(Listing::Models) => {

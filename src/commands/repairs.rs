@@ -41,6 +41,9 @@ fn repaired(arguments: &[String], repair: &str) -> Vec<String> {
     let mesh = value("--mesh").and_then(|mesh| parse_mesh(mesh).ok());
     let mut replaced: Vec<&str> = words.iter().copied().filter(|word| word.starts_with("--")).collect();
     let mut added: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+    if words.contains(&"--pad-sequence") {
+        replaced.push("--uneven-sequence");
+    }
     let is_given = |flag: &str| arguments.iter().any(|a| a == flag || a.starts_with(&format!("{flag}=")));
     if value("--strategy").is_some() {
         // The new layout has its own mesh, only stages of a pipeline have an order, and nothing else is searched.

@@ -13,7 +13,7 @@ use ithaca_passes::fuse::saturate::with_saturation;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::{OrderChoice, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{OrderChoice, SequenceFit, ShardOptions, parse_mesh};
 use libtest_mimic::Trial;
 
 use crate::golden::{self, CLOSE, EXACT, Golden};
@@ -58,6 +58,20 @@ const SPLIT: [Layout; 15] = [
     ("pass-q+data-parallel", "dp=2,ring=2", None),
 ];
 
+/// Layouts whose degrees few lengths of goldens divide by, so that tokens are split unevenly.
+const UNEVEN: [Layout; 10] = [
+    ("usp", "ring=3,ulysses=2", None),
+    ("ring+megatron-tp-sp", "ring=3,tp=2", None),
+    ("ring", "ring=3", None),
+    ("ring", "ring=3", Some(OrderChoice::Zigzag)),
+    ("megatron-cp-allgather", "cp=3", None),
+    ("loongtrain", "outer=2,ring=3,ulysses=2", None),
+    ("rsa", "ring=3", None),
+    ("dist-flash", "ring=3", None),
+    ("sparse-fetch", "ring=3", None),
+    ("pass-q", "ring=3", None),
+];
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (g, name) in golden::names().iter().enumerate() {
@@ -68,6 +82,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             let legal = if l < WHOLE.len() { legal_whole } else { legal_split };
             trials.push(trial(name, title, move |golden| check(golden, &options, legal)));
         }
+        for (_, layout) in UNEVEN.into_iter().enumerate().filter(|(l, _)| is_chosen(name, g, *l)) {
+            let options = uneven(layout);
+            let title = format!("layouts::{name}::uneven {}", title(layout));
+            trials.push(trial(name, title, move |golden| check(golden, &options, legal_uneven)));
+        }
         for (_, layout) in WHOLE.into_iter().enumerate().filter(|(l, _)| is_chosen(name, g, 2 * l + 1)) {
             let options = options(layout);
             let title = format!("saturated::{name}::{}", title(layout));
@@ -75,9 +94,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         }
     }
     // A rule that refuses too much would pass above.
-    for layout in SPLIT {
-        let few = if layout.0 == "window-halo" { 1 } else { 4 };
-        let title = format!("layouts::suit_goldens::{}", title(layout));
+    let split = SPLIT.map(|layout| (options(layout), title(layout)));
+    let uneven = UNEVEN.map(|layout| (uneven(layout), format!("uneven {}", title(layout))));
+    for (options, title) in split.into_iter().chain(uneven) {
+        let few = if options.strategy == "window-halo" { 1 } else { 4 };
+        let title = format!("layouts::suit_goldens::{title}");
         trials.push(Trial::test(title, move || {
             let mut goldens = golden::names().into_iter().map(|name| Golden::open(&name));
             let mut suited = 0;
@@ -85,7 +106,7 @@ pub(crate) fn trials() -> Vec<Trial> {
                 let Some(golden) = goldens.next() else {
                     return Err(format!("{suited} goldens only").into());
                 };
-                suited += usize::from(compile(&golden.module, &options(layout), &Volume).is_ok());
+                suited += usize::from(compile(&golden.module, &options, &Volume).is_ok());
             }
             Ok(())
         }));
@@ -100,6 +121,10 @@ fn title((strategy, mesh, order): Layout) -> String {
 
 fn options((strategy, mesh, order): Layout) -> ShardOptions {
     ShardOptions { order, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) }
+}
+
+fn uneven(layout: Layout) -> ShardOptions {
+    ShardOptions { sequence: SequenceFit::Uneven, ..options(layout) }
 }
 
 /// What the whole program gives, computed once.
@@ -120,11 +145,8 @@ fn legal_whole(module: &Module, options: &ShardOptions, _: Option<&str>) -> bool
     let (dp, u, t) = (axis("dp"), axis("ulysses"), axis("tp"));
     let kv = if module.space.dim("k").is_some() { size("k") } else { size("h") };
     let heads = u * t;
-    let sequence = if options.strategy.contains("-sp") { u * t } else { u };
     size("h") % heads == 0
         && (kv % heads == 0 || heads.is_multiple_of(kv))
-        && size("s") % sequence == 0
-        && module.space.dim("t").is_none_or(|d| module.space.size(d).is_multiple_of(sequence))
         && size("f") % t == 0
         && size("b") % dp == 0
 }
@@ -134,6 +156,11 @@ fn legal_split(_: &Module, _: &ShardOptions, refused: Option<&str>) -> bool {
     !refused.is_some_and(|code| {
         ["P20", "P21", "P22", "P23", "P25", "P26"].contains(&code) || code.starts_with("P4")
     })
+}
+
+/// The same, and tokens that experts take in equal groups.
+fn legal_uneven(module: &Module, options: &ShardOptions, refused: Option<&str>) -> bool {
+    refused != Some("P29") && legal_split(module, options, refused)
 }
 
 fn check(

@@ -80,9 +80,9 @@ fn uneven_heads_compute_the_same() {
         let module = program(family, heads, kv_heads, 4 * degree);
         equals_whole(
             &module,
-            &options("ulysses", &format!("ulysses={degree}"), HeadSplit::Uneven, SequenceFit::Exact),
+            &options("ulysses", &format!("ulysses={degree}"), HeadSplit::Uneven, SequenceFit::Auto),
         );
-        let tensor = options("megatron-tp", &format!("tp={degree}"), HeadSplit::Uneven, SequenceFit::Exact);
+        let tensor = options("megatron-tp", &format!("tp={degree}"), HeadSplit::Uneven, SequenceFit::Auto);
         match compile(&module, &tensor, &Volume) {
             Ok(_) => drop(equals_whole(&module, &tensor)),
             // The feed-forward width has no uneven split.
@@ -95,13 +95,31 @@ fn uneven_heads_compute_the_same() {
 fn uneven_heads_are_dealt_by_group_and_leave_no_rank_without() {
     let module = program("llama", 28, 7, 16);
     let per_rank =
-        equals_whole(&module, &options("ulysses", "ulysses=4", HeadSplit::Uneven, SequenceFit::Exact));
+        equals_whole(&module, &options("ulysses", "ulysses=4", HeadSplit::Uneven, SequenceFit::Auto));
     let space = &per_rank.space;
     let axis = space.mesh.axis("ulysses").unwrap();
     for (name, expected) in [("k", [2, 2, 2, 1]), ("h", [8, 8, 8, 4])] {
         let dim = space.dim(name).unwrap();
         let dealt = space.mesh.iter_ranks().map(|rank| space.range(dim, &[axis], rank));
         assert_eq!(dealt.map(|r| r.end - r.start).collect::<Vec<_>>(), expected, "{name}");
+    }
+}
+
+/// Three ranks have 21, 20 and 20 tokens.
+#[test]
+fn sequences_that_do_not_divide_are_split_unevenly() {
+    for (strategy, mesh) in [
+        ("ulysses", "ulysses=2"),
+        ("ring", "ring=3"),
+        ("megatron-cp-allgather", "cp=3"),
+        ("usp", "ring=3,ulysses=2"),
+        ("ring+megatron-tp-sp", "ring=3,tp=2"),
+    ] {
+        let module = program("llama", 8, 4, 61);
+        let options = options(strategy, mesh, HeadSplit::Even, SequenceFit::Uneven);
+        let per_rank = equals_whole(&module, &options);
+        let dim = &per_rank.space.dims[per_rank.space.dim("s").unwrap()];
+        assert_eq!((dim.size, dim.valid, dim.uneven), (61, 61, true), "{strategy}");
     }
 }
 
@@ -136,7 +154,7 @@ fn heads_are_padded_to_the_fewest_that_divide() {
     ] {
         let module = program("llama", heads, kv_heads, 4 * degree);
         let mesh = format!("ulysses={degree}");
-        let padded = equals_whole(&module, &options("ulysses", &mesh, HeadSplit::Pad, SequenceFit::Exact));
+        let padded = equals_whole(&module, &options("ulysses", &mesh, HeadSplit::Pad, SequenceFit::Auto));
         let sizes = expected.map(|(name, _)| (name, padded.space.size(padded.space.dim(name).unwrap())));
         assert_eq!(sizes, expected);
     }
@@ -155,11 +173,11 @@ fn refusals_name_the_quantity_and_what_allows_it() {
     for (module, strategy, mesh, code, words) in [
         (program("llama", 7, 7, 64), "ulysses", "ulysses=4", "P20", &["7 query heads", "4"][..]),
         (program("llama", 12, 4, 63), "ulysses", "ulysses=3", "P21", &["4 key/value heads", "3"]),
-        (program("llama", 8, 8, 61), "ulysses", "ulysses=4", "P23", &["61 tokens", "4", "--pad-sequence"]),
+        (program("llama", 8, 8, 3), "ulysses", "ulysses=4", "P23", &["3 tokens", "4", "--pad-sequence"]),
         (program("llama", 10, 10, 60), "megatron-tp", "tp=5", "P22", &["= 96", "5"]),
     ] {
         let refusal =
-            compile(&module, &options(strategy, mesh, HeadSplit::Even, SequenceFit::Exact), &Volume);
+            compile(&module, &options(strategy, mesh, HeadSplit::Even, SequenceFit::Uneven), &Volume);
         let refusal: Diagnostic = refusal.expect_err(strategy).remove(0);
         assert_eq!(refusal.code, code, "{refusal:?}");
         let text = refusal.render(None);

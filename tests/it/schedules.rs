@@ -97,7 +97,7 @@ fn draw(seed: u64) -> Drawn {
     let options = ShardOptions {
         order: choices.one_of(&orders),
         heads: choices.one_of(&[HeadSplit::Even, HeadSplit::Even, HeadSplit::Uneven]),
-        sequence: choices.one_of(&[SequenceFit::Exact, SequenceFit::Pad]),
+        sequence: choices.one_of(&[SequenceFit::Auto, SequenceFit::Uneven]),
         zero: if trains { choices.one_of(&Zero::ALL) } else { Zero::Off },
         fusion: choices.one_of(&[
             Fusion::NONE,

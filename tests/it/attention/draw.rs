@@ -109,7 +109,7 @@ fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {
     let suits = in_a_row && !choices.once_in(8);
     let order = choices.one_of(if suits { &orders[..3] } else { &orders });
     let heads = choices.once_in(3).then_some("heads=uneven");
-    let sequence = choices.once_in(4).then_some("sequence=pad");
+    let sequence = choices.one_of(&[None, None, Some("sequence=pad"), Some("sequence=uneven")]);
     [order, heads, sequence].into_iter().flatten().collect()
 }
 

@@ -42,7 +42,10 @@ fn illegal_combinations_are_refused_with_the_rule() {
                 ..on("megatron-cp-allgather", "cp")
             },
         ),
-        ("half of a chunk for a zigzag", Case { queries: 12, options: vec!["order=zigzag"], ..ring() }),
+        (
+            "half of a stripe",
+            Case { queries: 14, options: vec!["order=striped", "sequence=uneven"], ..ring() },
+        ),
         ("helpers for a mask that is not causal", Case { mask: Mask::Full, ..on("dist-flash", "ring") }),
         ("helpers in zigzag order", Case { options: vec!["order=zigzag"], ..on("dist-flash", "ring") }),
         ("a halo of a mask without bounds", on("window-halo", "ring")),
@@ -53,7 +56,7 @@ fn illegal_combinations_are_refused_with_the_rule() {
         ("sinks that are not there", Case { mask: window, ..on("streaming", "ring") }),
         ("a bias on plain rows of scores", Case { bias, ..on("rsa", "ring") }),
         ("a cache that is none", on("decode-reduce", "cp")),
-        ("tokens that do not divide", Case { queries: 14, ..ring() }),
+        ("fewer tokens than ranks", Case { queries: 3, options: vec!["sequence=uneven"], ..ring() }),
         (
             "heads that do not divide",
             Case { kv_heads: 3, ..Case::new("usp", &[("ring", 2), ("ulysses", 2)], 16) },

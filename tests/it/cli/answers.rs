@@ -17,7 +17,7 @@ fn repairs_work_as_they_are_printed() {
     let root = repository("");
     for request in [
         "plan examples/qwen2.5-7b --gpus 8 --seq 4096 --strategy ulysses",
-        "plan examples/llama-3-8b --seq 4095 --strategy=ulysses --mesh ulysses=8",
+        "plan examples/llama-3-8b --seq 7 --strategy=ulysses --mesh ulysses=8 --uneven-sequence",
         "plan examples/llama-3-8b --gpus 8 --seq 4096 --strategy single",
         "plan examples/gpt2 --gpus 2 --seq 4096 --logits all",
         "plan examples/llama-3-8b --mode train --seq 8192 --batch 8 --micro-batches 4 --pipeline interleaved \

@@ -126,11 +126,11 @@ fn the_decoder_is_as_long_as_its_flag_says() {
     assert_eq!(plan["workload"]["target_sequence"], 128);
     assert!(said(at, "run plan.json --shrink").contains("passed"));
     assert!(said(at, "verify plan.json --shrink").contains("passed"));
-    let uneven = line(at, &format!("plan {model} --gpus 8 --seq 512 --target-seq 100 --strategy ulysses"));
-    assert!(
-        uneven.err.contains("t = 100 tokens") && uneven.err.contains("--target-seq 96 or 104"),
-        "{uneven:#?}"
-    );
+    let padded = format!("plan {model} --gpus 8 --seq 512 --target-seq 100 --strategy ulysses");
+    assert!(said(at, &padded).contains("sequence t is padded from 100 to 104 tokens (+4.00 %)"));
+    let few = "--seq 512 --target-seq 7 --strategy ulysses --uneven-sequence";
+    let few = line(at, &format!("plan {model} --gpus 8 {few}"));
+    assert!(few.err.contains("t = 7 tokens") && few.err.contains("use --target-seq 8"), "{few:#?}");
     let llama = repository("examples/llama-3-8b");
     let llama = line(at, &format!("plan {} --gpus 8 {lengths}", llama.display()));
     assert!(llama.code == 2 && llama.err.contains("a llama has one sequence"), "{llama:#?}");

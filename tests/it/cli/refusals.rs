@@ -106,7 +106,7 @@ fn requests_that_nothing_satisfies_say_what_would() {
     let mut said = String::new();
     for request in [
         "plan examples/qwen2.5-7b --gpus 8 --seq 4096 --strategy ulysses",
-        "plan examples/llama-3-8b --gpus 8 --seq 4095 --strategy ulysses",
+        "plan examples/llama-3-8b --gpus 8 --seq 7 --strategy ulysses --uneven-sequence",
         "plan examples/llama-3-8b --gpus 1 --seq 131072 --logits all --cluster l20-pcie",
         "plan examples/gpt2 --gpus 2 --seq 4096",
         "plan examples/gpt2 --gpus 2 --documents 512*2",

@@ -251,7 +251,7 @@ fn rows_of_scores_and_helpers() {
 }
 
 #[test]
-fn heads_that_are_copied_and_sequences_that_are_padded() {
+fn heads_that_are_copied_and_sequences_that_do_not_divide() {
     if !can_run_in_full() {
         return;
     }
@@ -259,6 +259,15 @@ fn heads_that_are_copied_and_sequences_that_are_padded() {
     let copied = options("usp", &[("ring", "2"), ("ulysses", "4"), ("order", "zigzag")]);
     let padded = options("ring", &[("ring", "3"), ("sequence", "pad"), ("order", "zigzag")]);
     check(&[(&whole, &tensors, copied), (&whole, &tensors, padded)]);
+    let uneven = |strategy: &str, axes: &[(&str, &str)]| {
+        options(strategy, &[axes, &[("sequence", "uneven")]].concat())
+    };
+    check(&[
+        (&whole, &tensors, uneven("ring", &[("ring", "3")])),
+        (&whole, &tensors, uneven("megatron-cp-allgather", &[("cp", "3")])),
+        (&whole, &tensors, uneven("usp", &[("ring", "3"), ("ulysses", "2")])),
+        (&whole, &tensors, uneven("sparse-fetch", &[("ring", "3")])),
+    ]);
 }
 
 /// A table of positions, padding, two axes at once, parts that move along both, and a fetch with its adjoint.

@@ -51,6 +51,15 @@ pub struct GroupSize {
     pub expected: Option<u64>,
 }
 
+/// Every assignment of slots to tokens.
+pub(super) fn deals(module: &Module) -> impl Iterator<Item = &Deal> {
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Deal(deal)) => Some(deal),
+        _ => None,
+    })
+}
+
 /// The groups of tokens that share slots, in the space as it will be. With a bound, the tokens of a rank become a group: the
 /// sizes of the dimensions, with notes to the user. With a capacity, groups stay as they are: they are whole on a rank, and their tokens in order
 /// of position, so that the same tokens are dropped as in the whole program.
@@ -65,12 +74,7 @@ pub(super) fn groups(
 ) -> Result<(BTreeMap<DimId, GroupSize>, BTreeSet<String>), Diagnostic> {
     let (axes, batch_axes) = (placement.residual_sequence(), &placement.batch);
     let (mut sizes, mut notes) = (BTreeMap::new(), BTreeSet::new());
-    let nodes = module.functions.values().flat_map(|f| &f.nodes);
-    let deals = nodes.filter_map(|node| match &node.op {
-        Op::Experts(Experts::Deal(deal)) => Some(deal),
-        _ => None,
-    });
-    for Deal { experts, top, shared, bound } in deals {
+    for Deal { experts, top, shared, bound } in deals(module) {
         let Shared { batch, batches, sequence, groups, slots } = *shared;
         if let Some(bound) = *bound {
             let parts = |of, axes: &[_]| if of { space.mesh.degree(axes) } else { 1 };

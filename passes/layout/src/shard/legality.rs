@@ -21,8 +21,10 @@ use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::orders::{self, ChosenOrders};
 use super::placements::Placements;
 use super::strategy::Placement;
-use crate::movement::Orders;
 use crate::registry::Registry;
+
+/// Runs of an order that a note lists.
+const FEW_RUNS: usize = 8;
 
 /// Changes of the space before values are laid out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,7 +78,7 @@ impl PaddedGroups {
 /// Decides whether and how `module` may be laid out.
 ///
 /// # Errors
-/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding of a sequence with an order of its own,
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` fewer tokens than ranks, `P24` padding of a sequence with an order of its own,
 /// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` limits of movements.
 pub(super) fn decide(
     registry: &Registry,
@@ -162,6 +164,9 @@ pub(super) fn decide(
     for (&dim, &size) in &decisions.padded {
         space.dims[dim].size = size;
     }
+    for &dim in &decisions.uneven {
+        space.dims[dim].uneven = true;
+    }
     let ordered = orders::decide(&space, &inside, options.order, recorded)?;
     (decisions.orders, decisions.chosen_orders) = (ordered.orders, ordered.chosen);
     if let Some(order) = options.order.filter(|_| inside.is_empty()) {
@@ -172,7 +177,7 @@ pub(super) fn decide(
     for (&dim, order) in &decisions.orders {
         space.dims[dim].order.clone_from(order);
         let order = match order {
-            Order::Table(runs) if runs.len() > 4 => {
+            Order::Table(runs) if runs.len() > FEW_RUNS => {
                 format!("{}, so that they see alike many keys", counted(runs.len() as u64, "run"))
             }
             order => format!("order {order}"),
@@ -192,6 +197,14 @@ pub(super) fn decide(
     Ok(decisions)
 }
 
+/// A share of padding: `+0.01 %`.
+fn percentage(padding: u64, tokens: u64) -> String {
+    match padding as f64 / tokens as f64 * 100.0 {
+        percent if percent < 0.01 => "below +0.01 %".to_owned(),
+        percent => format!("+{percent:.2} %"),
+    }
+}
+
 /// Options that were asked for and change nothing, with the reason.
 fn idle(
     options: &ShardOptions,
@@ -201,9 +214,12 @@ fn idle(
 ) -> Vec<String> {
     let mut idle = Vec::new();
     let is_padded = |dim: &DimId| decisions.padded.contains_key(dim);
+    let is_uneven = |dim: &DimId| decisions.uneven.contains(dim);
     let heads = match options.heads {
         HeadSplit::Even => None,
-        HeadSplit::Uneven => decisions.uneven.is_empty().then_some("--uneven-heads"),
+        HeadSplit::Uneven => {
+            (!roles.heads.iter().any(|(heads, _)| is_uneven(heads))).then_some("--uneven-heads")
+        }
         HeadSplit::Pad => (!roles.heads.iter().any(|(heads, _)| is_padded(heads))).then_some("--pad-heads"),
     };
     if let Some(flag) = heads {
@@ -213,8 +229,13 @@ fn idle(
         };
         idle.push(format!("`{flag}` has no effect: {why}"));
     }
-    if options.sequence == SequenceFit::Pad && !roles.sequences.iter().any(is_padded) {
-        idle.push("`--pad-sequence` has no effect: every sequence divides as it is".to_owned());
+    let sequence = match options.sequence {
+        SequenceFit::Auto => None,
+        SequenceFit::Pad => (!roles.sequences.iter().any(is_padded)).then_some("--pad-sequence"),
+        SequenceFit::Uneven => (!roles.sequences.iter().any(is_uneven)).then_some("--uneven-sequence"),
+    };
+    if let Some(flag) = sequence {
+        idle.push(format!("`{flag}` has no effect: every sequence divides as it is"));
     }
     let AttentionChoice { movement, cross_movement, sequences: _ } = &options.attention;
     for (asked, flag, of_cross) in
@@ -439,63 +460,78 @@ impl Check<'_> {
         // Every rank cuts its tokens into as many parts.
         let chunks = self.module.space.dims.values().filter_map(|d| d.part.filter(|p| p.of == dim));
         let chunks = chunks.map(|part| part.count).fold(1, lcm);
-        let mut degree = ranks.saturating_mul(chunks);
+        let degree = ranks.saturating_mul(chunks);
         let Dim { name, size, order, .. } = &self.module.space.dims[dim];
-        let pads = self.options.sequence == SequenceFit::Pad;
         // An order that is asked for must fit too.
-        let step = match self.options.order.filter(|_| pads) {
-            None | Some(OrderChoice::Contiguous | OrderChoice::Balanced) => degree,
-            Some(OrderChoice::Zigzag) => self.parts(inside, dim).map(|n| 2 * n).fold(degree, lcm),
+        let step = match self.options.order {
+            None | Some(OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced) => degree,
             Some(OrderChoice::Striped(block)) => {
                 self.parts(inside, dim).map(|n| n.saturating_mul(block)).fold(degree, lcm)
             }
         };
-        if size % step == 0 {
+        let pads = match self.options.sequence {
+            SequenceFit::Auto => *order == Order::Contiguous,
+            SequenceFit::Pad => true,
+            SequenceFit::Uneven => false,
+        };
+        if size % if pads { step } else { degree } == 0 {
             return Ok(());
         }
-        if pads && *order != Order::Contiguous {
+        if !pads {
+            return self.uneven_sequence(dim, (ranks, &self.mesh.degrees_text(&axes)), chunks, decisions);
+        }
+        if *order != Order::Contiguous {
             let message =
                 format!("sequence {name} cannot be padded: its {size} tokens have an order of their own");
             return Err(Diagnostic::new("P24", message)
                 .help("use a length that divides, or leave the order to the strategy"));
         }
-        let axes = self.mesh.degrees_text(&axes);
-        if self.options.sequence == SequenceFit::Exact {
-            let refused = match size % ranks {
-                0 => {
-                    let message = format!(
-                        "{} tokens {name} of each of {ranks} ranks ({axes}) do not divide into {chunks} parts of the loss",
-                        size / ranks
-                    );
-                    let legal = |n: u64| (size / ranks).is_multiple_of(n);
-                    Diagnostic::new("P57", message).help(legal_degrees(size / ranks, "loss", legal))
-                }
-                _ => {
-                    let message = format!(
-                        "sequence {name} = {} does not divide by the degree {ranks} ({axes})",
-                        counted(*size, "token")
-                    );
-                    Diagnostic::new("P23", message)
-                }
-            };
-            return Err(refused.help(format!(
-                "pad it with `--pad-sequence` to {}, or use {} {} or {}",
-                size.next_multiple_of(degree),
-                self.length_flag(dim),
-                (size / degree * degree).max(degree),
-                size.next_multiple_of(degree)
-            )));
-        }
-        degree = step;
-        if self.options.order.is_none() {
-            // Room for a zigzag.
-            let ring = inside.iter().filter(|i| i.movement.orders() == Orders::Balanced);
-            degree = ring.filter_map(|i| i.axes_of(dim)).map(|axes| 2 * self.degree(axes)).fold(degree, lcm);
-        }
-        let padded = size.next_multiple_of(degree);
+        let padded = size.next_multiple_of(step);
         decisions.padded.insert(dim, padded);
         decisions.notes.push(format!(
-            "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"
+            "sequence {name} is padded from {size} to {padded} tokens ({}); outputs are cut back and padded labels ignored",
+            percentage(padded - size, *size)
+        ));
+        Ok(())
+    }
+
+    /// A sequence of which the first ranks have one token more.
+    fn uneven_sequence(
+        &self,
+        dim: DimId,
+        (ranks, axes): (u64, &str),
+        chunks: u64,
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let Dim { name, size, .. } = &self.module.space.dims[dim];
+        let flag = self.length_flag(dim);
+        let (below, above) =
+            (size / (ranks * chunks) * ranks * chunks, size.next_multiple_of(ranks * chunks));
+        let lengths = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
+        let padding = format!("pad it with `--pad-sequence` to {above}, or use {flag} {lengths}");
+        if chunks > 1 {
+            let message = format!(
+                "{size} tokens {name} on {ranks} ranks ({axes}) do not divide into {chunks} parts of the loss"
+            );
+            return Err(Diagnostic::new("P57", message).help(padding));
+        }
+        if *size < ranks {
+            let message = format!(
+                "sequence {name} = {} leaves some of {ranks} ranks ({axes}) without any",
+                counted(*size, "token")
+            );
+            return Err(Diagnostic::new("P23", message).help(padding));
+        }
+        if experts::deals(self.module).any(|deal| deal.shared.sequence == dim) {
+            let message =
+                format!("{size} tokens {name} on {ranks} ranks ({axes}) are no equal groups for experts");
+            return Err(Diagnostic::new("P29", message).help(padding));
+        }
+        decisions.uneven.push(dim);
+        decisions.notes.push(format!(
+            "sequence {name} of {size} tokens is split unevenly over {ranks} ranks: {} or {} tokens each",
+            size.div_ceil(ranks),
+            size / ranks
         ));
         Ok(())
     }

@@ -30,11 +30,13 @@ pub enum HeadSplit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SequenceFit {
-    /// Refuse it.
+    /// Pad it, or where it cannot be padded split it unevenly.
     #[default]
-    Exact,
+    Auto,
     /// Pad it at the end with tokens that no other token sees and no output has.
     Pad,
+    /// The first ranks have one token more.
+    Uneven,
 }
 
 /// A token order that is asked for; its parts are the ranks that split the sequence inside attention.
@@ -205,7 +207,7 @@ impl ShardOptions {
 const PASS: &str = "shard";
 
 /// Options, as `list passes` shows them.
-pub const OPTIONS: &str = "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, \
+pub const OPTIONS: &str = "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=auto|pad|uneven, \
                            order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3, \
                            movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], \
                            sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME";

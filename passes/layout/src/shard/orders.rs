@@ -1,8 +1,7 @@
 //! Which order the tokens of each sequence get.
 //!
-//! Unless one is asked for, the first that balances pairs within 2 % of the best, among those that the movement takes and
-//! that divide: contiguous, zigzag, a zigzag inside each document; where no zigzag divides, chunks dealt by their pairs,
-//! and stripes.
+//! Unless one is asked for, the first that balances pairs within 2 % of the best, among those that the movement takes:
+//! contiguous, zigzag, a zigzag inside each document if it divides.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -122,7 +121,7 @@ fn asked_for(
     let size = space.size(dim);
     let order = match choice {
         OrderChoice::Contiguous => Order::Contiguous,
-        OrderChoice::Zigzag => Order::Zigzag { parts },
+        OrderChoice::Zigzag => zigzag(space, dim, here),
         OrderChoice::Striped(block) => Order::Striped { parts, block },
         OrderChoice::Balanced => dispatched(space, dim, here, parts),
     };
@@ -130,9 +129,8 @@ fn asked_for(
         Ok(()) => Ok(order),
         Err(message) => {
             let step = match choice {
-                OrderChoice::Contiguous => 1,
+                OrderChoice::Contiguous | OrderChoice::Zigzag => 1,
                 OrderChoice::Balanced => parts,
-                OrderChoice::Zigzag => 2 * parts,
                 OrderChoice::Striped(block) => parts.saturating_mul(block),
             };
             let next = size.checked_next_multiple_of(step.max(1)).unwrap_or(size);
@@ -140,6 +138,24 @@ fn asked_for(
                 .help(format!("use `--order contiguous`, or {next} tokens")))
         }
     }
+}
+
+/// The zigzag of a sequence; where halves of the ranks' tokens are not all as long, a table of them.
+fn zigzag(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> Order {
+    let parts = here.first().map_or(1, |s| parts(space, s, dim));
+    let zigzag = Order::Zigzag { parts };
+    let axes = here.iter().find_map(|s| s.axes_of(dim).filter(|axes| space.mesh.degree(axes) == parts));
+    let Some(axes) = axes.filter(|_| zigzag.check(space.size(dim)).is_err()) else { return zigzag };
+    let (mut front, mut back) = (0, space.size(dim));
+    let mut runs = Vec::new();
+    for rank in space.mesh.group_along(Rank(0), axes) {
+        let held = space.range(dim, axes, rank);
+        let len = held.end - held.start;
+        let (start, end) = (front, back);
+        (front, back) = (front + len.div_ceil(2), back - len / 2);
+        runs.extend([start..front, back..end].into_iter().filter(|run| !run.is_empty()));
+    }
+    Order::Table(runs)
 }
 
 /// Chunks dealt by the pairs of their queries: the heaviest first, each to the part that has the least and room for more
@@ -194,14 +210,13 @@ fn balanced(space: &Space, dim: DimId, here: &[&Inside<'_>]) -> (Order, ChosenOr
         return contiguous;
     }
     let size = space.size(dim);
-    let parts = here.first().map_or(1, |s| parts(space, s, dim));
-    let zigzag = Order::Zigzag { parts };
-    let divides = zigzag.check(size).is_ok();
-    let mut candidates = vec![contiguous.clone(), (zigzag, ChosenOrder::As(OrderChoice::Zigzag))];
+    let zigzag = (zigzag(space, dim, here), ChosenOrder::As(OrderChoice::Zigzag));
+    let mut candidates = vec![contiguous.clone(), zigzag];
     candidates.extend(by_documents(space, dim, here).map(|order| (order, ChosenOrder::Documents)));
     // A zigzag balances masks that are the same everywhere.
     let has_documents = here.iter().any(|s| bounds(&s.attention.mask).is_some());
-    if !divides || has_documents {
+    if has_documents {
+        let parts = here.first().map_or(1, |s| parts(space, s, dim));
         let dealt = dispatched(space, dim, here, parts);
         candidates.push((dealt, ChosenOrder::As(OrderChoice::Balanced)));
         let striped = Order::Striped { parts, block: 1 };

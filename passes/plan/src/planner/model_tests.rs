@@ -139,12 +139,13 @@ fn weights_that_do_not_fit_are_split_further() {
 
 #[test]
 fn many_gpus_are_refused_with_as_many_as_are_legal() {
-    // A prime that divides neither heads nor tokens.
-    let Err(refusal) = ranked(&llama_405b(), 8192, &Request::new(1009)) else {
-        panic!("1009 GPUs are legal")
-    };
+    // A prime that does not divide heads, and more ranks than tokens that may not be padded.
+    let mut request = Request::new(1009);
+    request.options.sequence = SequenceFit::Uneven;
+    let Err(refusal) = ranked(&llama_405b(), 1008, &request) else { panic!("1009 GPUs are legal") };
     assert_eq!(refusal.diagnostic.code, "P31");
-    assert_eq!(refusal.diagnostic.repairs.len(), 2, "{}", refusal.diagnostic);
+    assert_eq!(refusal.diagnostic.repairs, ["--gpus 1008", "--gpus 1024"], "{}", refusal.diagnostic);
+    assert!(ranked(&llama_405b(), 8192, &Request::new(1009)).is_ok());
 }
 
 /// All-to-all is what Ulysses is, at every length and on every cluster, where a ring would start faster too (A100, as

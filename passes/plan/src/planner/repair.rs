@@ -37,17 +37,17 @@ pub(super) fn of_candidate(compiler: &dyn Compiler, options: &ShardOptions) -> V
 fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, SequenceFit, &'static str)> {
     let (uneven, pad) = (HeadSplit::Uneven, SequenceFit::Pad);
     match (heads, sequence) {
-        (HeadSplit::Even, SequenceFit::Exact) => vec![
+        (HeadSplit::Even, SequenceFit::Uneven) => vec![
             (uneven, sequence, "--uneven-heads"),
             (HeadSplit::Pad, sequence, "--pad-heads"),
             (heads, pad, "--pad-sequence"),
             (uneven, pad, "--uneven-heads --pad-sequence"),
         ],
-        (HeadSplit::Even, SequenceFit::Pad) => {
+        (HeadSplit::Even, SequenceFit::Auto | SequenceFit::Pad) => {
             vec![(uneven, sequence, "--uneven-heads"), (HeadSplit::Pad, sequence, "--pad-heads")]
         }
-        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Exact) => vec![(heads, pad, "--pad-sequence")],
-        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Pad) => Vec::new(),
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Uneven) => vec![(heads, pad, "--pad-sequence")],
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Auto | SequenceFit::Pad) => Vec::new(),
     }
 }
 

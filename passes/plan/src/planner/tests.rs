@@ -33,7 +33,7 @@ impl Fake {
         let tokens = options.mesh.axis("ulysses").map_or(1, |a| options.mesh.size(a));
         match () {
             () if !heads => Some(Diagnostic::new("P20", format!("32 query heads do not divide by {ranks}"))),
-            () if !self.sequence.is_multiple_of(tokens) && options.sequence == SequenceFit::Exact => {
+            () if !self.sequence.is_multiple_of(tokens) && options.sequence == SequenceFit::Uneven => {
                 Some(Diagnostic::new("P23", format!("{} tokens do not divide by {tokens}", self.sequence)))
             }
             () => None,
@@ -131,6 +131,11 @@ fn plan_of(fake: &Fake, request: &Request) -> Plan {
     ranked.into_plan(&h100(), request, Subject { model, workload, model_flops: 1e15 })
 }
 
+/// Options under which the fake refuses tokens that do not divide.
+fn uneven() -> ShardOptions {
+    ShardOptions { sequence: SequenceFit::Uneven, ..ShardOptions::default() }
+}
+
 /// The table of a search, 100 columns wide.
 fn shown(alternatives: &[Alternative], refusals: Refusals) -> String {
     let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 8, peak: 989e12 };
@@ -204,7 +209,7 @@ fn table_of_a_search() {
 fn table_with_losers_of_every_kind() {
     // Tokens divide by four only, and their result is 76 GiB: whole on a device it does not fit.
     let fake = Fake { sequence: 4 * 2_500_001, width: 4096 };
-    let ranked = rank(&fake, &h100(), &Request::new(8)).unwrap();
+    let ranked = rank(&fake, &h100(), &Request { options: uneven(), ..Request::new(8) }).unwrap();
     let [summed, each] =
         [Refusals::Summed, Refusals::Each].map(|refusals| shown(&ranked.alternatives, refusals));
     insta::assert_snapshot!(format!("{summed}\n{each}"));
@@ -235,9 +240,9 @@ fn three_gpus_for_32_8_heads_are_refused_with_repairs() {
 }
 
 #[test]
-fn a_sequence_that_does_not_divide_is_refused_with_padding() {
+fn a_sequence_that_cannot_be_uneven_is_refused_with_padding() {
     let fake = Fake { sequence: 8191, ..Fake::SMALL };
-    let request = Request { strategy: Some("ulysses".into()), ..Request::new(8) };
+    let request = Request { strategy: Some("ulysses".into()), options: uneven(), ..Request::new(8) };
     let diagnostic = refusal(&fake, &request);
     assert_eq!(diagnostic.code, "P23");
     assert!(diagnostic.repairs.iter().any(|r| r == "--pad-sequence"), "{:?}", diagnostic.repairs);
