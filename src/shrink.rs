@@ -9,7 +9,7 @@ use ithaca_passes::fuse::Messages;
 use ithaca_passes::import::{self, Capacity, Detail, Documents, Shrink, SmallTokens, Workload};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::proof;
-use ithaca_passes::shard::strategy::DATA_AXIS;
+use ithaca_passes::shard::strategy;
 use ithaca_passes::shard::{OrderChoice, ShardOptions};
 use num_integer::lcm;
 
@@ -106,7 +106,7 @@ fn small(
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let micro_batches = training.micro_batches;
     let batch = if workload.batch.is_multiple_of(micro_batches) {
-        micro_batches * small_batch(workload.batch / micro_batches, &job.options)
+        micro_batches * small_batch(workload.batch / micro_batches, job)?
     } else {
         workload.batch
     };
@@ -136,10 +136,11 @@ fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
     })
 }
 
-/// At most two sequences for each data-parallel rank; a batch that does not divide is unchanged.
-fn small_batch(batch: u64, options: &ShardOptions) -> u64 {
-    let mesh = &options.mesh;
-    let degree =
-        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
-    if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
+/// At most two sequences for each rank that has its own; a batch that does not divide is unchanged.
+fn small_batch(batch: u64, job: &Job) -> Result<u64> {
+    let ShardOptions { strategy, mesh, .. } = &job.options;
+    let axes: Vec<_> = mesh.axes.iter().map(|(axis, _)| axis).collect();
+    let placement = strategy::placement(&job.registry.product(strategy)?, mesh, &axes)?;
+    let degree = mesh.degree(&placement.batch);
+    Ok(if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch })
 }

@@ -16,7 +16,16 @@ const MAX_TOKENS: u64 = 48;
 
 /// The strategies that distribute attention; experts are laid out by themselves, and stages are those of a program.
 pub(crate) fn strategies() -> Vec<&'static dyn Strategy> {
-    STRATEGIES.iter().copied().filter(|s| !["ep", "pipeline"].contains(&s.name())).collect()
+    STRATEGIES
+        .iter()
+        .copied()
+        .filter(|s| !["ep", "data-parallel-ep", "pipeline"].contains(&s.name()))
+        .collect()
+}
+
+/// Whether queries attend to a cache, which is split.
+fn decodes(strategy: &str) -> bool {
+    ["decode-reduce", "decode-context"].contains(&strategy)
 }
 
 /// The case that `seed` determines.
@@ -105,8 +114,8 @@ fn depart(choices: &mut Choices, case: &mut Case, ranks: u64) {
 fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {
     let orders = [None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")];
     // Some take tokens in a row only, and one has too few queries for anything else.
-    let in_a_row = ["dist-flash", "window-halo", "streaming", "decode-reduce"].contains(&strategy);
-    let suits = in_a_row && !choices.once_in(8);
+    let in_a_row = ["dist-flash", "window-halo", "streaming"].contains(&strategy);
+    let suits = (in_a_row || decodes(strategy)) && !choices.once_in(8);
     let order = choices.one_of(if suits { &orders[..3] } else { &orders });
     let heads = choices.once_in(3).then_some("heads=uneven");
     let sequence = choices.one_of(&[None, None, Some("sequence=pad"), Some("sequence=uneven")]);
@@ -117,7 +126,7 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
     let axis = |name: &str| mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1);
     let ranks: u64 = mesh.iter().map(|a| a.1).product();
     let tokens = ranks / axis("dp");
-    let decodes = strategy == "decode-reduce";
+    let decodes = decodes(strategy);
     let queries = match decodes {
         true => choices.one_of(&[1, 2, 3, 5]),
         false => length(choices, tokens),

@@ -48,8 +48,9 @@ fn parts_of_a_padded_sequence_are_parts_of_what_ranks_hold() {
     let training = Training { loss_chunks: 2, ..Training::default() };
     let short = Workload { mode: Mode::Train, training, ..Workload::prefill(2, 14) };
     let module = program(&deep_llama(2), "m", &short).unwrap();
-    let refused = per_rank(&module, &options("ulysses", "ulysses=2")).unwrap_err();
-    assert!(refused.starts_with("error[P57]: 7 tokens s of each of 2 ranks"), "{refused}");
+    let uneven = ShardOptions { sequence: SequenceFit::Uneven, ..options("ulysses", "ulysses=2") };
+    let refused = per_rank(&module, &uneven).unwrap_err();
+    assert!(refused.starts_with("error[P57]: 14 tokens s on 2 ranks"), "{refused}");
     let padded = ShardOptions { sequence: SequenceFit::Pad, ..options("ulysses", "ulysses=2") };
     let ranks = per_rank(&module, &padded).unwrap();
     let random = RandomTensors::of_module(&module, 7);

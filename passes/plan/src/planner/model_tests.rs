@@ -145,7 +145,9 @@ fn many_gpus_are_refused_with_as_many_as_are_legal() {
     let Err(refusal) = ranked(&llama_405b(), 1008, &request) else { panic!("1009 GPUs are legal") };
     assert_eq!(refusal.diagnostic.code, "P31");
     assert_eq!(refusal.diagnostic.repairs, ["--gpus 1008", "--gpus 1024"], "{}", refusal.diagnostic);
-    assert!(ranked(&llama_405b(), 8192, &Request::new(1009)).is_ok());
+    // Padded they are legal, and all weights on each rank do not fit.
+    let padded = ranked(&llama_405b(), 8192, &Request::new(1009)).map_err(|refusal| refusal.diagnostic.code);
+    assert_eq!(padded.err(), Some("P32"));
 }
 
 /// All-to-all is what Ulysses is, at every length and on every cluster, where a ring would start faster too (A100, as
