@@ -12,7 +12,8 @@ use ithaca_passes::shard::strategy::STAGE_AXIS;
 use serde_json::Value;
 
 use crate::cli::{
-    self, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
+    self, DecodingArgs, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs,
+    WorkloadArgs,
 };
 use crate::error::{Failure, Result};
 use crate::kind::Kind;
@@ -191,8 +192,41 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 /// # Errors
 /// `C00`.
 pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
-    let RunArgs { steps, collectives, tolerance, unchecked, device, .. } = args;
-    self::steps(*steps, program)?;
+    self::steps(args.steps, program)?;
+    let DecodingArgs { prompt, chunk, save_cache, prefix } = &args.decoding;
+    let decoding = [
+        ("--prompt", prompt.is_some()),
+        ("--chunk", chunk.is_some()),
+        ("--save-cache", save_cache.is_some()),
+        ("--prefix", prefix.is_some()),
+    ];
+    for (option, is_given) in decoding {
+        refuse_if(is_given, option, "is for decoding", "add `--mode decode`, or omit it")?;
+    }
+    any_run(args)
+}
+
+/// Options of `run --mode decode`.
+///
+/// # Errors
+/// `C00`.
+pub fn decoding(args: &RunArgs) -> Result<()> {
+    let RunArgs { save, resume, timings, trace, fault, .. } = args;
+    let others = [
+        ("--save", save.is_some(), "`--save-cache` writes the caches of decoding"),
+        ("--resume", resume.is_some(), "`--prefix` continues from caches"),
+        ("--timings", *timings, "omit it"),
+        ("--trace", trace.is_some(), "omit it"),
+        ("--fault", fault.is_some(), "omit it"),
+    ];
+    for (option, is_given, help) in others {
+        refuse_if(is_given, option, "is for runs of one schedule, and decoding has two", help)?;
+    }
+    any_run(args)
+}
+
+fn any_run(args: &RunArgs) -> Result<()> {
+    let RunArgs { collectives, tolerance, unchecked, device, .. } = args;
     refuse_if(
         collectives.is_some() && *device == DeviceArg::Cpu,
         "--collectives",

@@ -6,10 +6,12 @@ use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, LaunchEnv};
 
+use super::generate;
 use super::run::{job, run_job};
 use super::session::{Done, Session};
 use crate::cli::RunArgs;
 use crate::error::Result;
+use crate::subject;
 
 /// How long a process that cannot run waits for the others, to report its failure to them.
 const REPORT_WAIT: Duration = Duration::from_secs(5);
@@ -18,7 +20,9 @@ const REPORT_WAIT: Duration = Duration::from_secs(5);
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let env = LaunchEnv::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
-    let job = match job(args, session) {
+    let decodes = generate::is_asked(args);
+    let job = (!decodes).then(|| job(args, session)).transpose();
+    let job = match job {
         Ok(job) => job,
         Err(failure) => {
             if let Ok(process) = launch::join(&env, timeout.min(REPORT_WAIT)) {
@@ -27,7 +31,10 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             return Err(failure);
         }
     };
-    let ranks = job.options.mesh.ranks();
+    let ranks = match &job {
+        Some(job) => job.options.mesh.ranks(),
+        None => subject::mesh(&args.subject.layout)?.1.unwrap_or(1),
+    };
     if ranks != env.world {
         let processes = |n| match n {
             1 => "1 process".to_owned(),
@@ -44,7 +51,11 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             .into());
     }
     let process = launch::join(&env, timeout)?;
-    match run_job(&job, args, session, Some(&process)) {
+    let ran = match &job {
+        Some(job) => run_job(job, args, session, Some(&process)),
+        None => generate::run(args, session, Some(&process)),
+    };
+    match ran {
         Ok(done) => {
             let code = process.finish(done.code)?;
             Ok(Done { code, ..done })

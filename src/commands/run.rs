@@ -47,7 +47,7 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
 }
 
 /// The settings that processes must agree on, beside the schedule.
-fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
+pub(super) fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
     [
         ("`--device`", spelling(&args.device)),
         ("number of `--steps`", args.steps.to_string()),

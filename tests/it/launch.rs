@@ -120,6 +120,15 @@ fn every_strategy_in_a_training_step() {
 }
 
 #[test]
+fn prompts_are_continued() {
+    let decode =
+        ["llama-gqa", "--mode", "decode", "--prompt", "1,2,3,4,5;6,7", "--steps", "4", "--chunk", "3"];
+    for mesh in ["tp=2,dcp=2", "dp=2,tp=2"] {
+        same_as_threads(4, &[&decode[..], &["--mesh", mesh]].concat());
+    }
+}
+
+#[test]
 fn steps_are_saved_and_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let [threads, processes] = ["threads", "processes"].map(|name| {

@@ -164,9 +164,10 @@ impl Connections {
         self.timeout
     }
 
-    /// Sets the largest frames that are accepted.
-    pub(super) fn set_limits(&self, limits: Limits) {
-        self.shared.state().limits = limits;
+    /// Accepts frames that are as large.
+    pub(super) fn raise_limits(&self, to: Limits) {
+        let limits = &mut self.shared.state().limits;
+        *limits = Limits { block: limits.block.max(to.block), tensors: limits.tensors.max(to.tensors) };
     }
 
     /// All other ranks.

@@ -72,7 +72,8 @@ impl Process {
         self.connections.rank() == Rank(0)
     }
 
-    /// Checks that all processes run the same `schedule` with the same `settings`, given as names and values.
+    /// Checks that all processes run the same `schedule` with the same `settings`, given as names and values. A process may run
+    /// steps of several schedules.
     ///
     /// # Errors
     /// [`LaunchError::Refused`] when two differ, naming them; [`RunError::RemoteFailure`] and [`RunError::Lost`] when another
@@ -84,7 +85,7 @@ impl Process {
         settings: &[(&str, String)],
     ) -> Result<Agreement<'p>, RunError> {
         let job = Job::of(schedule)?;
-        self.connections.set_limits(limits(schedule, self.connections.world(), options));
+        self.connections.raise_limits(limits(schedule, self.connections.world(), options));
         let connections = &self.connections;
         let digest = |text: &str| fnv1a(text.bytes());
         let mut digests = vec![("schedule".to_owned(), digest(&ithaca_ir::schedule::print(schedule)))];

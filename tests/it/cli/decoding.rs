@@ -43,6 +43,41 @@ fn goldens_are_continued_as_the_library_continues_them() {
     }
 }
 
+/// Caches of one layout are continued under another, with another capacity, and by further prompts.
+#[test]
+fn caches_are_saved_and_continued_under_another_layout() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name).display().to_string());
+    let expected = "--expect decode.safetensors --tolerance 1e-5";
+    for args in [
+        format!("--inputs decode.safetensors {expected} --steps 10 --mesh tp=2 --save-cache {first}"),
+        format!("--prefix {first} {expected} --steps 5 --mesh dcp=4 --context 512 --save-cache {second}"),
+        format!("--prefix {second} {expected} --steps 8 --strategy decode-reduce --mesh cp=2"),
+    ] {
+        let out = said(&dir, &format!("run . --mode decode {args}"));
+        assert!(out.contains("passed: tolerance 1e-5"), "{args}: {out}");
+    }
+    // The first token that is continued with is given as a prompt: the caches lack it.
+    let line =
+        |out: &str| out.lines().find(|line| line.starts_with("sequence 0: ")).unwrap()[12..].to_owned();
+    let whole = line(&said(&dir, "run . --mode decode --prompt 1,2,3,4,5 --steps 4"));
+    said(&dir, &format!("run . --mode decode --prompt 1,2,3,4,5 --steps 1 --save-cache {first}"));
+    let second_token = whole.split(' ').nth(1).unwrap();
+    let out = said(&dir, &format!("run . --mode decode --prefix {first} --prompt {second_token} --steps 2"));
+    assert!(whole.ends_with(&line(&out)), "{whole}: {out}");
+    let refusals = [
+        format!("run . --mode decode --prefix {first} --prompt 1;2"),
+        format!("run . --mode decode --prefix {first} --context 3 --steps 2"),
+        format!("run ../qwen2 --mode decode --prefix {first}"),
+        format!("run . --mode decode --prefix {first} --save x"),
+        "run . --mode decode --prefix model.safetensors".to_owned(),
+        "run . --prefix model.safetensors".to_owned(),
+    ];
+    let refusals = refusals.map(|request| refused(&dir, &request).replace(&first, "FILE"));
+    insta::assert_snapshot!("caches_that_are_not_continued", refusals.join("\n"));
+}
+
 /// Of every family: logits of each step are those that a prefill of all tokens has there.
 #[test]
 fn continuations_have_the_logits_of_a_prefill_of_all_tokens() {

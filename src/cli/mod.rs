@@ -1,9 +1,15 @@
 //! The command line's grammar.
 
+mod decoding;
+mod values;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+
+pub use decoding::DecodingArgs;
+use values::{positive, tokens, tolerance, whole};
 
 /// A compiler for distributed attention.
 #[derive(Debug, Parser)]
@@ -516,13 +522,9 @@ pub struct RunArgs {
         help_heading = "Checkpoints"
     )]
     pub steps: u64,
-    /// Prompts to continue in decoding: token ids, sequences separated by semicolons, as in `1,5,7;2,9`; `prompt_ids` and
-    /// `prompt_lengths` of `--inputs` without it.
-    #[arg(long, value_name = "IDS", conflicts_with = "inputs", help_heading = "Decoding")]
-    pub prompt: Option<String>,
-    /// Tokens of a prompt that are computed at once [default: all].
-    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens, help_heading = "Decoding")]
-    pub chunk: Option<u64>,
+    /// What decoding continues.
+    #[command(flatten)]
+    pub decoding: DecodingArgs,
     /// Write a checkpoint for further training: a file, or a folder for `model.safetensors`.
     #[arg(long, value_name = "PATH", help_heading = "Checkpoints")]
     pub save: Option<PathBuf>,
@@ -750,51 +752,4 @@ pub fn first_given(args: &impl Serialize) -> Option<String> {
         serde_json::Value::Number(_) | serde_json::Value::String(_) | serde_json::Value::Object(_) => true,
     };
     fields.iter().find(|(_, value)| is_given(value)).map(|(name, _)| format!("--{name}"))
-}
-
-fn positive(text: &str) -> Result<u64, String> {
-    count(text, text)
-}
-
-/// A number of tokens: `8192`, `128k` (1024 each), `1m` (1024 · 1024 each).
-fn tokens(text: &str) -> Result<u64, String> {
-    let (digits, unit) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
-        Some(_) | None => (text, 1),
-    };
-    let scaled = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-    count(text, &scaled.map_or_else(|| text.to_owned(), |n| n.to_string()))
-}
-
-fn count(written: &str, digits: &str) -> Result<u64, String> {
-    let most = ithaca_ir::Dim::MAX_SIZE;
-    let n = digits.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
-    n.ok_or_else(|| format!("`{written}` is not a whole number from 1 to {most}"))
-}
-
-fn whole(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u64::MAX))
-}
-
-fn tolerance(text: &str) -> Result<f64, String> {
-    let error = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x >= 0.0);
-    error.ok_or_else(|| format!("`{text}` is not a number that is zero or more"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_have_units() {
-        assert_eq!(tokens("8192"), Ok(8192));
-        assert_eq!(tokens("128k"), Ok(131_072));
-        assert_eq!(tokens("1M"), Ok(1 << 20));
-        for wrong in
-            ["", "k", "0", "0k", "1.5k", "-1", "128kb", "99999999999999999999m", "18446744073709551615m"]
-        {
-            assert!(tokens(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -1,0 +1,29 @@
+//! Arguments of `run --mode decode`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::values::tokens;
+
+/// Arguments of `run --mode decode`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Decoding")]
+pub struct DecodingArgs {
+    /// Prompts to continue in decoding: token ids, sequences separated by semicolons, as in `1,5,7;2,9`; `prompt_ids` and
+    /// `prompt_lengths` of `--inputs` without it.
+    #[arg(long, value_name = "IDS", conflicts_with = "inputs")]
+    pub prompt: Option<String>,
+    /// Tokens of a prompt that are computed at once [default: all].
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
+    pub chunk: Option<u64>,
+    /// Write the caches after the last step to this safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub save_cache: Option<PathBuf>,
+    /// Start from the caches in a file of `--save-cache`, under this layout or any other.
+    ///
+    /// Prompts are appended to its sequences, after the tokens that the caches have: the last token of a continuation is not among
+    /// them. Without prompts the continuation goes on.
+    #[arg(long, value_name = "FILE")]
+    pub prefix: Option<PathBuf>,
+}

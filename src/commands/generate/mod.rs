@@ -1,0 +1,251 @@
+//! `run --mode decode`: continues prompts by the largest logit, a schedule for prompts and one for single tokens.
+
+mod prompts;
+mod results;
+mod saved;
+
+use std::time::Duration;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
+use ithaca_kernels::launch::{NextStep, Process, Step};
+use ithaca_kernels::store::{self, Layered, RandomTensors, TensorSource, Tensors};
+use ithaca_kernels::tensor::{Tensor, index};
+use ithaca_kernels::{Outputs, Real, Storage, cpu, oracle};
+
+use self::prompts::Prompts;
+use self::results::{Generated, continuations, expected};
+use self::saved::Prefix;
+use super::device::{Device, look_for_nan};
+use super::run::{self, Data, Expected, judge};
+use super::session::{Done, Session};
+use crate::cli::{Mode, RunArgs, StorageArg};
+use crate::error::{Failure, Result};
+use crate::{files, ineffective, subject};
+
+/// Whether arguments ask to continue prompts.
+pub(super) fn is_asked(args: &RunArgs) -> bool {
+    args.subject.workload.mode == Some(Mode::Decode)
+}
+
+/// A step of a kind: of prompts, or of a token.
+#[derive(Clone, Copy)]
+enum Kind {
+    Prompt,
+    Token,
+}
+
+/// The prompts, then `steps` tokens more; `step` computes a step of a kind from states and inputs, and is told whether it is
+/// the last.
+fn generate<T: Real>(
+    request: &Request,
+    prompts: &Prompts,
+    before: &dyn TensorSource,
+    mut step: impl FnMut(Kind, &dyn TensorSource, &Tensors, NextStep) -> Result<oracle::Results<T>>,
+) -> Result<(Outputs<T>, Outputs<T>)> {
+    let Request { batch, chunk, steps, .. } = *request;
+    let (batch, chunk) = (index(batch), index(chunk));
+    let mut generated = Generated::new(batch);
+    let mut kept = Outputs::new();
+    let parts = Vec::from_iter((0..prompts.longest()).step_by(chunk));
+    let mut left = parts.len() as u64 + steps;
+    let mut run = |kind, inputs: &Tensors, ended: &[bool]| -> Result<()> {
+        left -= 1;
+        let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+        let states = Tensors::from(&kept);
+        let results = step(kind, &Layered::new(&states, before), inputs, next)?;
+        generated.add(&results.outputs, ended);
+        kept = results.kept;
+        Ok(())
+    };
+    for start in parts {
+        let ends = |ids: &Vec<f64>| (start + 1..=start + chunk).contains(&ids.len());
+        let ended: Vec<bool> = prompts.sequences.iter().map(ends).collect();
+        run(Kind::Prompt, &prompts.part(start, chunk), &ended)?;
+    }
+    let one = Tensors::from_iter([("new_tokens", Tensor::new(vec![batch], vec![1.0; batch]))]);
+    for _ in 0..steps {
+        run(Kind::Token, &one, &vec![true; batch])?;
+    }
+    Ok((generated.outputs(), kept))
+}
+
+/// What is to be continued, and by how much.
+struct Request {
+    /// Random ones if nothing is given.
+    prompts: Option<Prompts>,
+    prefix: Option<Prefix>,
+    /// Sequences.
+    batch: u64,
+    /// Tokens of the longest prompt.
+    longest: u64,
+    /// Tokens of a prompt that are computed at once.
+    chunk: u64,
+    /// Steps of one token.
+    steps: u64,
+    /// Tokens of each cache.
+    context: u64,
+}
+
+impl Request {
+    /// The request of the arguments.
+    ///
+    /// # Errors
+    /// `C00` for sequences without a token, `C10` for files, `C19` for a cache that is too small.
+    fn of(args: &RunArgs) -> Result<Self> {
+        let prefix = args.decoding.prefix.as_deref().map(Prefix::open).transpose()?;
+        let prompts = match (Prompts::of(args)?, &prefix) {
+            (None, Some(prefix)) => Some(Prompts { sequences: vec![Vec::new(); prefix.lengths.len()] }),
+            (prompts, _) => prompts,
+        };
+        let workload = &args.subject.workload;
+        let lengths = prompts.as_ref().map(Prompts::lengths);
+        let batch = lengths.as_ref().map_or(workload.batch.unwrap_or(1), |lengths| lengths.len() as u64);
+        let lengths = lengths.unwrap_or_else(|| vec![workload.seq.unwrap_or(RANDOM_TOKENS); index(batch)]);
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let had = prefix.as_ref().map_or_else(|| vec![0; index(batch)], |prefix| prefix.lengths.clone());
+        if had.len() != lengths.len() {
+            let message = format!(
+                "there are prompts of {}, and the file of `--prefix` has caches of {}",
+                counted(batch, "sequence"),
+                had.len()
+            );
+            return Err(Diagnostic::new("C00", message)
+                .help("give a prompt for each of them, or none at all")
+                .into());
+        }
+        let continues = lengths.iter().all(|&prompt| prompt == 0) && !had.contains(&0);
+        if lengths.contains(&0) && !continues {
+            return Err(Failure::usage("a prompt has no token"));
+        }
+        let after = had.iter().zip(&lengths).map(|(had, prompt)| had + prompt);
+        let needed = after.max().unwrap_or(0) + args.steps;
+        let ranks = subject::mesh(&args.subject.layout)?.1.unwrap_or(1);
+        let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(ranks * BLOCK));
+        if context < needed {
+            let (prompt, steps) = (counted(longest, "token"), counted(args.steps, "step"));
+            let parts = match had.iter().max() {
+                None | Some(0) => format!("a prompt of {prompt} and {steps}"),
+                Some(&had) if longest == 0 => format!("{} before and {steps}", counted(had, "token")),
+                Some(&had) => format!("{} before, a prompt of {prompt} and {steps}", counted(had, "token")),
+            };
+            let message = format!("{parts} need a cache of {needed} tokens, and `--context` is {context}");
+            return Err(Diagnostic::new("C19", message)
+                .help(format!("use `--context {needed}`, or fewer `--steps`"))
+                .into());
+        }
+        let chunk = args.decoding.chunk.unwrap_or(longest).min(longest).max(1);
+        Ok(Self { prompts, prefix, batch, longest, chunk, steps: args.steps, context })
+    }
+}
+
+/// Runs the ranks of this process.
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
+    ineffective::decoding(args)?;
+    let is_first = process.is_none_or(Process::is_first);
+    for path in [&args.output, &args.decoding.save_cache].into_iter().flatten().filter(|_| is_first) {
+        files::check_file(path)?;
+        store::check_writable(path)?;
+    }
+    let mut request = Request::of(args)?;
+    let lengths = [request.batch, request.chunk, request.context];
+    let jobs = subject::continuing(session.registry, &args.subject, lengths);
+    let jobs = jobs.map_err(|mut refusal| {
+        // A smaller cache would have no room for these prompts and steps.
+        let repairs = refusal.diagnostics.iter_mut().map(|d| &mut d.repairs);
+        repairs.for_each(|repairs| repairs.retain(|repair| !repair.starts_with("--context")));
+        refusal
+    })?;
+    let [prompt, token] = &jobs;
+    let mut progress = |activity: &str| {
+        if is_first {
+            (session.progress)(activity);
+        }
+    };
+    progress("compiling");
+    let compiled = [prompt.compile()?, token.compile()?];
+    let device = Device::open(&compiled[1].schedule, args, process)?;
+    let data = Data::of_weights(token, &args.subject)?;
+    let weights = data.weights();
+    let prompts = request.prompts.take().map_or_else(
+        || {
+            let random = RandomTensors::of_module(&prompt.program, args.subject.seed.unwrap_or(0));
+            let ids = RandomTensors::read(&random, "input_ids")?;
+            Ok(Prompts { sequences: ids.data.chunks(index(request.longest)).map(<[f64]>::to_vec).collect() })
+        },
+        Ok::<_, Failure>,
+    )?;
+    let had = request.prefix.as_ref().map(|prefix| prefix.lengths.clone()).filter(|_| request.longest == 0);
+    let prefix = match (request.prefix.take(), &args.decoding.prefix) {
+        (Some(prefix), Some(path)) => prefix.states(path, &compiled[1].schedule)?,
+        _ => Tensors::new(),
+    };
+    let before = Layered::new(&prefix, &weights);
+    let storage = match args.storage() {
+        StorageArg::Wide => Storage::Wide,
+        StorageArg::Typed => Storage::AsTyped,
+    };
+    let timeout = Some(Duration::from_secs(args.timeout));
+    let options =
+        cpu::Options { timeout, storage, look_for_nan: look_for_nan(args), ..cpu::Options::default() };
+    let agreed = process.map(|process| {
+        let [prompt, token] =
+            [0, 1].map(|i| process.agree(&compiled[i].schedule, &options, &run::settings(args)));
+        Ok::<_, Failure>([prompt?, token?])
+    });
+    let agreed = agreed.transpose()?;
+    progress("running the schedules");
+    let mut traffic = [Vec::new(), Vec::new()];
+    let (found, kept) = generate(&request, &prompts, &before, |kind, states, inputs, next| {
+        let execution = match &agreed {
+            None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
+            Some(agreed) => match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {
+                Step::Full(execution) => execution,
+                Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+            },
+        };
+        traffic[kind as usize] = execution.traffic;
+        Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
+    })?;
+    if !is_first {
+        return Ok(Done::success(""));
+    }
+    let mut out = run::heading(token, &compiled[1].notes, &data);
+    for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
+        out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
+    }
+    let tolerance = run::tolerance(&compiled[1].schedule, args);
+    let judgement = match &args.expect {
+        None if args.unchecked => run::Judgement { text: "compared with nothing\n".to_owned(), passed: true },
+        Some(path) => {
+            let expected = expected(path, &found, had.as_deref())?;
+            judge(&found, &Expected::Whole(&expected), run::rounding(), tolerance)?
+        }
+        None => {
+            progress("running the whole program");
+            let (whole, _) = generate(&request, &prompts, &before, |kind, states, inputs, _| {
+                Ok(oracle::step::<f32>(jobs[kind as usize].reference(), states, inputs, Storage::Wide)?)
+            })?;
+            judge(&found, &Expected::Whole(&whole), run::rounding(), tolerance)?
+                .of_layout(&compiled[1].per_rank)
+        }
+    };
+    out.push_str(&continuations(&found));
+    out.push_str(&judgement.text);
+    if let Some(path) = &args.output {
+        let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
+        let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
+        store::write(path, &stored)?;
+    }
+    if let Some(path) = &args.decoding.save_cache {
+        saved::save(path, &kept)?;
+        out.push_str(&format!("wrote {}\n", path.display()));
+    }
+    Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// A cache has a multiple of this many tokens on each rank, so that any layout divides it.
+const BLOCK: u64 = 16;
+
+/// Tokens of random prompts.
+const RANDOM_TOKENS: u64 = 16;

@@ -1,0 +1,130 @@
+//! Caches in files, from which decoding continues under any layout.
+//!
+//! A safetensors file of the states of a decoding step under their names: `cache.key.{layer} [sequence token head width]` and
+//! what else a model keeps of tokens, `cache.lengths [sequence]` and `cache.token [sequence]`. It has as many tokens as the longest
+//! sequence, so it does not depend on the capacity of the run.
+
+use std::path::Path;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::ops::cache::{LENGTHS, TOKEN};
+use ithaca_ir::schedule::Schedule;
+use ithaca_kernels::Outputs;
+use ithaca_kernels::persistent;
+use ithaca_kernels::store::{self, Stored, TensorSource, Tensors};
+use ithaca_kernels::tensor::{Tensor, index};
+
+use crate::error::Result;
+
+/// The caches of a file.
+pub(super) struct Prefix {
+    states: Tensors,
+    /// Tokens of each sequence.
+    pub(super) lengths: Vec<u64>,
+}
+
+impl Prefix {
+    /// Reads a file; `shown` is how messages name it.
+    ///
+    /// # Errors
+    /// `C10` for a file that cannot be read or has no lengths of sequences within its caches.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let file = store::open(path)?;
+        let of_states = file.names().into_iter().filter(|name| file.shape(name).is_some());
+        let states = of_states.map(|name| Ok((name.clone(), file.read(&name)?)));
+        let states: Tensors = states.collect::<Result<Vec<_>>>()?.into_iter().collect();
+        let refused = |what: &str| {
+            let message = format!("`{}` is no file of caches: {what}", path.display());
+            Diagnostic::new("C10", message).help("`run --mode decode --save-cache FILE` writes one")
+        };
+        let lengths = match [LENGTHS, TOKEN].map(|name| states.shape(name)) {
+            [Some(lengths), Some(tokens)] if lengths.len() == 1 && lengths == tokens => {
+                states.read(LENGTHS)?
+            }
+            _ => {
+                return Err(refused(&format!("it has no `{LENGTHS}` and `{TOKEN}` of each sequence")).into());
+            }
+        };
+        let names = states.names();
+        let capacities = names.iter().filter_map(|name| states.shape(name)?.get(1).copied());
+        let capacity = capacities.min().unwrap_or(0);
+        let fits = |length: &f64| *length >= 0.0 && length.fract() == 0.0 && *length <= capacity as f64;
+        if let Some(length) = lengths.data.iter().find(|length| !fits(length)) {
+            let caches = counted(capacity, "token");
+            return Err(
+                refused(&format!("a sequence has {length} tokens, and the caches have {caches}")).into()
+            );
+        }
+        Ok(Self { states, lengths: lengths.data.iter().map(|&n| n as u64).collect() })
+    }
+
+    /// The states of a schedule: its caches have its capacity, and zeros where no token is.
+    ///
+    /// # Errors
+    /// `C10` for a state that the file lacks or has in another shape.
+    pub(super) fn states(self, path: &Path, schedule: &Schedule) -> Result<Tensors> {
+        let mut states = Tensors::new();
+        for one in persistent::tensors(schedule)?.iter().filter(|one| one.is_written) {
+            for (name, expected) in one.stored(&schedule.space) {
+                let found = self.states.shape(&name).unwrap_or_default();
+                let with_capacity = |mut shape: Vec<u64>| {
+                    if let (Some(tokens), Some(&capacity)) = (shape.get_mut(1), expected.get(1)) {
+                        *tokens = capacity;
+                    }
+                    shape
+                };
+                if with_capacity(found.clone()) != expected {
+                    let message = format!(
+                        "`{}` has `{name}` {found:?}, and the model has {expected:?}",
+                        path.display()
+                    );
+                    let help =
+                        "a file of caches continues with the model and the sequences that it was made of";
+                    return Err(Diagnostic::new("C10", message).help(help).into());
+                }
+                let tensor = self.states.read(&name)?;
+                let tensor = match expected.get(1) {
+                    Some(&capacity) => resized(&tensor, index(capacity)),
+                    None => tensor,
+                };
+                states.insert(name, tensor);
+            }
+        }
+        Ok(states)
+    }
+}
+
+/// Writes the states after a run.
+///
+/// # Errors
+/// `C10` for a path that cannot be written.
+pub(super) fn save(path: &Path, kept: &Outputs<f32>) -> Result<()> {
+    let lengths = kept.get(LENGTHS).map(|lengths| lengths.data.as_slice()).unwrap_or_default();
+    let longest = lengths.iter().map(|&length| index(length as u64)).max().unwrap_or(0);
+    let tensors = kept.iter().map(|(name, tensor)| {
+        let tensor = tensor.map(f64::from);
+        match tensor.shape.len() {
+            1 => (name, Stored::I32, tensor),
+            _ => (name, Stored::F32, resized(&tensor, longest)),
+        }
+    });
+    let tensors = Vec::from_iter(tensors);
+    let tensors: Vec<_> = tensors.iter().map(|(name, stored, t)| (name.as_str(), *stored, t)).collect();
+    Ok(store::write(path, &tensors)?)
+}
+
+/// The tensor with `n` tokens, its second dimension: cut, or with zeros behind.
+fn resized(tensor: &Tensor<f64>, n: usize) -> Tensor<f64> {
+    let Some(&tokens) = tensor.shape.get(1) else { return tensor.clone() };
+    let width: usize = tensor.shape[2..].iter().product();
+    let mut shape = tensor.shape.clone();
+    shape[1] = n;
+    let mut data = vec![0.0; shape.iter().product()];
+    let rows = tensor.data.chunks((tokens * width).max(1)).zip(data.chunks_mut((n * width).max(1)));
+    for (from, to) in rows {
+        let kept = from.len().min(to.len());
+        to[..kept].copy_from_slice(&from[..kept]);
+    }
+    Tensor::new(shape, data)
+}
