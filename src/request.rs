@@ -168,7 +168,7 @@ impl PlanRequest {
         let is_step = workload.mode == Mode::Train;
         let program = Program {
             registry: registry.clone(),
-            of_stages: is_step.then_some(&in_stages),
+            of_stages: Some(&in_stages),
             of_step: is_step.then_some(&of_step),
             forward: is_step.then_some(&forward),
             ..Program::new(verify(module)?, cluster)

@@ -173,7 +173,7 @@ fn documents(text: &str) -> Result<Documents> {
 
 /// The workload with as many pipeline stages as the mesh has.
 pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
-    if let (Mode::Train, Some(axis)) = (workload.mode, mesh.axis(STAGE_AXIS)) {
+    if let Some(axis) = mesh.axis(STAGE_AXIS) {
         workload.training.stages = mesh.size(axis);
     }
     workload
@@ -249,7 +249,7 @@ pub fn continuing(
     let job = |step: Workload| -> Result<Job> {
         let Workload { mode, sequence, logits, .. } = step;
         let workload = Workload { mode, batch, sequence, logits, cache: step.cache, ..given.clone() };
-        let workload = grouped(workload, options.mesh.ranks());
+        let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
         let large = Large { config: &model.config, name: &model.name, workload: &workload };
         let job = large.job(registry, (options.clone(), cluster.clone()))?;
         Ok(Job { weights: weights.clone(), notes: notes.clone(), ..job })

@@ -28,6 +28,7 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "ring", "ring=8", "documents=16k,8k*2,4k*8,512*4"),
     ("llama-3-8b", "decode-context", "dcp=8", "decode=4"),
     ("llama-3-70b", "megatron-tp+decode-reduce", "cp=2,tp=8", "decode=8"),
+    ("llama-3-70b", "megatron-tp+pipeline", "pp=2,tp=8", "decode=8"),
     ("qwen3-8b", "usp", "ring=2,ulysses=2", "train=2 documents=10k,6k"),
     ("gemma-2-9b", "megatron-tp-sp", "tp=8", "train=8 recompute=full(every=4)"),
     ("llama-3-8b", "ulysses", "ulysses=8", ""),

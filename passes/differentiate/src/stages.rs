@@ -6,7 +6,7 @@
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers};
-use ithaca_ir::ops::OpError;
+use ithaca_ir::ops::{OpError, Stage};
 use ithaca_ir::{FunctionBuilder, Module, Op};
 use ithaca_pass::rebuild::ValueMap;
 
@@ -85,6 +85,21 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     let function = b.finish(map.outputs());
     cut.functions.push(function);
     Ok(Staged { module: cut, chunks })
+}
+
+/// The program with its calls in `n` stages of a pipeline, which run one after another.
+///
+/// # Errors
+/// `P53` when there are fewer layers than stages.
+pub fn in_stages(module: &Module, n: u64) -> Result<Module, OpError> {
+    let Some(main) = module.functions.ids().next_back() else { return Ok(module.clone()) };
+    let Staged { mut module, chunks } = cut(module, main, usize::try_from(n).unwrap_or(usize::MAX))?;
+    for (node, chunk) in module.functions[main].nodes.iter_mut().zip(chunks) {
+        if let (Op::Call { stage, .. }, Some(chunk)) = (&mut node.op, chunk) {
+            *stage = Some(Stage::new(chunk as u64));
+        }
+    }
+    Ok(module)
 }
 
 /// For each of `n` chunks of a program without stages the calls of `main`, by their number among the calls, with the layers of

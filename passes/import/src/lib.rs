@@ -35,7 +35,7 @@ mod workload;
 
 use std::collections::BTreeSet;
 
-use ithaca_differentiate::Differentiate;
+use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
@@ -116,15 +116,18 @@ fn parameters(module: &Module) -> u64 {
     all
 }
 
-/// The whole program of a workload: the module from [`import`], and in training the step that `differentiate` makes of
-/// it.
+/// The whole program of a workload: the module from [`import`], in the workload's stages; in training the step that
+/// `differentiate` makes of it.
 ///
 /// # Errors
-/// As [`import`], and `P50`–`P52` for programs that cannot be differentiated.
+/// As [`import`], `P50`–`P52` for programs that cannot be differentiated, and `P53` for stages without a layer.
 pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostics> {
     let module = import(config, name, workload).map_err(|refusal| vec![refusal])?;
     match workload.mode {
-        Mode::Prefill | Mode::Decode => Ok(module),
+        Mode::Prefill | Mode::Decode => match workload.training.stages {
+            1 => Ok(module),
+            n => Ok(differentiate::in_stages(&module, n)?),
+        },
         Mode::Train => {
             let pass: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
             run_passes(module, &[pass], &mut Context::new(&Volume), &mut Unwatched)

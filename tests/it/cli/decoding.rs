@@ -27,6 +27,12 @@ fn goldens_are_continued_as_the_library_continues_them() {
         "--strategy megatron-tp+decode-reduce --mesh tp=2,cp=2",
         "--strategy decode-reduce --mesh cp=2 --order contiguous",
         "--strategy decode-reduce --mesh cp=2 --order striped:4",
+        "--mesh pp=2 --chunk 7",
+        "--mesh dp=2,pp=2,tp=2",
+        "--mesh pp=2,dcp=2",
+        "--strategy ring --mesh ring=2",
+        "--strategy usp --mesh ring=2,ulysses=2 --chunk 7",
+        "--strategy megatron-tp-sp --mesh tp=2",
     ];
     let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
     let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));

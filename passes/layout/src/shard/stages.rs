@@ -134,8 +134,8 @@ pub(super) fn check(module: &Module, mesh: &Mesh, axes: &AxisList) -> Result<(),
             let axis = &mesh.axes[axis];
             let message = format!("the program has no stages to lay out over `{}={}`", axis.name, axis.size);
             Err(Diagnostic::new("P54", message).help(format!(
-                "a training step has stages by `differentiate{{stages={}, micro_batches=N}}`, on the command line by \
-                 `--mode train --micro-batches N`",
+                "a program in text form becomes a training step in stages by `differentiate{{stages={}, micro_batches=N}}`; one \
+                 of a model has the stages of the mesh",
                 axis.size
             )))
         }

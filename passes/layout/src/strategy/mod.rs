@@ -130,7 +130,7 @@ pub enum Search {
     Experts,
     /// If sequences are continued.
     Caches,
-    /// Around other layouts of a training step.
+    /// Around other layouts of a training step, and of a step that continues sequences.
     Stages,
     /// Never: another strategy has the same layouts and movement, or is never slower.
     Named,

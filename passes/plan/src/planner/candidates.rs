@@ -145,8 +145,11 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Sparse => request.sparsity == Sparsity::All,
         Search::Experts => request.experts > 0,
         Search::Caches => request.continues,
-        // Stages are asked for by a mesh that has them; the search of training steps puts its own around layouts.
-        Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
+        // The search of training steps puts its own around layouts; stages of a prefill are asked for by a mesh.
+        Search::Stages => match &request.mesh {
+            Some(mesh) => mesh.axis(STAGE_AXIS).is_some(),
+            None => request.continues,
+        },
         Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),
     };
     let allowed = |s: &&dyn Strategy| request.narrowing.allows(s.name());
