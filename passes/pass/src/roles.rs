@@ -108,6 +108,10 @@ impl Roles {
                 }
             }
         }
+        // What a weight of heads has beside them is the width of a head or of the residual stream.
+        let is_head = |d: &DimId| roles.heads.iter().any(|&(h, k)| h == *d || k == *d);
+        let of_heads = explicit.weights.iter().filter(|dims| dims.iter().any(is_head));
+        widths.extend(of_heads.flatten().copied().filter(|d| !is_head(d)));
         explicit.assign(&mut roles, &mut widths);
         // Types of token are looked up as tokens are, by a table that is too small to split.
         let rows = |d: &DimId| module.space.size(*d);

@@ -80,29 +80,30 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Attention over the cache, to which the step's keys and values are appended.
+    /// Attention over caches, to which the step's rows are appended: those of keys, and of values if they are others.
     pub(super) fn attend_cached(
         &mut self,
         mut attention: Attention,
-        Continued { start, end }: Continued,
-        capacity: DimId,
-        [q, k, v]: [ValueId; 3],
+        (Continued { start, end }, capacity): (Continued, DimId),
+        q: ValueId,
+        rows: &[(&str, ValueId)],
     ) -> Built<ValueId> {
-        let rows = attention.keys;
-        let mut cached = [k, v];
-        for (name, value) in ["key", "value"].into_iter().zip(&mut cached) {
-            let mut ty = self.ty(*value).clone();
-            ty.dims.iter_mut().filter(|d| **d == rows).for_each(|d| *d = capacity);
+        let over = attention.keys;
+        let mut caches = Vec::new();
+        for &(name, row) in rows {
+            let mut ty = self.ty(row).clone();
+            ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity);
             let binding = Binding::named(format!("{CACHE}{name}.{{layer}}"));
             let before = self.push_as(Op::State(binding.clone()), &[], ty)?;
-            let append = Op::Cache(Cache::Append { over: capacity, rows });
-            let after = self.push(append, &[before, *value, start, end])?;
+            let append = Op::Cache(Cache::Append { over: capacity, rows: over });
+            let after = self.push(append, &[before, row, start, end])?;
             self.node(Op::Assign { target: Target::State, binding }, &[after], &[])?;
-            *value = after;
+            caches.push(after);
         }
         attention.keys = capacity;
         attention.starts = true;
-        let mixed = self.push(Op::Attention(attention), &[q, cached[0], cached[1], start])?;
+        let (Some(&keys), Some(&values)) = (caches.first(), caches.last()) else { return Ok(q) };
+        let mixed = self.push(Op::Attention(attention), &[q, keys, values, start])?;
         self.name(mixed, Some("mixed"));
         Ok(mixed)
     }

@@ -36,13 +36,20 @@ impl Decoder<'_> {
         for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
             f.name(value, Some(name));
         }
-        let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
+        let attention =
+            self.attention(kind, AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d });
+        if let (Some(continued), Some(capacity)) = (f.continued, self.dims.c) {
+            let [q, k, v] = qkv;
+            return f.attend_cached(attention, (continued, capacity), q, &[("key", k), ("value", v)]);
+        }
+        f.attend("mixed", attention, &qkv)
+    }
+
+    /// Attention of the kind.
+    pub(super) fn attention(&self, kind: &Kind, dims: AttentionDims) -> Attention {
         let mask = self.documents.map_or(kind.mask.clone(), |documents| documents.inside(kind.mask.clone()));
         let mut attention = Attention::new(dims, mask, kind.scale);
         attention.softcap = kind.softcap;
-        if let (Some(continued), Some(capacity)) = (f.continued, self.dims.c) {
-            return f.attend_cached(attention, continued, capacity, qkv);
-        }
-        f.attend("mixed", attention, &qkv)
+        attention
     }
 }

@@ -30,7 +30,11 @@ impl Dims {
         let dims = Self::of_sizes(space, &spec.sizes, spec.learned, workload);
         let tokens = [dims.b, dims.s];
         let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, tokens, e, workload));
-        let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
+        let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l, dims.c.is_some()));
+        if let Some(Some(_)) = latent.map(|latent| latent.cached) {
+            // All heads share what is cached.
+            space.dims[dims.h].granule = spec.sizes.heads;
+        }
         Self { experts, latent, ..dims }
     }
 
@@ -122,10 +126,12 @@ pub(super) struct LatentDims {
     pub(super) rotated: DimId,
     /// Width of a value.
     pub(super) value: DimId,
+    /// The one head of a cache of latents, and its width; where sequences are continued.
+    pub(super) cached: Option<[DimId; 2]>,
 }
 
 impl LatentDims {
-    pub(super) fn declare(space: &mut Space, latent: &Latent) -> Self {
+    pub(super) fn declare(space: &mut Space, latent: &Latent, is_cached: bool) -> Self {
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
         Self {
             queries: latent.queries.map(|n| dim("cq", n)),
@@ -133,6 +139,7 @@ impl LatentDims {
             plain: dim("dn", latent.plain),
             rotated: dim("dr", latent.rotated),
             value: dim("dv", latent.value),
+            cached: is_cached.then(|| [dim("k", 1), dim("dc", latent.keys + latent.rotated)]),
         }
     }
 }

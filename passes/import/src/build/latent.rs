@@ -6,9 +6,18 @@
 //! k = [plain | rotary(rotated of all heads)]   of kv_b · norm(c), and of x        c = kv_a · x
 //! ```
 //! Every head has its own keys and values, so attention has as many key/value heads as query heads.
+//!
+//! Steps that continue sequences keep latents, not keys and values. Attention is then over one key/value head, which all heads
+//! share: the part of `kv_b` that makes keys is applied to queries, that of values to what attention gives (section 2.1.2).
+//!
+//! ```text
+//! q = [kv_b · plain | rotary(rotated)]     cache = [norm(c) | rotary(rotated of all heads)]     v = kv_b · attention(q, cache, cache)
+//! ```
 
-use ithaca_ir::ops::Window;
-use ithaca_ir::{DimId, Op, ValueId};
+use std::ops::Range;
+
+use ithaca_ir::ops::{AttentionDims, Window};
+use ithaca_ir::{DimId, Op, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Stored};
 use super::cx::Decoder;
@@ -42,13 +51,31 @@ pub(super) fn attend(
 
     let [latent, rotated_k] = latents(cx, dims, f, &name("kv_a_proj_with_mqa"), x)?;
     let latent = f.norm(NORM, latent, &name("kv_a_layernorm"), dims.keys)?;
-    let parts = [dims.plain, dims.value];
-    let [plain_k, v] = of_heads(h, f, &name("kv_b_proj.weight"), parts, (latent, dims.keys))?;
-
     let [turned_q, turned_k] = f.rotate(kind.rotary.as_ref(), (dims.rotated, s), [rotated_q, rotated_k])?;
-    let q = f.push(Op::Window(Window::Concat { over: d }), &[plain_q, turned_q])?;
-    let k = f.push(Op::Window(Window::Concat { over: d }), &[plain_k, turned_k])?;
-    let mixed = cx.mix(kind, f, [q, k, v])?;
+    let (weight, parts) = (name("kv_b_proj.weight"), [dims.plain, dims.value]);
+    let concat = |over| Op::Window(Window::Concat { over });
+    let mixed = match (f.continued, cx.dims.c, dims.cached) {
+        (Some(continued), Some(capacity), Some([head, width])) => {
+            let b = cx.dims.b;
+            let [to_keys, to_values] = weights_of_heads(h, f, &weight, parts, dims.keys)?;
+            let q = f.einsum(plain_q, to_keys, &[b, s, h, dims.keys])?;
+            let q = f.push(concat(width), &[q, turned_q])?;
+            let row = f.push(concat(width), &[latent, turned_k])?;
+            let ty = TensorType::new(f.ty(row).dtype, [b, s, head, width]);
+            let row = f.push_as(Op::Expand, &[row], ty)?;
+            let of_attention = AttentionDims { heads: h, kv_heads: head, queries: s, keys: s, width };
+            let attention = cx.attention(kind, of_attention);
+            let mixed = f.attend_cached(attention, (continued, capacity), q, &[("latent", row)])?;
+            let mixed = f.push(Op::Window(Window::Cut { to: dims.keys, start: 0 }), &[mixed])?;
+            f.einsum(mixed, to_values, &[b, s, h, dims.value])?
+        }
+        _ => {
+            let [plain_k, v] = of_heads(h, f, &weight, parts, (latent, dims.keys))?;
+            let q = f.push(concat(d), &[plain_q, turned_q])?;
+            let k = f.push(concat(d), &[plain_k, turned_k])?;
+            cx.mix(kind, f, [q, k, v])?
+        }
+    };
     let [rows, heads, width] = [m, h, dims.value].map(|d| f.space().size(d));
     let stored = Stored { shape: vec![rows, heads * width], ..Stored::default() };
     let weight = f.stored(&name("o_proj.weight"), stored, &[m, h, dims.value])?;
@@ -92,14 +119,23 @@ fn of_heads(
     parts: [DimId; 2],
     (x, from): (ValueId, DimId),
 ) -> Built<[ValueId; 2]> {
+    let [first, second] = weights_of_heads(h, f, name, parts, from)?;
+    Ok([f.product(x, first)?, f.product(x, second)?])
+}
+
+/// The rows of both parts of all heads of the matrix `name`, whose columns are dimension `from`.
+fn weights_of_heads(
+    h: DimId,
+    f: &mut Body<'_>,
+    name: &str,
+    parts: [DimId; 2],
+    from: DimId,
+) -> Built<[ValueId; 2]> {
     let [heads, first, second, columns] = [h, parts[0], parts[1], from].map(|d| f.space().size(d));
     let all = first + second;
-    let mut out = [x; 2];
-    for (i, (part, rows)) in parts.into_iter().zip([0..first, first..all]).enumerate() {
+    let mut weight = |part: DimId, rows: Range<u64>| {
         let stored = Stored::part([heads, all, columns], [0..heads, rows, 0..columns]);
-        let stored = stored.in_tensor([heads * all, columns]);
-        let weight = f.stored(name, stored, &[h, part, from])?;
-        out[i] = f.product(x, weight)?;
-    }
-    Ok(out)
+        f.stored(name, stored.in_tensor([heads * all, columns]), &[h, part, from])
+    };
+    Ok([weight(parts[0], 0..first)?, weight(parts[1], first..all)?])
 }
