@@ -119,7 +119,7 @@ fn code(error: &RunError) -> &'static str {
         RunError::Memory { .. } => "C11",
         RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
         RunError::Experts(_) => "C18",
-        RunError::CacheFull { .. } => "C19",
+        RunError::CacheFull { .. } | RunError::NoPage { .. } => "C19",
         RunError::Cuda(CudaError::Unavailable(_)) => "C20",
         // Invalid data keeps its code, whichever rank finds it.
         RunError::Rank { cause, .. } => match code(cause) {

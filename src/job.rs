@@ -13,7 +13,7 @@ use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::{ShardOptions, strategy};
 use serde_json::Value;
 
 use crate::error::{Failure, Result};
@@ -185,4 +185,14 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
         return Ok(None);
     }
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
+}
+
+/// The number of ranks, or groups of them, that have sequences of the batch of their own.
+///
+/// # Errors
+/// `P10`–`P12` for strategies and meshes that do not go together.
+pub fn sequence_groups(registry: &Registry, options: &ShardOptions) -> Result<u64> {
+    let axes: Vec<_> = options.mesh.axes.iter().map(|(axis, _)| axis).collect();
+    let placement = strategy::placement(&registry.product(&options.strategy)?, &options.mesh, &axes)?;
+    Ok(options.mesh.degree(&placement.batch))
 }

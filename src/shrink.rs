@@ -6,15 +6,14 @@
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Recompute;
 use ithaca_passes::fuse::Messages;
-use ithaca_passes::import::{self, Capacity, Detail, Documents, Shrink, SmallTokens, Workload};
+use ithaca_passes::import::{self, Capacity, Detail, Documents, Pages, Shrink, SmallTokens, Workload};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::proof;
-use ithaca_passes::shard::strategy;
 use ithaca_passes::shard::{OrderChoice, ShardOptions};
 use num_integer::lcm;
 
 use crate::error::{Failure, Result};
-use crate::job::{Job, Large};
+use crate::job::{self, Job, Large};
 
 /// The fewest tokens per sequence of a small model; a large mesh needs more.
 pub const TOKENS: u64 = 64;
@@ -115,6 +114,7 @@ fn small(
         sequence: small_sequence,
         target_sequence: workload.target_sequence.map(small),
         cache: workload.cache.map(small),
+        pages: workload.pages.map(|pages| Pages { count: None, ..pages }),
         // The even share of few tokens is a matter of chance, so experts have slots for all.
         expert_bound: None,
         documents: small_documents,
@@ -138,9 +138,6 @@ fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
 
 /// At most two sequences for each rank that has its own; a batch that does not divide is unchanged.
 fn small_batch(batch: u64, job: &Job) -> Result<u64> {
-    let ShardOptions { strategy, mesh, .. } = &job.options;
-    let axes: Vec<_> = mesh.axes.iter().map(|(axis, _)| axis).collect();
-    let placement = strategy::placement(&job.registry.product(strategy)?, mesh, &axes)?;
-    let degree = mesh.degree(&placement.batch);
+    let degree = job::sequence_groups(&job.registry, &job.options)?;
     Ok(if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch })
 }

@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{self, Capacity, Documents, ExpertBound, Labels, Logits, Mode, Workload};
+use ithaca_passes::import::{self, Capacity, Documents, ExpertBound, Labels, Logits, Mode, Pages, Workload};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective::{self, Setting};
-use crate::job::{Job, Large};
+use crate::job::{self, Job, Large};
 use crate::kind::{self, Kind, Wanted};
 use crate::{files, shrink};
 
@@ -153,6 +153,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         dtype,
         mode,
         cache: args.context,
+        pages: args.page.map(|tokens| Pages { tokens, count: args.pages }),
         ignore: args.ignore_fields.clone(),
     })
 }
@@ -230,16 +231,19 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 }
 
 /// The jobs of a model that continues prompts: for the tokens of a prompt, `chunk` at once, and for one token of each sequence.
+/// `pages` says which pages caches are in, from the number of ranks that have sequences of their own.
 ///
 /// # Errors
-/// As [`job`].
+/// As [`job`]; those of `pages`.
 pub fn continuing(
     registry: &Registry,
     args: &SubjectArgs,
     [batch, chunk, context]: [u64; 3],
+    pages: impl FnOnce(u64) -> Result<Option<Pages>>,
 ) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
     let (options, cluster) = layout(registry, &args.layout)?;
+    let pages = pages(job::sequence_groups(registry, &options)?)?;
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let lengths = Lengths { batch, sequence: chunk, target: None };
     let given = workload(&args.workload, Some(lengths))?;
@@ -248,7 +252,7 @@ pub fn continuing(
     let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));
     let job = |step: Workload| -> Result<Job> {
         let Workload { mode, sequence, logits, .. } = step;
-        let workload = Workload { mode, batch, sequence, logits, cache: step.cache, ..given.clone() };
+        let workload = Workload { mode, batch, sequence, logits, cache: step.cache, pages, ..given.clone() };
         let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
         let large = Large { config: &model.config, name: &model.name, workload: &workload };
         let job = large.job(registry, (options.clone(), cluster.clone()))?;

@@ -176,6 +176,12 @@ pub struct WorkloadArgs {
     /// Tokens that the cache of each sequence has room for, in decoding [default for `run`: prompt and steps].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub context: Option<u64>,
+    /// Keep caches in pages of so many tokens, which sequences share; ranks that split tokens have a part of each page.
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens, help_heading = "Workload")]
+    pub page: Option<u64>,
+    /// The number of pages [default: as many as the sequences may need].
+    #[arg(long, value_name = "N", requires = "page", allow_hyphen_values = true, value_parser = positive, help_heading = "Workload")]
+    pub pages: Option<u64>,
     /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,

@@ -10,7 +10,7 @@ use ithaca_ir::{Module, diagnostic};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{Documents, Mode, Workload};
+use ithaca_passes::import::{Documents, Mode, Pages, Workload};
 use ithaca_passes::proof::{n_collectives, same_collectives};
 use ithaca_passes::rebuild::rebuild;
 use ithaca_passes::registry::Registry;
@@ -29,6 +29,7 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "decode-context", "dcp=8", "decode=4"),
     ("llama-3-70b", "megatron-tp+decode-reduce", "cp=2,tp=8", "decode=8"),
     ("llama-3-70b", "megatron-tp+pipeline", "pp=2,tp=8", "decode=8"),
+    ("llama-3-70b", "data-parallel+megatron-tp+decode-context", "dcp=2,dp=2,tp=2", "decode=8 page=16"),
     ("qwen3-8b", "usp", "ring=2,ulysses=2", "train=2 documents=10k,6k"),
     ("gemma-2-9b", "megatron-tp-sp", "tp=8", "train=8 recompute=full(every=4)"),
     ("llama-3-8b", "ulysses", "ulysses=8", ""),
@@ -98,6 +99,7 @@ fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof 
         match key {
             "train" => (workload.mode, workload.batch) = (Mode::Train, value.parse().unwrap()),
             "zero" => layout.zero = value.parse().unwrap(),
+            "page" => workload.pages = Some(Pages { tokens: value.parse().unwrap(), count: None }),
             "decode" => workload = Workload::decode(value.parse().unwrap(), sequence),
             "documents" => {
                 let documents = Documents::parse(value).unwrap();

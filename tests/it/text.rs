@@ -5,7 +5,7 @@ use ithaca_ir::{Module, text, verify};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{Mode, Workload, program as step_of};
+use ithaca_passes::import::{Mode, Pages, Workload, program as step_of};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 use ithaca_passes::shard::strategy::parse_mesh;
@@ -84,14 +84,18 @@ fn training() -> Vec<Module> {
 }
 
 /// Steps that continue sequences, whole and laid out.
-fn decoding() -> [Module; 2] {
+fn decoding() -> [Module; 4] {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
     let text = std::fs::read_to_string(root.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let module = step_of(&config, "llama-gqa", &Workload::decode(2, 32)).unwrap();
+    let in_pages = Workload { pages: Some(Pages { tokens: 8, count: None }), ..Workload::decode(2, 32) };
     let options = ShardOptions::new("megatron-tp+decode-context", parse_mesh("tp=2,dcp=2").unwrap());
-    let laid_out = compile(&module, &options, &Volume).unwrap().per_rank;
-    [module, laid_out]
+    let [[a, b], [c, d]] = [Workload::decode(2, 32), in_pages].map(|workload| {
+        let module = step_of(&config, "llama-gqa", &workload).unwrap();
+        let laid_out = compile(&module, &options, &Volume).unwrap().per_rank;
+        [module, laid_out]
+    });
+    [a, b, c, d]
 }
 
 #[test]

@@ -6,6 +6,16 @@
 //! %keys = append %cache, %k, %start, %end {over=c, rows=t} : bf16[b c k d]
 //! %o = attention %q, %keys, %values, %start {…, starts} : bf16[b t h d]
 //! ```
+//! In pages a cache is `[p s k d]`: pages, of slots, that all sequences share. A table says which page has which tokens.
+//!
+//! ```text
+//! %table = input {name="pages"} : i32[b n]
+//! %pages = append_pages %cache, %k, %start, %end, %table {pages=p, slots=s, rows=t} : bf16[p s k d]
+//! %keys = gather_pages %pages, %table {pages=p, slots=s, over=c} : bf16[b c k d]
+//! ```
+//! Pages are split as sequences of the batch are, so that a rank has the pages of its sequences, and slots as tokens of a cache:
+//! ranks that split tokens have a part of each page.
+//!
 //! The number of tokens of a sequence is a value on the device and the capacity `c` of a cache is a size, so types, memory and
 //! traffic do not depend on lengths. A cache is a state, written in place; its tokens may be split as those of any sequence, and
 //! its layout does not depend on that of weights.
@@ -56,6 +66,30 @@ impl Cache {
                 )?;
                 cx.shape(operands[2..].iter().all(|ty| !ty.has(*over)), "lengths are of sequences")?;
                 cache.clone()
+            }
+            Cache::AppendPages { pages, slots, rows } => {
+                let (cache, x, table) = (operands[0], operands[1], operands[4]);
+                ensure!(cache.dtype == x.dtype, "V04", "`{}` of {} to {}", cx.name, x.dtype, cache.dtype);
+                cx.lengths(&operands[2..4], x)?;
+                let sequences = cx.table((cache, table), [*pages, *slots])?;
+                let of_token = &cache.dims[2..];
+                cx.shape(
+                    operands[2].dims[..] == *sequences
+                        && x.dims.iter().eq(sequences.iter().chain([rows]).chain(of_token)),
+                    "x has the sequences of the table, the tokens of the step, and what pages have of a token",
+                )?;
+                cache.clone()
+            }
+            Cache::GatherPages { pages, slots, over } => {
+                let (cache, table) = (operands[0], operands[1]);
+                let sequences = cx.table((cache, table), [*pages, *slots])?;
+                let entries = table.dims.last().map_or(0, |&d| space.size(d));
+                cx.shape(
+                    space.size(*over) == entries * space.size(*slots),
+                    "tokens are as many as entries of the table times slots of a page",
+                )?;
+                let dims = sequences.iter().chain([over]).chain(&cache.dims[2..]);
+                TensorType::new(cache.dtype, dims.copied())
             }
             Cache::LastToken { over } => {
                 let x = operands[0];
@@ -128,6 +162,24 @@ impl Cache {
     /// The factor rule: every rank appends the rows whose positions it holds, so it has all rows; a rank that lacks the last
     /// token adds zero.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        let (of_pages, table) = match self {
+            Cache::AppendPages { pages, rows, .. } => ((*pages, None, Some(*rows)), operands.get(4)),
+            Cache::GatherPages { pages, slots, over } => {
+                ((*pages, Some((*over, *slots)), None), operands.get(1))
+            }
+            _ => return self.rule_of_names(operands, results),
+        };
+        let (pages, tokens, rows) = of_pages;
+        let [batch, entries] = [0, 1].map(|i| table.and_then(|table| table.dims.get(i)).copied());
+        FactorRule::by_factor(operands, results, |dim| match tokens {
+            _ if dim == pages => (batch.unwrap_or(dim), FactorKind::Parallel),
+            Some((over, slots)) if dim == over => (slots, FactorKind::Parallel),
+            _ if Some(dim) == rows || Some(dim) == entries => (dim, FactorKind::Whole),
+            _ => (dim, FactorKind::Parallel),
+        })
+    }
+
+    fn rule_of_names(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let kind = |dim: DimId| match self {
             Cache::Append { rows, .. } if dim == *rows => FactorKind::Whole,
             Cache::Argmax { over, .. } if dim == *over => FactorKind::Whole,
@@ -152,6 +204,28 @@ impl Cx<'_> {
             self.shape(known, "lengths have the same dimensions, those of sequences")?;
         }
         Ok(())
+    }
+
+    /// The sequences of a table of pages, with an entry for each part of a sequence.
+    fn table<'t>(
+        &self,
+        (cache, table): (&TensorType, &'t TensorType),
+        of_cache: [DimId; 2],
+    ) -> Result<&'t [DimId], OpError> {
+        need_float(self.name, cache.dtype)?;
+        ensure!(
+            table.dtype == DType::I32,
+            "V04",
+            "`{}` takes a table of i32, not {}",
+            self.name,
+            table.dtype
+        );
+        self.shape(cache.dims.get(..2) == Some(&of_cache[..]), "a cache in pages is of pages, then slots")?;
+        self.shape(
+            table.dims.len() == 2 && table.dims.iter().all(|&d| !cache.has(d)),
+            "a table has entries for each sequence of one batch",
+        )?;
+        Ok(&table.dims[..1])
     }
 
     fn shape(&self, holds: bool, rule: &str) -> Result<(), OpError> {

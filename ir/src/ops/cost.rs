@@ -56,11 +56,15 @@ impl Op {
             // Of a table only the rows that occur are read.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
             // Of the operand only the result is read.
-            Op::Take { .. } | Op::Select { .. } | Op::Cache(Cache::LastToken { .. }) => {
+            Op::Take { .. }
+            | Op::Select { .. }
+            | Op::Cache(Cache::LastToken { .. } | Cache::GatherPages { .. }) => {
                 2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
             }
             // Of the cache only the new rows are written.
-            Op::Cache(Cache::Append { .. }) => 2 * u128::from(space.max_local_bytes(operands[1])),
+            Op::Cache(Cache::Append { .. } | Cache::AppendPages { .. }) => {
+                2 * u128::from(space.max_local_bytes(operands[1]))
+            }
             _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
         };
         Cost { flops, bytes }

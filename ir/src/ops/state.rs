@@ -68,7 +68,7 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
     ) || (*op == Op::AccumulateProduct && operand == 2)
-        || (matches!(op, Op::Cache(Cache::Append { .. })) && operand == 0)
+        || (matches!(op, Op::Cache(Cache::Append { .. } | Cache::AppendPages { .. })) && operand == 0)
 }
 
 pub(super) fn infer_state(

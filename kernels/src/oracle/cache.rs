@@ -1,10 +1,12 @@
 //! Steps that continue sequences: lengths, rows of caches, the choice of tokens.
 
-use ithaca_ir::DimId;
+use std::ops::Range;
+
 use ithaca_ir::ops::Cache;
+use ithaca_ir::{DimId, Space};
 
 use super::rows::Lines;
-use super::value::{LocalOp, Value};
+use super::value::{LocalOp, Operand, Value};
 use crate::error::RunError;
 use crate::positions::sequence_positions;
 use crate::real::Real;
@@ -33,6 +35,12 @@ pub(super) fn cache<T: Real>(call: &LocalOp<'_, T>, op: &Cache) -> Result<Vec<Va
             ints(lengths.flat_map(of_sequence).collect())
         }
         Cache::Append { over, rows } => Ok(vec![Value::Real(call.tensor(0, append(call, *over, *rows)?)?)]),
+        Cache::AppendPages { slots, rows, .. } => {
+            Ok(vec![Value::Real(call.tensor(0, append_pages(call, *slots, *rows)?)?)])
+        }
+        Cache::GatherPages { slots, over, .. } => {
+            Ok(vec![Value::Real(call.tensor(0, gather_pages(call, *slots, *over)?)?)])
+        }
         Cache::LastToken { over } => Ok(vec![Value::Real(call.tensor(0, last_token(call, *over)?)?)]),
         Cache::Argmax { over, .. } => argmax(call, *over),
         Cache::Choose => {
@@ -75,6 +83,110 @@ fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Ve
         }
     }
     Ok(cache)
+}
+
+/// Where a rank has a token in its pages.
+enum InPage {
+    /// In this row of its part: the page times the slots, plus the slot.
+    Row(usize),
+    /// In a slot that another rank has.
+    Elsewhere,
+    /// The table has this page, which is none or not the rank's.
+    No(i32),
+}
+
+/// The pages of a rank, and the table that says which page has which tokens.
+struct Pages<'a> {
+    space: &'a Space,
+    /// The dimensions of pages and slots, and the parts that the rank has.
+    pages: (DimId, Range<u64>),
+    slots: (DimId, Range<u64>),
+    entries: usize,
+    table: &'a [i32],
+}
+
+impl<'a> Pages<'a> {
+    fn of<T: Real>(
+        call: &'a LocalOp<'_, T>,
+        cache: &Operand<'_, T>,
+        table: &'a Operand<'_, T>,
+    ) -> Result<Self, RunError> {
+        let part = |i: usize| Some((*cache.ty.dims.get(i)?, cache.region.get(i)?.clone()));
+        let (Some(pages), Some(slots), &[_, entries]) = (part(0), part(1), table.shape().as_slice()) else {
+            return Err(call.invalid("with a cache that is not in pages"));
+        };
+        Ok(Self { space: call.space, pages, slots, entries, table: table.int()? })
+    }
+
+    /// Where the token at `position` of a sequence of the rank is.
+    fn place(&self, sequence: usize, position: u64) -> InPage {
+        let (slots, held) = &self.slots;
+        let all = self.space.size(*slots);
+        let entry = index(position / all);
+        let Some(slot) = self.space.index_at(*slots, held.clone(), position % all) else {
+            return InPage::Elsewhere;
+        };
+        let page = if entry < self.entries { self.table[sequence * self.entries + entry] } else { -1 };
+        let (pages, own) = &self.pages;
+        match u64::try_from(page).ok().and_then(|page| self.space.index_at(*pages, own.clone(), page)) {
+            None => InPage::No(page),
+            Some(page) => {
+                InPage::Row(index((page - own.start) * (held.end - held.start) + (slot - held.start)))
+            }
+        }
+    }
+}
+
+/// The pages with the new rows that belong to the rank.
+fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Result<Vec<T>, RunError> {
+    let (mut cache, data) = (call.real(0)?.to_vec(), call.real(1)?);
+    let (x, table) = (&call.operands[1], &call.operands[4]);
+    let pages = Pages::of(call, &call.operands[0], table)?;
+    let capacity = pages.entries as u64 * call.space.size(slots);
+    let width: usize = x.shape()[2..].iter().product();
+    let positions = sequence_positions(call.space, rows, x.region[1].clone());
+    for (sequence, (&start, &end)) in call.int(2)?.iter().zip(call.int(3)?).enumerate() {
+        let [start, end] = [start, end].map(|n| u64::try_from(n).unwrap_or(0));
+        if end > capacity {
+            return Err(RunError::CacheFull { tokens: end, capacity });
+        }
+        for (row, position) in positions.iter().enumerate().map(|(row, position)| (row, start + position)) {
+            if position >= end {
+                continue;
+            }
+            let to = match pages.place(sequence, position) {
+                InPage::Row(row) => row * width,
+                InPage::Elsewhere => continue,
+                InPage::No(page) => return Err(RunError::NoPage { token: position, sequence, page }),
+            };
+            let from = (sequence * positions.len() + row) * width;
+            cache[to..to + width].copy_from_slice(&data[from..from + width]);
+        }
+    }
+    Ok(cache)
+}
+
+/// The tokens of each sequence that the rank is to have.
+fn gather_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, over: DimId) -> Result<Vec<T>, RunError> {
+    let data = call.real(0)?;
+    let pages = Pages::of(call, &call.operands[0], &call.operands[1])?;
+    let result = call.result();
+    let shape = call.shape();
+    let (sequences, width) = (shape[0], shape[2..].iter().product::<usize>());
+    let positions = sequence_positions(call.space, over, result.region[1].clone());
+    let mut gathered = vec![T::ZERO; shape.iter().product()];
+    let places = (0..sequences).flat_map(|sequence| positions.iter().map(move |&p| (sequence, p)));
+    for ((sequence, position), row) in places.zip(gathered.chunks_mut(width.max(1))) {
+        match pages.place(sequence, position) {
+            InPage::Row(from) => row.copy_from_slice(&data[from * width..(from + 1) * width]),
+            InPage::No(_) => {}
+            InPage::Elsewhere => {
+                let slots = &call.space.dims[slots].name;
+                return Err(call.invalid(&format!("with tokens in slots `{slots}` that the rank lacks")));
+            }
+        }
+    }
+    Ok(gathered)
 }
 
 /// The row of each sequence's last new token, zero where another rank has it.

@@ -42,6 +42,8 @@ enum Spread {
     Normal { mean: f64, deviation: f64 },
     /// Whole numbers from zero, below the bound.
     Below(u64),
+    /// A table of so many pages: each row has equally many in a row, then −1.
+    Pages(u64),
 }
 
 /// The use of a value that determines its elements.
@@ -51,6 +53,8 @@ enum Use {
     Norm,
     /// Indices into a table of so many rows.
     Index(u64),
+    /// The pages of the parts of sequences, of so many.
+    Pages(u64),
 }
 
 impl RandomTensors {
@@ -112,7 +116,11 @@ impl TensorSource for RandomTensors {
         let shape: Vec<usize> = recipe.shape.iter().map(|&n| index(n)).collect();
         let n: usize = shape.iter().product();
         let key = mix(self.seed, fnv1a(name.bytes()));
-        let data = (0..n as u64).map(|i| element(recipe.spread, mix(key.wrapping_add(i), 0))).collect();
+        let element = |i: u64| match (recipe.spread, recipe.shape.as_slice()) {
+            (Spread::Pages(pages), &[rows, entries]) => entry(pages, [rows, entries], i),
+            (spread, _) => element(spread, mix(key.wrapping_add(i), 0)),
+        };
+        let data = (0..n as u64).map(element).collect();
         Ok(Tensor::new(shape, data))
     }
 }
@@ -141,6 +149,14 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
             Op::Cache(Cache::Append { over, rows }) => {
                 let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);
                 note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
+            }
+            Op::Cache(Cache::AppendPages { pages, slots, rows }) => {
+                let [pages, slots, new] = [pages, slots, rows].map(|&dim| module.space.size(dim));
+                let shape = module.space.shape(function.ty(node.operands[4]));
+                let each = shape.first().map_or(0, |&rows| pages / rows.max(1));
+                let capacity = slots * each.min(shape.last().copied().unwrap_or(0));
+                note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
+                note(node.operands[4], Some(Use::Pages(pages)));
             }
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
@@ -171,6 +187,7 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
 
 fn spread(dtype: DType, shape: &[u64], found: Option<Use>) -> Spread {
     match (dtype.is_float(), found) {
+        (false, Some(Use::Pages(pages))) => Spread::Pages(pages),
         (false, Some(Use::Index(rows))) => Spread::Below(rows.max(1)),
         (false, _) => Spread::Below(DEFAULT_BOUND),
         (true, Some(Use::Norm)) => Spread::Normal { mean: 1.0, deviation: 0.1 },
@@ -189,10 +206,16 @@ fn narrower(a: Spread, b: Spread) -> Spread {
     }
 }
 
+/// Element `i` of a table of `pages`, of so many rows and entries of each.
+fn entry(pages: u64, [rows, entries]: [u64; 2], i: u64) -> f64 {
+    let (row, entry) = (i / entries.max(1), i % entries.max(1));
+    if entry < pages / rows.max(1) { (row * pages / rows.max(1) + entry) as f64 } else { -1.0 }
+}
+
 /// One element from 64 random bits.
 fn element(spread: Spread, bits: u64) -> f64 {
     match spread {
-        Spread::Below(bound) => ((u128::from(bits) * u128::from(bound)) >> 64) as f64,
+        Spread::Below(bound) | Spread::Pages(bound) => ((u128::from(bits) * u128::from(bound)) >> 64) as f64,
         Spread::Normal { mean, deviation } => {
             // Four uniform numbers of 16 bits: their sum has mean 2 and variance 1/3, and no tails.
             let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();

@@ -46,7 +46,7 @@ pub use capacity::{Capacity, ExpertBound};
 pub use documents::Documents;
 pub use family::families;
 pub use shrink::{Detail, Shrink, SmallTokens, shrink};
-pub use workload::{Labels, Logits, Mode, Workload};
+pub use workload::{Labels, Logits, Mode, Pages, Workload};
 
 /// Inputs that default to zeros, as in the library.
 pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];

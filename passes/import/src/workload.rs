@@ -61,6 +61,17 @@ impl Default for Labels {
     }
 }
 
+/// Caches in pages, which sequences share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pages {
+    /// Tokens of a page, of all ranks that split it.
+    pub tokens: u64,
+    /// The number of pages, of all ranks; as many as all sequences may need when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+}
+
 /// The workload of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
@@ -77,6 +88,8 @@ pub struct Workload {
     /// The tokens that the cache of a sequence has room for. A prefill with a cache continues sequences by `sequence` tokens at
     /// most; decoding always has one.
     pub cache: Option<u64>,
+    /// The pages that caches are in; each sequence has room of its own when `None`.
+    pub pages: Option<Pages>,
     /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
@@ -115,6 +128,7 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             cache: None,
+            pages: None,
             capacity: None,
             expert_bound: None,
             documents: None,

@@ -1,9 +1,9 @@
 //! Roles of dimensions by a program's operations: heads, sequences, vocabulary, feed-forward width.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::module::{Function, Node};
-use ithaca_ir::ops::{Experts, Op, Window};
+use ithaca_ir::ops::{Cache, Experts, Op, Window};
 use ithaca_ir::{DimId, Module, ValueId};
 
 /// Dimensions by role. A dimension has at most one.
@@ -17,6 +17,8 @@ pub struct Roles {
     pub sequences: BTreeSet<DimId>,
     /// Key sequences that are no query sequence: caches of keys.
     pub caches: BTreeSet<DimId>,
+    /// Of caches in pages: the pages, and the slots of a page.
+    pub pages: BTreeMap<DimId, [DimId; 2]>,
     /// Tables that token ids look up.
     pub vocabularies: BTreeSet<DimId>,
     /// Experts whose weights a rank may hold a part of.
@@ -85,6 +87,15 @@ impl Roles {
                         Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots),
                     ) => {
                         roles.experts.insert(slots.experts);
+                    }
+                    Op::Cache(
+                        Cache::AppendPages { pages, slots, .. } | Cache::GatherPages { pages, slots, .. },
+                    ) => {
+                        let table = function.ty(*node.operands.last().expect("they have a table"));
+                        widths.extend(table.dims.last());
+                        if let Op::Cache(Cache::GatherPages { over, .. }) = &node.op {
+                            roles.pages.insert(*over, [*pages, *slots]);
+                        }
                     }
                     Op::Softmax { over } => {
                         explicit.scores.push((*over, function.ty(node.operands[0]).dims.to_vec()));

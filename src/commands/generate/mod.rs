@@ -1,5 +1,6 @@
 //! `run --mode decode`: continues prompts by the largest logit, a schedule for prompts and one for single tokens.
 
+mod pages;
 mod prompts;
 mod results;
 mod saved;
@@ -13,6 +14,7 @@ use ithaca_kernels::store::{self, Layered, RandomTensors, TensorSource, Tensors}
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, Storage, cpu, oracle};
 
+use self::pages::PageTable;
 use self::prompts::Prompts;
 use self::results::{Generated, continuations, expected};
 use self::saved::Prefix;
@@ -41,19 +43,28 @@ fn generate<T: Real>(
     request: &Request,
     prompts: &Prompts,
     before: &dyn TensorSource,
+    mut table: Option<PageTable>,
     mut step: impl FnMut(Kind, &dyn TensorSource, &Tensors, NextStep) -> Result<oracle::Results<T>>,
-) -> Result<(Outputs<T>, Outputs<T>)> {
+) -> Result<(Outputs<T>, Kept<T>)> {
     let Request { batch, chunk, steps, .. } = *request;
     let (batch, chunk) = (index(batch), index(chunk));
+    let mut lengths = request.had.clone();
     let mut generated = Generated::new(batch);
     let mut kept = Outputs::new();
     let parts = Vec::from_iter((0..prompts.longest()).step_by(chunk));
     let mut left = parts.len() as u64 + steps;
-    let mut run = |kind, inputs: &Tensors, ended: &[bool]| -> Result<()> {
+    let mut run = |kind, mut inputs: Tensors, ended: &[bool]| -> Result<()> {
         left -= 1;
+        for (length, new) in lengths.iter_mut().zip(inputs.read(NEW_TOKENS)?.data) {
+            *length += new as u64;
+        }
+        if let Some(table) = &mut table {
+            table.grow(&lengths);
+            inputs.insert(PAGES, table.tensor());
+        }
         let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
         let states = Tensors::from(&kept);
-        let results = step(kind, &Layered::new(&states, before), inputs, next)?;
+        let results = step(kind, &Layered::new(&states, before), &inputs, next)?;
         generated.add(&results.outputs, ended);
         kept = results.kept;
         Ok(())
@@ -61,13 +72,20 @@ fn generate<T: Real>(
     for start in parts {
         let ends = |ids: &Vec<f64>| (start + 1..=start + chunk).contains(&ids.len());
         let ended: Vec<bool> = prompts.sequences.iter().map(ends).collect();
-        run(Kind::Prompt, &prompts.part(start, chunk), &ended)?;
+        run(Kind::Prompt, prompts.part(start, chunk), &ended)?;
     }
-    let one = Tensors::from_iter([("new_tokens", Tensor::new(vec![batch], vec![1.0; batch]))]);
     for _ in 0..steps {
-        run(Kind::Token, &one, &vec![true; batch])?;
+        let one = Tensors::from_iter([(NEW_TOKENS, Tensor::new(vec![batch], vec![1.0; batch]))]);
+        run(Kind::Token, one, &vec![true; batch])?;
     }
-    Ok((generated.outputs(), kept))
+    Ok((generated.outputs(), Kept { states: kept, table }))
+}
+
+/// What the last step leaves.
+struct Kept<T> {
+    states: Outputs<T>,
+    /// Where it is, of caches in pages.
+    table: Option<PageTable>,
 }
 
 /// What is to be continued, and by how much.
@@ -75,6 +93,10 @@ struct Request {
     /// Random ones if nothing is given.
     prompts: Option<Prompts>,
     prefix: Option<Prefix>,
+    /// Tokens that each sequence has before.
+    had: Vec<u64>,
+    /// Tokens of each sequence after the last step.
+    lengths: Vec<u64>,
     /// Sequences.
     batch: u64,
     /// Tokens of the longest prompt.
@@ -118,8 +140,9 @@ impl Request {
         if lengths.contains(&0) && !continues {
             return Err(Failure::usage("a prompt has no token"));
         }
-        let after = had.iter().zip(&lengths).map(|(had, prompt)| had + prompt);
-        let needed = after.max().unwrap_or(0) + args.steps;
+        let after = had.iter().zip(&lengths).map(|(had, prompt)| had + prompt + args.steps);
+        let after = Vec::from_iter(after);
+        let needed = after.iter().copied().max().unwrap_or(0);
         let ranks = subject::mesh(&args.subject.layout)?.1.unwrap_or(1);
         let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(ranks * BLOCK));
         if context < needed {
@@ -135,7 +158,7 @@ impl Request {
                 .into());
         }
         let chunk = args.decoding.chunk.unwrap_or(longest).min(longest).max(1);
-        Ok(Self { prompts, prefix, batch, longest, chunk, steps: args.steps, context })
+        Ok(Self { prompts, prefix, had, lengths: after, batch, longest, chunk, steps: args.steps, context })
     }
 }
 
@@ -149,7 +172,14 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     }
     let mut request = Request::of(args)?;
     let lengths = [request.batch, request.chunk, request.context];
-    let jobs = subject::continuing(session.registry, &args.subject, lengths);
+    let workload = &args.subject.workload;
+    let mut in_pages = None;
+    let jobs = subject::continuing(session.registry, &args.subject, lengths, |groups| {
+        let Some(tokens) = workload.page else { return Ok(None) };
+        let pages = pages::pages((tokens, workload.pages), &request.lengths, groups)?;
+        in_pages = Some((pages, groups));
+        Ok(Some(pages))
+    });
     let jobs = jobs.map_err(|mut refusal| {
         // A smaller cache would have no room for these prompts and steps.
         let repairs = refusal.diagnostics.iter_mut().map(|d| &mut d.repairs);
@@ -175,9 +205,15 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         },
         Ok::<_, Failure>,
     )?;
-    let had = request.prefix.as_ref().map(|prefix| prefix.lengths.clone()).filter(|_| request.longest == 0);
+    let table = || {
+        let (pages, groups) = in_pages?;
+        let mut table = PageTable::new(pages, request.context, index(request.batch), groups);
+        table.grow(&request.had);
+        Some(table)
+    };
+    let continued = (request.prefix.is_some() && request.longest == 0).then(|| request.had.clone());
     let prefix = match (request.prefix.take(), &args.decoding.prefix) {
-        (Some(prefix), Some(path)) => prefix.states(path, &compiled[1].schedule)?,
+        (Some(prefix), Some(path)) => prefix.states(path, &compiled[1].schedule, table().as_ref())?,
         _ => Tensors::new(),
     };
     let before = Layered::new(&prefix, &weights);
@@ -196,7 +232,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let agreed = agreed.transpose()?;
     progress("running the schedules");
     let mut traffic = [Vec::new(), Vec::new()];
-    let (found, kept) = generate(&request, &prompts, &before, |kind, states, inputs, next| {
+    let (found, kept) = generate(&request, &prompts, &before, table(), |kind, states, inputs, next| {
         let execution = match &agreed {
             None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
             Some(agreed) => match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {
@@ -218,12 +254,12 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let judgement = match &args.expect {
         None if args.unchecked => run::Judgement { text: "compared with nothing\n".to_owned(), passed: true },
         Some(path) => {
-            let expected = expected(path, &found, had.as_deref())?;
+            let expected = expected(path, &found, continued.as_deref())?;
             judge(&found, &Expected::Whole(&expected), run::rounding(), tolerance)?
         }
         None => {
             progress("running the whole program");
-            let (whole, _) = generate(&request, &prompts, &before, |kind, states, inputs, _| {
+            let (whole, _) = generate(&request, &prompts, &before, table(), |kind, states, inputs, _| {
                 Ok(oracle::step::<f32>(jobs[kind as usize].reference(), states, inputs, Storage::Wide)?)
             })?;
             judge(&found, &Expected::Whole(&whole), run::rounding(), tolerance)?
@@ -238,11 +274,17 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         store::write(path, &stored)?;
     }
     if let Some(path) = &args.decoding.save_cache {
-        saved::save(path, &kept)?;
+        saved::save(path, &kept.states, kept.table.as_ref())?;
         out.push_str(&format!("wrote {}\n", path.display()));
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
 }
+
+/// The input that has the number of new tokens of each sequence.
+const NEW_TOKENS: &str = "new_tokens";
+
+/// The input that has the pages of each sequence.
+const PAGES: &str = "pages";
 
 /// A cache has a multiple of this many tokens on each rank, so that any layout divides it.
 const BLOCK: u64 = 16;

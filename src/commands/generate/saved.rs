@@ -15,6 +15,7 @@ use ithaca_kernels::persistent;
 use ithaca_kernels::store::{self, Stored, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
 
+use super::pages::PageTable;
 use crate::error::Result;
 
 /// The caches of a file.
@@ -59,22 +60,26 @@ impl Prefix {
         Ok(Self { states, lengths: lengths.data.iter().map(|&n| n as u64).collect() })
     }
 
-    /// The states of a schedule: its caches have its capacity, and zeros where no token is.
+    /// The states of a schedule: its caches have its capacity, and zeros where no token is; or they are in pages of `table`.
     ///
     /// # Errors
     /// `C10` for a state that the file lacks or has in another shape.
-    pub(super) fn states(self, path: &Path, schedule: &Schedule) -> Result<Tensors> {
+    pub(super) fn states(
+        self,
+        path: &Path,
+        schedule: &Schedule,
+        table: Option<&PageTable>,
+    ) -> Result<Tensors> {
         let mut states = Tensors::new();
         for one in persistent::tensors(schedule)?.iter().filter(|one| one.is_written) {
             for (name, expected) in one.stored(&schedule.space) {
                 let found = self.states.shape(&name).unwrap_or_default();
-                let with_capacity = |mut shape: Vec<u64>| {
-                    if let (Some(tokens), Some(&capacity)) = (shape.get_mut(1), expected.get(1)) {
-                        *tokens = capacity;
-                    }
-                    shape
-                };
-                if with_capacity(found.clone()) != expected {
+                // Pages are of all sequences.
+                let in_pages = expected.len() > 1 && table.is_some();
+                let fits = found.len() == expected.len()
+                    && found.get(2..) == expected.get(2..)
+                    && (in_pages || found.first() == expected.first());
+                if !fits {
                     let message = format!(
                         "`{}` has `{name}` {found:?}, and the model has {expected:?}",
                         path.display()
@@ -84,9 +89,12 @@ impl Prefix {
                     return Err(Diagnostic::new("C10", message).help(help).into());
                 }
                 let tensor = self.states.read(&name)?;
-                let tensor = match expected.get(1) {
-                    Some(&capacity) => resized(&tensor, index(capacity)),
-                    None => tensor,
+                let tensor = match (expected.get(1), table) {
+                    (Some(_), Some(table)) => {
+                        table.scattered(&tensor, expected.iter().map(|&n| index(n)).collect())
+                    }
+                    (Some(&capacity), None) => resized(&tensor, index(capacity)),
+                    (None, _) => tensor,
                 };
                 states.insert(name, tensor);
             }
@@ -95,18 +103,19 @@ impl Prefix {
     }
 }
 
-/// Writes the states after a run.
+/// Writes the states after a run; its caches may be in pages.
 ///
 /// # Errors
 /// `C10` for a path that cannot be written.
-pub(super) fn save(path: &Path, kept: &Outputs<f32>) -> Result<()> {
+pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) -> Result<()> {
     let lengths = kept.get(LENGTHS).map(|lengths| lengths.data.as_slice()).unwrap_or_default();
     let longest = lengths.iter().map(|&length| index(length as u64)).max().unwrap_or(0);
     let tensors = kept.iter().map(|(name, tensor)| {
         let tensor = tensor.map(f64::from);
-        match tensor.shape.len() {
-            1 => (name, Stored::I32, tensor),
-            _ => (name, Stored::F32, resized(&tensor, longest)),
+        match (tensor.shape.len(), table) {
+            (1, _) => (name, Stored::I32, tensor),
+            (_, None) => (name, Stored::F32, resized(&tensor, longest)),
+            (_, Some(table)) => (name, Stored::F32, table.gathered(&tensor, longest)),
         }
     });
     let tensors = Vec::from_iter(tensors);

@@ -31,6 +31,10 @@ fn goldens_are_continued_as_the_library_continues_them() {
         "--mesh dp=2,pp=2,tp=2",
         "--mesh pp=2,dcp=2",
         "--strategy ring --mesh ring=2",
+        "--page 16",
+        "--page 4 --mesh tp=2,dcp=2 --chunk 7",
+        "--page 16 --mesh dp=2,dcp=2",
+        "--page 4 --mesh pp=2,tp=2",
         "--strategy usp --mesh ring=2,ulysses=2 --chunk 7",
         "--strategy megatron-tp-sp --mesh tp=2",
     ];
@@ -59,7 +63,8 @@ fn caches_are_saved_and_continued_under_another_layout() {
     for args in [
         format!("--inputs decode.safetensors {expected} --steps 10 --mesh tp=2 --save-cache {first}"),
         format!("--prefix {first} {expected} --steps 5 --mesh dcp=4 --context 512 --save-cache {second}"),
-        format!("--prefix {second} {expected} --steps 8 --strategy decode-reduce --mesh cp=2"),
+        format!("--prefix {second} {expected} --steps 4 --mesh dp=2 --page 4 --save-cache {first}"),
+        format!("--prefix {first} {expected} --steps 4 --strategy decode-reduce --mesh cp=2 --page 16"),
     ] {
         let out = said(&dir, &format!("run . --mode decode {args}"));
         assert!(out.contains("passed: tolerance 1e-5"), "{args}: {out}");
@@ -136,6 +141,10 @@ fn prompts_that_do_not_fit_are_refused() {
         "run . --mode decode --inputs model.safetensors",
         "run ../bert --mode decode --prompt 1,2",
         "run ../gpt2 --mode decode --prompt 1,2 --steps 300",
+        "run . --mode decode --prompt 1,2,3;4 --steps 8 --page 4 --pages 5",
+        "run . --mode decode --prompt 1,2,3 --page 4 --mesh dcp=8",
+        "plan . --mode decode --context 64 --batch 2 --gpus 2 --mesh dp=2 --page 4 --pages 31",
+        "run . --seq 8 --page 4",
         "plan . --mode decode --gpus 2",
         "plan . --mode decode --gpus 2 --context 1k --documents 1k",
     ] {

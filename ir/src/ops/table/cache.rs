@@ -24,6 +24,25 @@ ops! {
                 /// The tokens of the step.
                 rows: DimId,
             } = "append", "b c k d, b t k d, b, b -> b c k d", Compute, Vector, Zero;
+            /// `append` to a cache in pages, from the cache, x, `start`, `end` and a table: entry n of a sequence is the page that has
+            /// its tokens from n times the slots of a page on. No row is written where the table has no page, −1.
+            AppendPages {
+                /// The pages of all sequences.
+                pages: DimId,
+                /// The slots of a page.
+                slots: DimId,
+                /// The tokens of the step.
+                rows: DimId,
+            } = "append_pages", "p s k d, b t k d, b, b, b n -> p s k d", Compute, Vector, Zero;
+            /// The tokens of each sequence from its pages, by a table; zero where it has none.
+            GatherPages {
+                /// The pages of all sequences.
+                pages: DimId,
+                /// The slots of a page.
+                slots: DimId,
+                /// The tokens of a sequence: its entries times the slots of a page.
+                over: DimId,
+            } = "gather_pages", "p s k d, b n -> b c k d", Compute, Vector, Zero;
             /// The row of each sequence's last new token, from x, `start` and `end`; zero without one. A rank that lacks the row
             /// contributes zero.
             LastToken {

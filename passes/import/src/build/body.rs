@@ -10,6 +10,7 @@ use ithaca_ir::{
     DType, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType, ValueId,
 };
 
+use super::dims::PageDims;
 use super::drops::{Drops, Key};
 use crate::spec::{NormForm, RotarySpec};
 use crate::workload::Logits;
@@ -94,6 +95,8 @@ impl DerefMut for Body<'_> {
 pub(super) struct Continued {
     pub(super) start: ValueId,
     pub(super) end: ValueId,
+    /// The pages of each sequence, of caches in pages.
+    pub(super) table: Option<(ValueId, PageDims)>,
 }
 
 /// A matrix from dimensions `from` to dimensions `to`, with or without a bias.
@@ -151,7 +154,7 @@ impl Body<'_> {
     pub(super) fn positions(&mut self, tokens: DimId) -> Built<ValueId> {
         let positions = match self.continued {
             None => self.push_as(Op::Positions, &[], TensorType::new(DType::I32, [tokens]))?,
-            Some(Continued { start, end }) => {
+            Some(Continued { start, end, .. }) => {
                 self.push(Op::Cache(Cache::TokenPositions { rows: tokens }), &[start, end])?
             }
         };
@@ -204,7 +207,7 @@ impl Body<'_> {
     pub(super) fn with_logits(&mut self, logits: Logits, x: ValueId, tokens: DimId) -> Built<ValueId> {
         match (logits, self.continued) {
             (Logits::All, _) => Ok(x),
-            (Logits::Last, Some(Continued { start, end })) => {
+            (Logits::Last, Some(Continued { start, end, .. })) => {
                 self.push(Op::Cache(Cache::LastToken { over: tokens }), &[x, start, end])
             }
             (Logits::Last, None) => {

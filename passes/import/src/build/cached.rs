@@ -9,27 +9,34 @@ use ithaca_ir::ops::{Attention, Binding, Cache, Target};
 use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
 
 use super::body::{Body, Built, Continued};
+use super::dims::PageDims;
 use crate::workload::Mode;
 
 /// The input that has the number of new tokens of each sequence.
 pub(super) const NEW_TOKENS: &str = "new_tokens";
+/// The input that has the pages of each sequence.
+const PAGES: &str = "pages";
 
 impl Body<'_> {
     /// Takes the lengths of sequences as parameters; call it after declaring the other parameters.
-    pub(super) fn take_lengths(&mut self, batch: DimId) {
+    pub(super) fn take_lengths(&mut self, batch: DimId, pages: Option<PageDims>) {
         let [start, end] =
             ["start", "end"].map(|name| self.param(TensorType::new(DType::I32, [batch]), Some(name)));
-        self.continued = Some(Continued { start, end });
+        let table = pages.map(|of| {
+            let ty = TensorType::new(DType::I32, [batch, of.entries]);
+            (self.param(ty, Some(PAGES)), of)
+        });
+        self.continued = Some(Continued { start, end, table });
     }
 
     /// The arguments of a call, and the lengths of sequences.
     pub(super) fn with_lengths(&self, arguments: &[ValueId]) -> Vec<ValueId> {
-        let lengths = self.continued.map(|Continued { start, end }| [start, end]);
-        arguments.iter().copied().chain(lengths.into_iter().flatten()).collect()
+        let Some(Continued { start, end, table }) = self.continued else { return arguments.to_vec() };
+        arguments.iter().copied().chain([start, end]).chain(table.map(|(table, _)| table)).collect()
     }
 
     /// Advances the lengths of sequences; returns the numbers of new tokens.
-    pub(super) fn advance(&mut self, batch: DimId) -> Built<ValueId> {
+    pub(super) fn advance(&mut self, batch: DimId, pages: Option<PageDims>) -> Built<ValueId> {
         let ty = TensorType::new(DType::I32, [batch]);
         let start = self.push_as(Op::State(Binding::named(LENGTHS)), &[], ty.clone())?;
         let new = self.push_as(Op::Input(Binding::named(NEW_TOKENS)), &[], ty)?;
@@ -37,7 +44,14 @@ impl Body<'_> {
         let end = self.push(Op::Cache(Cache::Advance), &[start, new])?;
         self.name(start, Some("start"));
         self.name(end, Some("end"));
-        self.continued = Some(Continued { start, end });
+        let mut table = None;
+        if let Some(of) = pages {
+            let ty = TensorType::new(DType::I32, [batch, of.entries]);
+            let value = self.push_as(Op::Input(Binding::named(PAGES)), &[], ty)?;
+            self.name(value, Some(PAGES));
+            table = Some((value, of));
+        }
+        self.continued = Some(Continued { start, end, table });
         Ok(new)
     }
 
@@ -84,7 +98,7 @@ impl Body<'_> {
     pub(super) fn attend_cached(
         &mut self,
         mut attention: Attention,
-        (Continued { start, end }, capacity): (Continued, DimId),
+        (Continued { start, end, table }, capacity): (Continued, DimId),
         q: ValueId,
         rows: &[(&str, ValueId)],
     ) -> Built<ValueId> {
@@ -92,13 +106,31 @@ impl Body<'_> {
         let mut caches = Vec::new();
         for &(name, row) in rows {
             let mut ty = self.ty(row).clone();
-            ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity);
             let binding = Binding::named(format!("{CACHE}{name}.{{layer}}"));
-            let before = self.push_as(Op::State(binding.clone()), &[], ty)?;
-            let append = Op::Cache(Cache::Append { over: capacity, rows: over });
-            let after = self.push(append, &[before, row, start, end])?;
-            self.node(Op::Assign { target: Target::State, binding }, &[after], &[])?;
-            caches.push(after);
+            let state = Op::State(binding.clone());
+            let write = Op::Assign { target: Target::State, binding };
+            caches.push(match table {
+                None => {
+                    ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity);
+                    let before = self.push_as(state, &[], ty)?;
+                    let append = Op::Cache(Cache::Append { over: capacity, rows: over });
+                    let after = self.push(append, &[before, row, start, end])?;
+                    self.node(write, &[after], &[])?;
+                    after
+                }
+                Some((table, PageDims { pages, slots, .. })) => {
+                    let of_token = ty.dims[2..].iter().copied();
+                    let ty = TensorType::new(ty.dtype, [pages, slots].into_iter().chain(of_token));
+                    let before = self.push_as(state, &[], ty)?;
+                    let append = Op::Cache(Cache::AppendPages { pages, slots, rows: over });
+                    let after = self.push(append, &[before, row, start, end, table])?;
+                    self.node(write, &[after], &[])?;
+                    self.push(
+                        Op::Cache(Cache::GatherPages { pages, slots, over: capacity }),
+                        &[after, table],
+                    )?
+                }
+            });
         }
         attention.keys = capacity;
         attention.starts = true;

@@ -47,7 +47,7 @@ pub(super) fn module(
     }
     let head = program.function("head", |f| decoder.head(f))?;
     program.function("main", |f| {
-        let new = dims.c.map(|_| f.advance(dims.b)).transpose()?;
+        let new = dims.c.map(|_| f.advance(dims.b, dims.pages)).transpose()?;
         let ids = f.tokens(workload.mode, [dims.b, dims.s])?;
         f.make_key()?;
         let mut x = f.call_with_key(Place::Embedding, embed, 0..1, &f.with_lengths(&[ids]))?;
@@ -70,7 +70,7 @@ impl Decoder<'_> {
     /// Takes the lengths of sequences where the step continues them.
     fn take_lengths(&self, f: &mut Body<'_>) {
         if self.dims.c.is_some() {
-            f.take_lengths(self.dims.b);
+            f.take_lengths(self.dims.b, self.dims.pages);
         }
     }
 

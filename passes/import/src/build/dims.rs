@@ -21,6 +21,8 @@ pub(super) struct Dims {
     pub(super) p: Option<DimId>,
     /// Tokens of a cache.
     pub(super) c: Option<DimId>,
+    /// Of caches in pages.
+    pub(super) pages: Option<PageDims>,
     pub(super) experts: Option<ExpertDims>,
     pub(super) latent: Option<LatentDims>,
 }
@@ -52,10 +54,28 @@ impl Dims {
         let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
         let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
         let p = learned.map(|n| dim("p", n));
-        let c = workload.cache.map(|n| dim("kv", n));
+        let entries = |n: u64| workload.pages.map(|pages| (n.div_ceil(pages.tokens), pages));
+        let paged = workload.cache.and_then(entries);
+        let c = workload.cache.map(|n| dim("kv", paged.map_or(n, |(entries, of)| entries * of.tokens)));
+        let pages = paged.map(|(entries, of)| PageDims {
+            pages: dim("page", of.count.unwrap_or(entries * workload.batch)),
+            slots: dim("slot", of.tokens),
+            entries: dim("entry", entries),
+        });
         space.dims[h].granule = heads / kv_heads;
-        Self { b, s, m, h, k, d, f, v, p, c, experts: None, latent: None }
+        Self { b, s, m, h, k, d, f, v, p, c, pages, experts: None, latent: None }
     }
+}
+
+/// Dimensions of caches in pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageDims {
+    /// Pages of all sequences.
+    pub(super) pages: DimId,
+    /// Tokens of a page.
+    pub(super) slots: DimId,
+    /// Pages of a sequence.
+    pub(super) entries: DimId,
 }
 
 /// Dimensions of experts.

@@ -68,6 +68,9 @@ impl Model {
         }
         if workload.cache.is_some() || workload.mode == Mode::Decode {
             self.check_cache(workload)?;
+        } else if workload.pages.is_some() {
+            return Err(Diagnostic::new("M10", "pages are of the caches of sequences that are continued")
+                .help("add `--mode decode`, or omit `--page`"));
         }
         if let Some(documents) = &workload.documents {
             documents.check(workload.sequence)?;

@@ -14,13 +14,14 @@ use super::strategy::Placement;
 /// A cache where attention reads it; integers as inputs are.
 pub(super) fn kept(plan: &Plan, placement: &Placement, ty: &TensorType) -> TensorType {
     let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+    let in_pages = |i: usize, dim: &DimId| plan.roles.pages.values().any(|of| of[i] == *dim);
     for (split, dim) in ty.layout.split.iter_mut().zip(&ty.dims) {
-        if plan.roles.caches.contains(dim) {
+        if plan.roles.caches.contains(dim) || in_pages(1, dim) {
             *split = placement.attention_sequence();
             split.extend(placement.cache.iter().copied());
         } else if plan.is_head(*dim) && !plan.copies.contains_key(dim) {
             *split = placement.attention_heads();
-        } else if plan.roles.batches.contains(dim) {
+        } else if plan.roles.batches.contains(dim) || in_pages(0, dim) {
             split.clone_from(&placement.batch);
         }
     }

@@ -19,6 +19,7 @@ use super::experts::{self, GroupSize};
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::orders::{self, ChosenOrders};
+use super::pages;
 use super::placements::Placements;
 use super::strategy::Placement;
 use crate::registry::Registry;
@@ -155,6 +156,7 @@ pub(super) fn decide(
         let message = format!("the program has no batch to split over the data-parallel degree {degree}");
         return Err(Diagnostic::new("P25", message));
     }
+    pages::check(&module.space, mesh, placement, roles)?;
     let inside = inside::splits(registry, module, placements, roles)?;
     for &dim in roles.sequences.iter().filter(|&&d| module.space.dims[d].part.is_none()) {
         check.sequence(dim, roles, &inside, &mut decisions)?;
@@ -167,7 +169,7 @@ pub(super) fn decide(
     for &dim in &decisions.uneven {
         space.dims[dim].uneven = true;
     }
-    let ordered = orders::decide(&space, &inside, options.order, recorded)?;
+    let ordered = orders::decide(&space, &inside, &roles.pages, (options.order, recorded))?;
     (decisions.orders, decisions.chosen_orders) = (ordered.orders, ordered.chosen);
     if let Some(order) = options.order.filter(|_| inside.is_empty()) {
         decisions

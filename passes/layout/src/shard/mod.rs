@@ -28,6 +28,7 @@ mod lookups;
 mod masks;
 mod options;
 mod orders;
+mod pages;
 mod placements;
 mod replicas;
 mod respace;

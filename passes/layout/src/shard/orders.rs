@@ -62,7 +62,7 @@ pub(super) struct Ordered {
     pub(super) chosen: ChosenOrders,
 }
 
-/// The orders of all sequences, with `recorded` choices in place of new ones.
+/// The orders of all sequences, with `recorded` choices in place of new ones. Tokens in `pages` have that of their slots.
 ///
 /// # Errors
 /// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share; `P05` for
@@ -70,8 +70,8 @@ pub(super) struct Ordered {
 pub(super) fn decide(
     space: &Space,
     splits: &[Inside<'_>],
-    asked: Option<OrderChoice>,
-    recorded: Option<&ChosenOrders>,
+    pages: &BTreeMap<DimId, [DimId; 2]>,
+    (asked, recorded): (Option<OrderChoice>, Option<&ChosenOrders>),
 ) -> Result<Ordered, Diagnostic> {
     let mut found = Ordered::default();
     let mut sequences: Vec<DimId> =
@@ -84,6 +84,13 @@ pub(super) fn decide(
             continue;
         }
         let name = &space.dims[dim].name;
+        if let Some(&[_, slots]) = pages.get(&dim) {
+            // Each rank has its slots of every page.
+            let parts = here.first().map_or(1, |s| parts(space, s, dim));
+            let block = (space.size(slots) / parts).max(1);
+            found.orders.insert(dim, Order::Striped { parts, block });
+            continue;
+        }
         let order = match (asked, recorded) {
             (Some(choice), _) => asked_for(space, dim, &here, choice)?,
             // An order that the program brings is its own.

@@ -140,6 +140,9 @@ pub struct Workload {
     /// Tokens that the cache of a sequence has room for, where sequences are continued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<u64>,
+    /// The pages that caches are in; each sequence has room of its own when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<import::Pages>,
     /// Lengths of the documents that are packed into each sequence, as in `8192 4096*3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
@@ -192,6 +195,7 @@ impl Workload {
             capacity: workload.capacity,
             expert_bound: workload.expert_bound,
             cache: workload.cache,
+            pages: workload.pages,
             documents: workload.documents.clone(),
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
@@ -213,6 +217,7 @@ impl Workload {
             capacity,
             expert_bound,
             cache,
+            pages,
             documents,
             logits,
             training,
@@ -226,6 +231,7 @@ impl Workload {
             capacity: *capacity,
             expert_bound: *expert_bound,
             cache: *cache,
+            pages: *pages,
             documents: documents.clone(),
             logits: *logits,
             labels,
