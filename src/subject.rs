@@ -234,7 +234,7 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 /// `pages` says which pages caches are in, from the number of ranks that have sequences of their own.
 ///
 /// # Errors
-/// As [`job`]; those of `pages`.
+/// As [`job`](fn@job); those of `pages`.
 pub fn continuing(
     registry: &Registry,
     args: &SubjectArgs,
