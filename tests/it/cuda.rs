@@ -3,6 +3,7 @@
 //! Without a GPU the very same sources are compiled by a host compiler against the headers of `tests/cuda/host`, one
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
+mod decoding;
 mod device;
 mod distributed;
 mod emitted;

@@ -82,6 +82,7 @@ struct AttentionShape {
     Walk<1> sequences;                                                  // from front to the number of the sequence
     int64_t first_sequence;
     Sequence query_positions, key_positions;
+    const int32_t* starts;  // positions of the first queries, by front; none: zero
     int64_t valid_keys;  // keys at positions from here on are padding
     Mask mask;
     double scale;
@@ -94,6 +95,11 @@ struct AttentionShape {
     // Where lse and delta have a query, and explicit scores its row.
     __device__ int64_t row(int64_t front_, int64_t query, int64_t head) const {
         return (front_ * queries + query) * heads + head;
+    }
+    // The position of the first query.
+    __device__ int64_t start(int64_t front_) const { return starts != nullptr ? starts[front_] : 0; }
+    __device__ int64_t position(int64_t front_, int64_t query) const {
+        return start(front_) + position_of(query_positions, query);
     }
     // The local key/value head that serves a local head.
     __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }

@@ -42,7 +42,7 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 34] = [
+const OF_FLOAT: [&str; 35] = [
     "unary",
     "binary",
     "scale",
@@ -52,6 +52,7 @@ const OF_FLOAT: [&str; 34] = [
     "embed_backward",
     "rms_scale",
     "softmax",
+    "argmax",
     "rotary",
     "sum_copies",
     "scores",
@@ -80,8 +81,17 @@ const OF_FLOAT: [&str; 34] = [
 ];
 
 /// Kernels that move elements.
-const OF_BITS: [&str; 7] =
-    ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut", "embed"];
+const OF_BITS: [&str; 9] = [
+    "copy_box",
+    "repeat",
+    "gather_pieces",
+    "scatter_pieces",
+    "concat",
+    "cut",
+    "embed",
+    "append",
+    "last_token",
+];
 
 /// Every kernel for tensors of these element types, sorted.
 pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
@@ -98,6 +108,9 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "no_tokens",
         "list_tokens",
         "clear_counts",
+        "advance",
+        "token_positions",
+        "choose",
     ]
     .map(str::to_owned)
     .into();

@@ -26,6 +26,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("mask_tile.cuh", include_str!("../cuda/mask_tile.cuh")),
     ("flash.cuh", include_str!("../cuda/flash.cuh")),
     ("flash_backward.cuh", include_str!("../cuda/flash_backward.cuh")),
+    ("cache.cuh", include_str!("../cuda/cache.cuh")),
     ("partial.cuh", include_str!("../cuda/partial.cuh")),
     ("experts.cuh", include_str!("../cuda/experts.cuh")),
     ("einsum.cuh", include_str!("../cuda/einsum.cuh")),

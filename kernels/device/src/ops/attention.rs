@@ -16,15 +16,17 @@ use crate::threads::packs;
 #[derive(Clone, Copy, Default)]
 struct TrailingOperands<'v> {
     bias: Option<View<'v>>,
+    starts: Option<View<'v>>,
     key: Option<View<'v>>,
 }
 
 impl<'v> TrailingOperands<'v> {
-    /// A bias where the attention has one, then a key where one is left.
+    /// A bias where the attention has one, then first positions or a key where one is left.
     fn of(a: &Attention, x: &[View<'v>], n: usize) -> Self {
         let bias = a.bias.as_ref().and_then(|_| x.get(n).copied());
-        let key = x.get(n + usize::from(bias.is_some())).copied();
-        Self { bias, key }
+        let last = x.get(n + usize::from(bias.is_some())).copied();
+        let [starts, key] = if a.starts { [last, None] } else { [None, last] };
+        Self { bias, starts, key }
     }
 }
 
@@ -67,6 +69,8 @@ impl Cx<'_> {
             return Ok(Mask { left, right, strips: Pointer::NONE });
         }
         let [queries, keys] = [a.queries, a.keys].map(|d| self.space.size(self.space.sequence(d)));
+        // Queries behind tokens of a cache have positions of it.
+        let queries = if a.starts { keys } else { queries };
         let strips = self.mask_strips(|| a.mask.table(queries, keys));
         Ok(Mask { left: -1, right: -1, strips })
     }
@@ -145,6 +149,7 @@ impl Cx<'_> {
             first_sequence,
             query_positions: self.sequence(q.ty, a.queries)?,
             key_positions: self.sequence(k.ty, a.keys)?,
+            starts: trailing.starts.map_or(Pointer::NONE, |starts| starts.at),
             valid_keys: signed(valid.min(Dim::MAX_SIZE)),
             mask: self.mask(a)?,
             scale: a.scale,
