@@ -231,14 +231,14 @@ impl Printer<'_, '_, '_> {
     fn records(&self, number: usize, records: &[Record]) -> Vec<String> {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }.records(records)
+        Writer { numbers: self.numbers, pointers, communicators: self.cx.communicators }.records(records)
     }
 
     /// The address of an operand of a call, and the bytes of a slice; empty if layers share the operand.
     fn operand(&self, number: usize, operand: &Operand) -> (String, String) {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        let address = Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }
+        let address = Writer { numbers: self.numbers, pointers, communicators: self.cx.communicators }
             .address(&operand.address);
         let slice = match operand.slice.constant() {
             Some(0) => String::new(),

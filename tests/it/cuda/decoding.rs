@@ -1,19 +1,29 @@
-//! Decoding on devices, on the host: attention whose queries stand behind tokens of a cache.
+//! Decoding on devices, on the host: attention whose queries stand behind tokens of a cache, and emitted programs that continue
+//! the prompts of the goldens.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::process::Command;
 use std::sync::Arc;
 
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module};
 use ithaca_kernels::cuda::collectives::InProcess;
 use ithaca_kernels::cuda::{self, Host, Options};
 use ithaca_kernels::oracle;
-use ithaca_kernels::store::Tensors;
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::{self, Workload};
 use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
 
 use super::distributed::{module, noise};
-use super::{can_run, device};
+use super::together::{self, Program, WHICH};
+use super::{Steps, can_run, compare, device, emitted_steps, homes, make_without_warnings, options, root};
+use crate::tier;
 
 /// An attention over a cache.
 #[derive(Clone, Copy)]
@@ -116,4 +126,124 @@ fn attention_over_caches_agrees_with_the_oracle() {
             );
         }
     }
+}
+
+/// The steps of a token and of prompts.
+struct Schedules {
+    token: Schedule,
+    prompts: Schedule,
+}
+
+impl Schedules {
+    /// Of a model in a folder: in a layout and on one device.
+    fn of(folder: &str, [batch, chunk, capacity]: [u64; 3], layout: &ShardOptions) -> [Self; 2] {
+        let steps = [Workload::decode(batch, capacity), Workload::cached(batch, chunk, capacity)];
+        let config = std::fs::read_to_string(root().join(folder).join("config.json")).unwrap();
+        let config = serde_json::from_str(&config).unwrap();
+        let module = |workload: &Workload| import::program(&config, "model", workload).unwrap();
+        let ranks = steps.each_ref().map(|workload| {
+            let mut workload = workload.clone();
+            workload.training.stages = layout.mesh.axis("pp").map_or(1, |axis| layout.mesh.size(axis));
+            compile(&module(&workload), layout, &Volume).unwrap().schedule
+        });
+        let whole = steps.map(|workload| lower(verify(&module(&workload)).unwrap()).unwrap());
+        [ranks, whole].map(|[token, prompts]| Schedules { token, prompts })
+    }
+
+    fn steps(&self) -> Steps<'_> {
+        Steps { step: &self.token, prompts: Some(&self.prompts) }
+    }
+}
+
+/// The library's tokens and the logits of every step, for prompts of 40 and 17 tokens in one batch.
+#[test]
+fn emitted_programs_continue_the_goldens_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    let layouts = [
+        ("single", &[][..], 40),
+        ("megatron-tp", &[("tp", "2")], 40),
+        ("megatron-tp", &[("tp", "4")], 7),
+        ("decode-context", &[("dcp", "2")], 40),
+        ("decode-context", &[("dcp", "4")], 16),
+        ("megatron-tp+decode-context", &[("tp", "2"), ("dcp", "2")], 40),
+        ("decode-reduce", &[("cp", "2")], 16),
+        ("data-parallel", &[("dp", "2")], 40),
+        ("ulysses", &[("ulysses", "2")], 40),
+        ("ring", &[("ring", "2")], 16),
+        ("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16),
+    ];
+    let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
+    let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
+    let cases: Vec<_> = tier::one_in(9, cases)
+        .into_iter()
+        .map(|(model, (strategy, axes, chunk))| {
+            let folder = format!("tests/goldens/{model}");
+            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], &options(strategy, axes));
+            (format!("{model} under {strategy} {axes:?}, {chunk} tokens at a time"), folder, ranks, whole)
+        })
+        .collect();
+    let programs: Vec<Program<'_>> = cases
+        .iter()
+        .map(|(name, _, ranks, whole)| Program { name, ranks: ranks.steps(), reference: Some(whole.steps()) })
+        .collect();
+    let out = tempfile::tempdir().unwrap();
+    together::write(&programs, out.path());
+    let run = |i: usize, arguments: &[&OsStr]| {
+        let run = Command::new("bash")
+            .arg(root().join("tests/cuda/host/run.sh"))
+            .arg(out.path())
+            .arg(cases[i].2.token.space.mesh.ranks().to_string())
+            .args(arguments)
+            .env(WHICH, i.to_string())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        (run.status.code(), said.into_owned())
+    };
+    let files = |i: usize| {
+        ["model", "decode"].map(|file| root().join(&cases[i].1).join(format!("{file}.safetensors")))
+    };
+    for (i, (name, ..)) in cases.iter().enumerate() {
+        let ([weights, prompts], output) = (files(i), out.path().join(format!("out_{i}.safetensors")));
+        let files = [("--weights", &weights), ("--inputs", &prompts), ("--output", &output)];
+        let mut arguments = ["--steps", "23", "--self-check", "--timeout", "30"].map(OsStr::new).to_vec();
+        arguments.extend(files.iter().flat_map(|(option, file)| [OsStr::new(option), file.as_os_str()]));
+        let (status, said) = run(i, &arguments);
+        assert!(status == Some(0) && said.contains("self-check step_logits"), "{name}: {said}");
+        let [found, expected] = [output, prompts].map(|file| SafeTensorsFile::open(file).unwrap());
+        assert_eq!(found.read("tokens").unwrap(), expected.read("tokens").unwrap(), "{name}");
+        let error = compare(&found.read("step_logits").unwrap(), &expected.read("step_logits").unwrap());
+        assert!(error < 1e-5, "{name}: error {error:.3e}");
+    }
+    let ([weights, prompts], unknown) = (files(0), out.path().join("unknown.safetensors"));
+    let [mut ids, lengths] = ["prompt_ids", "prompt_lengths"]
+        .map(|name| SafeTensorsFile::open(&prompts).unwrap().read(name).unwrap());
+    ids.data[3] = 128.0;
+    store::write(&unknown, &[("prompt_ids", Stored::I64, &ids), ("prompt_lengths", Stored::I64, &lengths)])
+        .unwrap();
+    for (file, steps, says) in [
+        (&prompts, "25", "a prompt of 40 tokens and 25 steps do not fit a cache of 64"),
+        (&weights, "1", "tensor `prompt_ids` is not in the file of inputs"),
+        (&unknown, "1", "`prompt_ids` holds 128 at 3, but the model needs integers from 0 and below 128"),
+    ] {
+        let of_files = [("--weights", weights.as_os_str()), ("--inputs", file.as_os_str())];
+        let mut arguments = vec![OsStr::new("--steps"), OsStr::new(steps)];
+        arguments.extend(of_files.iter().flat_map(|(option, file)| [OsStr::new(option), file]));
+        let (status, said) = run(0, &arguments);
+        assert!(status == Some(2) && said.contains(says), "{says}: {said}");
+    }
+    let (status, said) = run(0, &["--random-weights", "1", "--steps", "2"].map(OsStr::new));
+    assert!(status == Some(0) && said.contains("token 1: ") && said.contains("sequence 1: "), "{said}");
+}
+
+#[test]
+fn nvcc_compiles_decoding_for_every_architecture_without_warnings() {
+    let Some((cuda, nccl)) = homes() else { return };
+    let layout = options("megatron-tp+decode-context", &[("tp", "2"), ("dcp", "2")]);
+    let [ranks, whole] = Schedules::of("examples/llama-3-8b", [4, 512, 8192], &layout);
+    let out = tempfile::tempdir().unwrap();
+    super::write_files(&emitted_steps(ranks.steps(), Some(whole.steps())), out.path());
+    make_without_warnings("decoding", out.path(), &[], &cuda, &nccl);
 }
