@@ -155,12 +155,18 @@ impl Printer<'_, '_, '_> {
             Region::Source(source) => {
                 buffers().find(|&id| self.source(id) == Some(source)).map(|id| named(id, 0))
             }
-            Region::Null | Region::Table(_) | Region::Finding | Region::Overflow | Region::Counts => None,
+            Region::Null
+            | Region::Table(_)
+            | Region::Finding
+            | Region::Overflow
+            | Region::Counts
+            | Region::Workspace => None,
         };
         found.unwrap_or_else(|| {
             let pointer = match region {
                 Region::Null | Region::Finding => "Address{}".to_owned(),
                 Region::Overflow => "in.device.overflow()".to_owned(),
+                Region::Workspace => "in.device.workspace()".to_owned(),
                 Region::Counts => "in.device.counts()".to_owned(),
                 Region::Frame => "in.frame".to_owned(),
                 Region::Argument(i) => format!("in.arguments[{i}]"),

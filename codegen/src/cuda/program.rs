@@ -95,10 +95,10 @@ pub(super) fn print(
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
     let bound = bound(schedule);
-    let rest = match (program.counts, capacity(schedule, &ran)) {
-        (0, None) => String::new(),
-        (bytes, None) => format!(" {bytes},"),
-        (bytes, Some(tokens)) => format!(" {bytes}, {tokens},"),
+    let rest = match (program.counts, capacity(schedule, &ran), program.workspace) {
+        (0, None, 0) => String::new(),
+        (bytes, None, 0) => format!(" {bytes},"),
+        (bytes, tokens, workspace) => format!(" {bytes}, {}, {workspace},", tokens.unwrap_or(0)),
     };
     let _ = writeln!(
         out,

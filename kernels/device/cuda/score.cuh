@@ -117,12 +117,8 @@ struct Score {
     A value, slope;
 };
 
-template <typename T>
-__device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, const T* key, int64_t head, int64_t at_query,
-                                      int64_t at_key) {
-    using A = Acc<T>;
-    A product = 0;
-    for (int64_t d = 0; d < s.width; ++d) product += widen(query[d]) * widen(key[d]);
+template <typename A>
+__device__ inline Score<A> scored(const AttentionShape& s, A product, int64_t head, int64_t at_query, int64_t at_key) {
     product *= static_cast<A>(s.scale);
     Score<A> out{product, A(1)};
     if (s.softcap > 0) {
@@ -131,6 +127,14 @@ __device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, c
     }
     if (s.bias.bounds != nullptr) out.value += static_cast<A>(s.bias.at(at_query, at_key, head, s.heads));
     return out;
+}
+
+template <typename T>
+__device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, const T* key, int64_t head, int64_t at_query,
+                                      int64_t at_key) {
+    Acc<T> product = 0;
+    for (int64_t d = 0; d < s.width; ++d) product += widen(query[d]) * widen(key[d]);
+    return scored(s, product, head, at_query, at_key);
 }
 
 }  // namespace ithaca::kernel

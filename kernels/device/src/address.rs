@@ -49,6 +49,8 @@ pub enum Region {
     /// the bound of an expert these are the most tokens of a group that chose one expert, times 2³², and the expert; of a cache
     /// the tokens of the longest sequence, times 2³², the capacity, and the highest bit.
     Overflow,
+    /// Memory that the kernels of one task use, on the compute stream.
+    Workspace,
     /// Counts of the filled rows that this rank sends in a collective, and of those that it receives.
     Counts,
 }

@@ -10,6 +10,7 @@ use ithaca_ir::DType;
 
 use crate::flash;
 use crate::sources::SOURCES;
+use crate::split;
 use crate::structs::layout_checks;
 use crate::threads;
 
@@ -138,6 +139,8 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         }
         for o in [t, "float"] {
             all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
+            all.extend(split::ROWS.map(|rows| format!("split_attention<{t}, {o}, {rows}>")));
+            all.insert(format!("merge_splits<{a}, {o}>"));
             all.insert(format!("attention_backward_queries<{t}, {o}, 64>"));
             all.insert(format!("attention_backward_keys<{t}, {o}, 64>"));
             let joining = ["merge", "merge_parts", "sink", "sink_backward"];
@@ -155,7 +158,7 @@ pub fn translation_unit() -> String {
         let _ = writeln!(text, "#include \"{name}\"");
     }
     text.push_str("using namespace ithaca;\n");
-    text + &layout_checks() + &flash::checks() + &threads::checks()
+    text + &layout_checks() + &flash::checks() + &split::checks() + &threads::checks()
 }
 
 #[cfg(test)]

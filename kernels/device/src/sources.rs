@@ -20,6 +20,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("random.cuh", include_str!("../cuda/random.cuh")),
     ("score.cuh", include_str!("../cuda/score.cuh")),
     ("attention.cuh", include_str!("../cuda/attention.cuh")),
+    ("split_attention.cuh", include_str!("../cuda/split_attention.cuh")),
     ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),
     ("tensor_core.cuh", include_str!("../cuda/tensor_core.cuh")),
     ("tile.cuh", include_str!("../cuda/tile.cuh")),

@@ -191,6 +191,14 @@ structs! {
         dv: Rows,
     }
 
+    /// The parts of an attention of few queries.
+    Splitting "ithaca::kernel::Splitting" {
+        parts: i64,
+        row_blocks: i64,
+        lanes: i32,
+        is_wide: bool,
+    }
+
     /// Operands of the backward pass of an attention, after q, k and v.
     Gradient "ithaca::kernel::Gradient" {
         d_o: Reals,

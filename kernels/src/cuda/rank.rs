@@ -44,6 +44,8 @@ pub(super) struct LocalRank<'a> {
     pub(super) overflow: Address,
     /// The counts of the filled rows that are sent and received in a collective.
     pub(super) counts: Address,
+    /// The memory that the kernels of a task share.
+    pub(super) workspace: Address,
 }
 
 /// A bound that the data of a run exceed.
@@ -86,7 +88,9 @@ impl<'a> LocalRank<'a> {
         let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
         let size_of_tables: u64 =
             contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
-        let memory = device.allocate(bytes + size_of_tables + 2 * WORD as u64 + program.counts)?;
+        let before_workspace =
+            (bytes + size_of_tables + 2 * WORD as u64 + program.counts).next_multiple_of(ALIGNMENT);
+        let memory = device.allocate(before_workspace + program.workspace)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let mut word = memory.offset(bytes);
         let mut tables = Vec::with_capacity(contents.len());
@@ -114,6 +118,7 @@ impl<'a> LocalRank<'a> {
             word,
             overflow,
             counts: overflow.offset(WORD as u64),
+            workspace: memory.offset(before_workspace),
         })
     }
 

@@ -51,7 +51,7 @@ const STEP: Case = Case {
     widths: [16, 16],
     mask: "causal",
     extra: "",
-    kernel: "attention<",
+    kernel: "split_attention<",
 };
 
 /// Sequences of these tokens before the step.
@@ -84,20 +84,28 @@ fn attention_over_caches_agrees_with_the_oracle() {
         return;
     }
     let bf16 = Case { dtype: DType::BF16, ..STEP };
+    let token = Case { queries: 1, keys: "1024", widths: [64, 64], heads: [8, 2], ..bf16 };
     let cases = [
         STEP,
-        Case { keys: "208 order striped(16)", mask: "window(left=30, right=0)", ..STEP },
-        Case { widths: [6, 5], extra: "softcap=1.5, ", ..STEP },
-        Case { queries: 10, widths: [64, 64], kernel: "flash<", ..bf16 },
+        Case { keys: "1024 order striped(16)", mask: "window(left=30, right=0)", ..STEP },
+        Case { widths: [6, 5], extra: "softcap=1.5, ", keys: "1000", ..STEP },
+        Case { mask: "window(left=40, right=0) | sinks(3)", keys: "1000 order zigzag(4)", ..STEP },
+        Case { dtype: DType::F64, queries: 1, widths: [256, 200], heads: [2, 1], ..STEP },
+        token,
+        Case { keys: "1024 order striped(16)", widths: [128, 40], ..token },
+        Case { heads: [12, 1], widths: [256, 24], mask: "window(left=200, right=0)", ..token },
+        // More queries than parts of keys are worth.
+        Case { queries: 20, kernel: "attention<", ..STEP },
+        Case { queries: 20, widths: [64, 64], kernel: "flash<", ..bf16 },
         Case {
-            queries: 7,
+            queries: 17,
             widths: [40, 56],
             keys: "200 order zigzag(5)",
             heads: [2, 2],
             kernel: "flash<",
             ..bf16
         },
-        Case { widths: [64, 64], mask: "window(left=50, right=0)", kernel: "flash<", ..bf16 },
+        Case { queries: 9, widths: [64, 64], mask: "window(left=50, right=0)", kernel: "flash<", ..bf16 },
     ];
     let programs = cases.map(|case| {
         let (whole, tensors) = program(&case);

@@ -145,8 +145,9 @@ struct Program {
     ExpertBound bound;
     void (*tables)(int64_t rank, Tables& tables);
     void (*run)(class Device& device, Address arena);
-    int64_t counts = 0;    // bytes of the counts of filled rows of a collective
-    int64_t capacity = 0;  // tokens that a cache has room for; zero without one
+    int64_t counts = 0;     // bytes of the counts of filled rows of a collective
+    int64_t capacity = 0;   // tokens that a cache has room for; zero without one
+    int64_t workspace = 0;  // bytes that the kernels of a task share
 };
 
 // All memory of a program is allocated before it runs. Programs that run in turns on a device share the arena, and the weights
@@ -175,6 +176,7 @@ class Device : NotCopied {
     Address overflow() const { return memory_ + overflow_; }
     // Counts of the filled rows that are sent and received in a collective.
     Address counts() const { return memory_ + counts_; }
+    Address workspace() const { return memory_ + workspace_; }
     // The part of a source of a layer; null where other ranks have it.
     Address source(size_t i, int64_t layer) const {
         const auto found = sources_[i].find(layer);
@@ -244,7 +246,7 @@ class Device : NotCopied {
             ITHACA_CUDA(cudaMemcpy(at, data.data(), data.size(), cudaMemcpyHostToDevice));
         }
     }
-    // One allocation: the arena, then sources, then tables, then the word of bounds, then counts. Inputs are read later.
+    // One allocation: the arena, then sources, then tables, then the word of bounds, counts, and the workspace. Inputs are read later.
     void load(const Tensors& tensors, const Device* other) {
         const auto reserve = [&](int64_t bytes) {
             const int64_t offset = bytes_;
@@ -270,6 +272,7 @@ class Device : NotCopied {
         for (const std::vector<char>& list : tables.lists) tables_.push_back(reserve(static_cast<int64_t>(list.size())));
         if (has_bounds()) overflow_ = reserve(sizeof(uint64_t));
         counts_ = reserve(program.counts);
+        workspace_ = reserve(program.workspace);
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
@@ -287,7 +290,7 @@ class Device : NotCopied {
     }
 
     Address memory_, arena_;
-    int64_t bytes_ = 0, overflow_ = 0, counts_ = 0;
+    int64_t bytes_ = 0, overflow_ = 0, counts_ = 0, workspace_ = 0;
     std::vector<std::map<int64_t, Address>> sources_;  // by layer
     std::vector<int64_t> tables_;
 };

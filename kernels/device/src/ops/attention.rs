@@ -1,6 +1,6 @@
 //! Attention, forward and backward, and the merge of its parts.
 
-use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
+use ithaca_ir::ops::{Attention, Binary, Keyed, Sides, sums_in};
 use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
@@ -9,6 +9,7 @@ use crate::argument::{Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::flash::{self, Block, Flash, Operands, Starts};
+use crate::split::{self, Split};
 use crate::structs::{AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk};
 use crate::threads::packs;
 
@@ -62,6 +63,13 @@ impl Cx<'_> {
             rows: &[s.q, s.k, s.v, s.o, s.d_o, s.dq, s.dk, s.dv],
             bias,
         })
+    }
+
+    /// Whether a thread of an attention of few queries can read its columns of keys and values at once.
+    fn has_wide_rows(&self, s: &AttentionShape, keys_and_values: &[View<'_>]) -> bool {
+        let apart = |r: &Rows| r.front | r.token | r.head | r.token_block | r.head_block;
+        keys_and_values.iter().all(|x| self.is_aligned(x.at))
+            && (apart(&s.k) | apart(&s.v) | s.width | s.value_width) % split::COLUMNS == 0
     }
 
     fn mask(&self, a: &Attention) -> Result<Mask, LowerError> {
@@ -191,6 +199,21 @@ impl Cx<'_> {
         let lse = z.get(1).map_or(Pointer::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
+        if a.starts
+            && let Some(split) = Split::of(&s, self.has_wide_rows(&s, &x[1..3]))
+        {
+            let wide = sums_in(x[0].ty.dtype);
+            let parts = self.workspace(signed(wide.bytes()) * split.numbers(&s));
+            let arguments = arguments![q, k, v, z[0].at, lse, parts, s, split.by, split.blocks];
+            let kernel = format!("split_attention<{t}, {o}, {}>", split.rows);
+            self.launch_blocks(&kernel, split.blocks, split.block(), arguments)?;
+            if split.by.parts == 1 {
+                return Ok(());
+            }
+            let n = self.local(z[0].ty).size;
+            let kernel = format!("merge_splits<{}, {o}>", c_type(wide));
+            return self.launch(&kernel, n, arguments![parts, z[0].at, lse, s, split.by.parts, n]);
+        }
         if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
