@@ -53,7 +53,7 @@ impl PlanRequest {
         layout: &LayoutArgs,
         narrowing: &NarrowingArgs,
     ) -> Result<Self> {
-        let cluster = subject::cluster_of(layout)?;
+        let cluster = subject::cluster_of(layout, workload_args.mode)?;
         let NarrowingArgs { only, without, max_tp } = narrowing.clone();
         for name in only.iter().chain(&without) {
             let product = registry.product(name)?;

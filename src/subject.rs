@@ -76,16 +76,18 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     Cluster::parse(name, &file.text).map_err(|refusal| file.refuse(vec![refusal]))
 }
 
-/// The cluster that arguments name, or the default, with the attention kernel that they name.
+/// The cluster that arguments name, or the default, with the attention kernel that they name and the runtime of the mode.
 ///
 /// # Errors
-/// As [`cluster()`], and `M22` for a kernel that the cluster does not list.
-pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
-    let cluster = cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
-    match &args.attention_kernel {
-        Some(name) => Ok(cluster.with_attention_kernel(name)?),
-        None => Ok(cluster),
+/// As [`cluster()`], and `M22` for a kernel that the cluster does not list and a runtime whose figures it lacks.
+pub fn cluster_of(args: &LayoutArgs, mode: Option<cli::Mode>) -> Result<Cluster> {
+    let mut cluster = cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+    if let Some(name) = &args.attention_kernel {
+        cluster = cluster.with_attention_kernel(name)?;
     }
+    let usual = if mode == Some(cli::Mode::Decode) { cluster.decoding_runtime() } else { cluster.runtime };
+    let runtime = args.runtime.as_deref().map_or(Ok(usual), |text| usual.changed(text))?;
+    Ok(cluster.with_runtime(runtime)?)
 }
 
 /// The lengths of given inputs.
@@ -242,7 +244,7 @@ pub fn continuing(
     pages: impl FnOnce(u64) -> Result<Option<Pages>>,
 ) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
-    let (options, cluster) = layout(registry, &args.layout)?;
+    let (options, cluster) = layout(registry, &args.layout, Some(cli::Mode::Decode))?;
     let pages = pages(job::sequence_groups(registry, &options)?)?;
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let lengths = Lengths { batch, sequence: chunk, target: None };
@@ -274,14 +276,14 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
             "`{flag}` describes the workload of a model; a program in text form has its own workload"
         )));
     }
-    let (options, cluster) = layout(registry, &args.layout)?;
+    let (options, cluster) = layout(registry, &args.layout, None)?;
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     Ok(Job { notes, ..Job::new(registry, program, (options, cluster)) })
 }
 
 fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
-    let (options, cluster) = layout(registry, &args.layout)?;
+    let (options, cluster) = layout(registry, &args.layout, args.workload.mode)?;
     let fallback = if args.shrink {
         Some(Lengths { batch: 1, sequence: shrink::TOKENS, target: None })
     } else {
@@ -350,8 +352,12 @@ fn has_weights(folder: &Path) -> bool {
 }
 
 /// The layout of arguments: strategy and mesh, or one device.
-fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
-    let cluster = cluster_of(args)?;
+fn layout(
+    registry: &Registry,
+    args: &LayoutArgs,
+    mode: Option<cli::Mode>,
+) -> Result<(ShardOptions, Cluster)> {
+    let cluster = cluster_of(args, mode)?;
     let (mesh, gpus) = mesh(args)?;
     let strategy = args.strategy.clone();
     let (strategy, mesh) = match (strategy, mesh, gpus) {

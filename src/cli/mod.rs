@@ -266,6 +266,13 @@ pub struct LayoutArgs {
     /// `unfused` stores the scores in memory; `ithaca` is the kernel that `emit --target cuda` launches.
     #[arg(long, value_name = "NAME")]
     pub attention_kernel: Option<String>,
+    /// How times assume that steps run: `stream` or `graph`, `nccl` or `direct`, `all-slots` or `filled-slots`.
+    ///
+    /// Kernels are launched one by one or by a recorded graph; NCCL reduces small tensors, or kernels that read their peers' memory;
+    /// products of experts multiply all slots or those that are filled. The first of each is what `emit --target cuda` does, and the
+    /// default of prefill and training; the second is what servers do, and the default of decoding.
+    #[arg(long, value_name = "PROPERTY,…")]
+    pub runtime: Option<String>,
     /// Number of GPUs [default: the ranks of the mesh].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,
@@ -441,9 +448,6 @@ pub struct EmitArgs {
     /// A file, or a folder for `cuda` [default: standard output].
     #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathBuf>,
-    /// Of a CUDA program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
-    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
-    pub chunk: Option<u64>,
 }
 
 /// The form of the code that `emit` writes.

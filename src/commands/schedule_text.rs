@@ -40,7 +40,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         return Ok(Done::success(out));
     };
     (session.progress)("compiling");
-    let cluster = subject::cluster_of(&args.subject.layout)?;
+    let cluster = subject::cluster_of(&args.subject.layout, args.subject.workload.mode)?;
     let per_rank = per_rank(session, program, kind, &parsed, &cluster)?;
     schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(|e| file.refuse(e))?;
     out.push_str(&format!("it computes the program `{}` (S18)\n", program.display()));

@@ -1,24 +1,28 @@
 //! The cost of operations: a roofline for each node, summed over a module.
 //!
 //! A kernel takes its launch and the longer of its FLOPs at the rate that its kind reaches and its bytes at the
-//! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). A matrix product has further FLOPs that stand for
-//! its beginning and end and for idle parts of the device (`Efficiency`). Attention is priced by the kernel that the cluster
-//! assumes (`attention`). The cluster prices collectives. Nothing overlaps
-//! here; [`crate::simulate`] accounts for overlap.
+//! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). Matrix products (`product`), attention, by the kernel
+//! that the cluster assumes (`attention`), and the slots of experts (`experts`) have rules of their own. The cluster prices
+//! collectives. Nothing overlaps here; [`crate::simulate`] accounts for overlap.
 
 mod attention;
+mod experts;
+mod product;
 
 use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::mask::Positions;
 use ithaca_ir::ops::{Attention, Cost, Unit};
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 use ithaca_pass::Prices;
 
-use crate::cluster::{Cluster, Sourced};
+use crate::cluster::Cluster;
 use attention::Held;
 pub(crate) use attention::saved_bytes;
+pub(crate) use experts::FilledSlots;
+use product::Product;
 
 impl Prices for Cluster {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
@@ -42,6 +46,18 @@ pub fn op_seconds(
     operands: &[&TensorType],
     results: &[&TensorType],
 ) -> f64 {
+    filled_seconds(cluster, space, &FilledSlots::default(), op, operands, results)
+}
+
+/// The same, where slots of experts may be left out.
+fn filled_seconds(
+    cluster: &Cluster,
+    space: &Space,
+    filled: &FilledSlots,
+    op: &Op,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+) -> f64 {
     if op.is_communication() {
         return cluster.message_seconds(space, &message::parcels(op, operands, results));
     }
@@ -54,9 +70,8 @@ pub fn op_seconds(
     }
     match rate(cluster, op, operands) {
         Some(rate) => {
-            let cost = op.cost(space, operands, results);
-            let computed = results.first().map_or(0, |ty| space.max_local_elements(ty));
-            roofline(cluster, rate, cost, overhead(cluster, space, op, operands, (cost.flops, computed)))
+            let cost = filled.cost(space, op, operands, results);
+            kernel_seconds(cluster, space, rate, (op, operands, results), (cost, 1.0))
         }
         None => 0.0,
     }
@@ -72,7 +87,7 @@ fn measured(
 ) -> Option<f64> {
     let measured = cluster.accelerator.measured.as_ref().filter(|_| op.info().unit == Unit::Vector)?;
     let bytes = op.cost(space, operands, results).bytes as f64;
-    measured.seconds(&kernel_name(op, operands), cluster.accelerator.launch_seconds.value, bytes)
+    measured.seconds(&kernel_name(op, operands), cluster.launch_seconds(), bytes)
 }
 
 /// The name of a kernel in measurements: that of the operation, and whether it repeats an operand.
@@ -83,36 +98,29 @@ pub(crate) fn kernel_name(op: &Op, operands: &[&TensorType]) -> String {
     }
 }
 
-/// FLOPs that stand for the time in which not all of the device multiplies: of a product for `results` elements, and of
-/// explicit scores for the exponentials.
-fn overhead(
+/// Seconds of a kernel on a rank that has `share` of the results of the busiest.
+fn kernel_seconds(
     cluster: &Cluster,
     space: &Space,
-    op: &Op,
-    operands: &[&TensorType],
-    (flops, results): (u128, u64),
+    rate: f64,
+    (op, operands, results): (&Op, &[&TensorType], &[&TensorType]),
+    (cost, share): (Cost, f64),
 ) -> f64 {
-    let a = &cluster.accelerator;
-    let number = |n: &Option<Sourced<f64>>| n.as_ref().map_or(0.0, |n| n.value);
-    let width = match (op, op.info().unit) {
-        (_, Unit::Matmul) if results > 0 => {
-            let results = results as f64;
-            let terms = flops as f64 / 2.0 / results;
-            let (more_terms, more_results) =
-                (number(&a.efficiency.matmul_terms), number(&a.efficiency.matmul_results));
-            return 2.0 * (more_terms * results + more_results * terms);
-        }
-        (Op::Scores { attention, .. }, _) => attention.width,
-        (Op::Weigh { attention, .. }, _) => attention.value_width(operands[2]),
-        _ => return 0.0,
+    if op.info().unit == Unit::Matmul {
+        let computed = results.first().map_or(0, |ty| space.max_local_elements(ty));
+        let rows = results.first().map_or(0, |ty| Product::rows(space, operands, ty));
+        return Product { cost, results: (computed as f64 * share) as u64, rows }.seconds(cluster, rate);
+    }
+    // Explicit scores have exponentials, which take the time of products of so many columns.
+    let width = match op {
+        Op::Scores { attention, .. } => Some(attention.width),
+        Op::Weigh { attention, .. } => Some(attention.value_width(operands[2])),
+        _ => None,
     };
-    flops as f64 * number(&a.assumed_attention().forward.columns) / space.size(width) as f64
-}
-
-/// The longer of computing and streaming, and the launch; `overhead` counts as FLOPs.
-fn roofline(cluster: &Cluster, rate: f64, cost: Cost, overhead: f64) -> f64 {
-    let seconds = ((cost.flops as f64 + overhead) / rate).max(cluster.stream_seconds(cost.bytes as f64));
-    cluster.accelerator.launch_seconds.value + seconds
+    let columns = cluster.accelerator.assumed_attention().forward.columns.as_ref().map_or(0.0, |n| n.value);
+    let wider = width.map_or(0.0, |width| columns / space.size(width) as f64);
+    let computed = cost.flops as f64 * (1.0 + wider) / rate;
+    cluster.launch_seconds() + computed.max(cluster.stream_seconds(cost.bytes as f64))
 }
 
 /// FLOP per second that kernels of `op` reach; `None` for an operation without a kernel.
@@ -132,13 +140,19 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
 pub struct OnRank<'a> {
     cluster: &'a Cluster,
     space: &'a Space,
+    filled: FilledSlots,
     positions: BTreeMap<(DimId, u64, u64), Positions>,
 }
 
 impl<'a> OnRank<'a> {
     /// Prices for this cluster and space.
     pub fn new(cluster: &'a Cluster, space: &'a Space) -> Self {
-        Self { cluster, space, positions: BTreeMap::new() }
+        Self { cluster, space, filled: FilledSlots::default(), positions: BTreeMap::new() }
+    }
+
+    /// Prices for the tasks of a schedule.
+    pub fn of(cluster: &'a Cluster, schedule: &'a Schedule) -> Self {
+        Self { filled: FilledSlots::of(cluster, schedule), ..Self::new(cluster, &schedule.space) }
     }
 
     /// Seconds that a kernel of `op` takes on each of `ranks`: none where a rank holds nothing of any result. Attention
@@ -157,8 +171,8 @@ impl<'a> OnRank<'a> {
         match op {
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let on = |&rank: &Rank| {
-                    let (operand, result) =
-                        (local_bytes(space, operands, rank), local_bytes(space, results, rank));
+                    let operand = local_bytes(space, &attention::distinct(operands), rank);
+                    let result = local_bytes(space, results, rank);
                     if result == 0 {
                         return 0.0;
                     }
@@ -177,13 +191,13 @@ impl<'a> OnRank<'a> {
                 ranks.iter().map(on).collect()
             }
             _ => {
-                let most = op.cost(space, operands, results);
+                let most = self.filled.cost(space, op, operands, results);
                 if operands.iter().chain(results).all(|ty| space.is_even(ty)) {
                     let nothing = results.iter().all(|ty| space.max_local_elements(ty) == 0);
                     return vec![if nothing {
                         0.0
                     } else {
-                        op_seconds(cluster, space, op, operands, results)
+                        filled_seconds(cluster, space, &self.filled, op, operands, results)
                     }];
                 }
                 let whole = |types: &[&TensorType]| -> u128 {
@@ -200,9 +214,14 @@ impl<'a> OnRank<'a> {
                     let moved = local_bytes(space, operands, rank) + result;
                     let flops = part(most.flops, result, written);
                     let bytes = part(most.bytes, moved, read + written);
-                    let computed = results.first().map_or(0, |ty| space.local_elements(ty, rank));
-                    let idle = overhead(cluster, space, op, operands, (flops, computed));
-                    roofline(cluster, rate, Cost { flops, bytes }, idle)
+                    let share = result as f64 / written.max(1) as f64;
+                    kernel_seconds(
+                        cluster,
+                        space,
+                        rate,
+                        (op, operands, results),
+                        (Cost { flops, bytes }, share),
+                    )
                 };
                 ranks.iter().map(on).collect()
             }

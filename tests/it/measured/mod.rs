@@ -5,6 +5,7 @@
 //! are compared as ratios: all of them are scaled by the factor that makes the geometric mean of their errors one.
 
 mod attention;
+mod decoding;
 mod training;
 
 use std::fmt::Write;
@@ -103,6 +104,7 @@ fn report(groups: &[Group]) -> (String, f64, f64) {
 fn published_times_are_met_on_average() {
     let mut groups = attention::groups();
     groups.extend(training::groups(tier::is_full()));
+    groups.extend(decoding::groups());
     let (table, whole, _) = report(&groups);
     eprintln!("{table}");
     assert!(whole < if tier::is_full() { 0.08 } else { 0.09 }, "{table}");

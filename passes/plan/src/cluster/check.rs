@@ -3,8 +3,8 @@
 use ithaca_ir::Diagnostic;
 
 use crate::cluster::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, MeasuredKernels, Peak,
-    ScoreBytes, SharedCores, Sourced,
+    Accelerator, AttentionKernel, AttentionRate, CachedRate, Cluster, Efficiency, Level, Measured,
+    MeasuredKernels, Peak, ScoreBytes, SharedCores, Sourced,
 };
 
 /// The largest cluster, devices.
@@ -12,7 +12,7 @@ const MAX_DEVICES: u64 = 1 << 20;
 
 /// Checks every number of a cluster.
 pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
-    let Cluster { name, summary: _, devices_per_node, accelerator, levels } = cluster;
+    let Cluster { name, summary: _, runtime: _, devices_per_node, accelerator, levels } = cluster;
     if name.is_empty() {
         return Err(impossible("name", "is empty"));
     }
@@ -33,7 +33,10 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
         }
         inside = devices;
     }
-    Ok(())
+    match cluster.missing_figure() {
+        Some((word, key)) => Err(impossible("runtime", &format!("has `{word}`, which needs `{key}`"))),
+        None => Ok(()),
+    }
 }
 
 fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
@@ -43,6 +46,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         reserve_fraction,
         memory_bandwidth,
         launch_seconds,
+        graph_launch_seconds,
         price_per_hour,
         peak: Peak { bf16, f16, f32, f64 },
         efficiency: Efficiency { matmul, matmul_terms, matmul_results, memory },
@@ -63,6 +67,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     }
     positive(&key("memory_bandwidth"), memory_bandwidth)?;
     positive(&key("launch_seconds"), launch_seconds)?;
+    optional(&key("graph_launch_seconds"), graph_launch_seconds.as_ref())?;
     optional(&key("price_per_hour"), price_per_hour.as_ref())?;
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
         positive(&key(&format!("peak.{k}")), peak)?;
@@ -102,12 +107,16 @@ fn check_shared(
 }
 
 fn check_attention(path: &str, kernel: &AttentionKernel) -> Result<(), Diagnostic> {
-    let AttentionKernel { name: _, forward, backward, scores } = kernel;
+    let AttentionKernel { name: _, forward, backward, cached, scores } = kernel;
     for (direction, rate) in [("forward", forward), ("backward", backward)] {
         let AttentionRate { efficiency, columns, keys } = rate;
         fraction(&format!("{path}.{direction}.efficiency"), efficiency)?;
         optional(&format!("{path}.{direction}.columns"), columns.as_ref())?;
         optional(&format!("{path}.{direction}.keys"), keys.as_ref())?;
+    }
+    if let Some(CachedRate { efficiency, memory }) = cached {
+        fraction(&format!("{path}.cached.efficiency"), efficiency)?;
+        fraction(&format!("{path}.cached.memory"), memory)?;
     }
     let Some(ScoreBytes { forward, backward, saved, dropout_forward, dropout_backward, dropout_saved }) =
         scores
@@ -133,6 +142,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
         contention,
         latency,
         message_latency,
+        direct_latency,
         ring_efficiency,
         exchange_efficiency,
         scale_loss,
@@ -148,6 +158,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     }
     positive(&key("latency"), latency)?;
     positive(&key("message_latency"), message_latency)?;
+    optional(&key("direct_latency"), direct_latency.as_ref())?;
     fraction(&key("ring_efficiency"), ring_efficiency)?;
     fraction(&key("exchange_efficiency"), exchange_efficiency)?;
     optional(&key("scale_loss"), scale_loss.as_ref())?;

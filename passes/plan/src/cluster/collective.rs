@@ -14,13 +14,14 @@
 //!
 //! The more blocks of the level inside a group joins, the less of the bandwidth it reaches (`scale_loss`).
 //!
-//! A group within one block takes the time of the level's measured curves, where it has some (`curve`).
+//! A group within one block takes the time of the level's measured curves, where it has some (`curve`). Where steps run so
+//! (`runtime`), an all-reduce there may be a kernel of its own.
 
 use ithaca_ir::{AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{Collective, CollectiveTime, Pattern};
-use crate::cluster::{Cluster, Level};
+use crate::cluster::{AllReduce, Cluster, Level};
 
 impl Cluster {
     /// Seconds that the collective `op` from type `from` to type `to` takes; a slice takes what the copy takes, an
@@ -40,7 +41,7 @@ impl Cluster {
         let between = Between { cluster: self, space, op, from, to };
         match op {
             Op::Slice { .. } => CollectiveTime {
-                latency: self.accelerator.launch_seconds.value,
+                latency: self.launch_seconds(),
                 transfer: self.stream_seconds(2.0 * space.max_local_bytes(to) as f64),
             },
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
@@ -81,11 +82,29 @@ impl Cluster {
                     level_time(level, collective.pattern(), p, inside, here, bytes)
                         .times(self.crowding(space.mesh.ranks()))
                 };
-                found.push((i, measured.unwrap_or_else(computed)));
+                let time = measured.unwrap_or_else(computed);
+                let direct = (is_whole && collective == Collective::AllReduce)
+                    .then(|| self.direct(level, p, collective.whole_bytes(p, bytes)))
+                    .flatten();
+                let time = direct.filter(|direct| direct.seconds() < time.seconds()).unwrap_or(time);
+                found.push((i, time));
             }
             inside = here;
         }
         found
+    }
+
+    /// The time of an all-reduce of `bytes` on `p` ranks by a kernel that reads its peers' memory, if steps run so: everything in
+    /// one round, or parts in one and their sums in another.
+    fn direct(&self, level: &Level, p: u64, bytes: f64) -> Option<CollectiveTime> {
+        let latency =
+            level.direct_latency.as_ref().filter(|_| self.runtime.all_reduce == AllReduce::Direct)?;
+        let read = |bytes: f64| bytes / level.rate(Pattern::Exchange);
+        let others = (p - 1) as f64;
+        let once = CollectiveTime { latency: latency.value, transfer: read(others * bytes) };
+        let twice =
+            CollectiveTime { latency: 2.0 * latency.value, transfer: read(2.0 * others / p as f64 * bytes) };
+        Some(if once.seconds() <= twice.seconds() { once } else { twice })
     }
 
     /// Seconds of a message of `bytes` to the device `distance` further.
@@ -148,7 +167,7 @@ impl Cluster {
     fn counting_seconds(&self, space: &Space, from: &TensorType, to: &TensorType) -> f64 {
         let local = (space.max_local_bytes(from) + space.max_local_bytes(to)) as f64;
         let empty = local * (1.0 - space.expected_share(from));
-        4.0 * self.accelerator.launch_seconds.value + self.stream_seconds(empty)
+        4.0 * self.launch_seconds() + self.stream_seconds(empty)
     }
 
     /// The time at each level of operations that travel as one message and in which whole groups take part alike, without

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::curve::{Measured, MeasuredKernels};
 use super::prices::Pattern;
+use super::runtime::{AllReduce, ExpertProducts, Launch, Runtime};
 
 /// A number and where it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,6 +26,9 @@ pub struct Cluster {
     pub name: String,
     /// One line for a list.
     pub summary: String,
+    /// How steps run: which of the figures below hold.
+    #[serde(default, skip_serializing_if = "Runtime::is_default")]
+    pub runtime: Runtime,
     /// Devices in one machine.
     pub devices_per_node: Sourced<u64>,
     /// The device.
@@ -45,8 +49,11 @@ pub struct Accelerator {
     pub reserve_fraction: Sourced<f64>,
     /// Memory bandwidth, bytes per second.
     pub memory_bandwidth: Sourced<f64>,
-    /// Time to start a kernel, seconds.
+    /// Time to start a kernel from the host, seconds.
     pub launch_seconds: Sourced<f64>,
+    /// Time in which a kernel of a recorded graph starts, and fills and drains the device, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph_launch_seconds: Option<Sourced<f64>>,
     /// The price of a device for an hour, US dollars.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<Sourced<f64>>,
@@ -102,6 +109,9 @@ pub struct AttentionKernel {
     pub forward: AttentionRate,
     /// Its rate backward.
     pub backward: AttentionRate,
+    /// Its rate over a cache of keys and values, with few queries; that of the forward pass if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<CachedRate>,
     /// The bytes of scores in memory, for an attention that stores them: products, softmax and dropout are kernels of their
     /// own, and the mask saves none of them. None for one that computes scores in tiles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,6 +132,16 @@ pub struct AttentionRate {
     /// As many keys as a query could see while a tile begins, ends, and is cut by the mask; 0 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Sourced<f64>>,
+}
+
+/// The rate of attention over a cache, whose keys are split over the device; another kernel merges the parts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CachedRate {
+    /// The part of the peak rate that products reach where queries are many for each key/value head.
+    pub efficiency: Sourced<f64>,
+    /// The part of the memory bandwidth at which the cache is read.
+    pub memory: Sourced<f64>,
 }
 
 /// Bytes in memory for each score of two bytes; of wider elements in proportion.
@@ -191,6 +211,10 @@ pub struct Level {
     pub latency: Sourced<f64>,
     /// One message of an all-to-all to the ranks of one block of the level inside, seconds.
     pub message_latency: Sourced<f64>,
+    /// One round in which ranks signal that their data is ready and read that of their peers, seconds: half of an all-reduce
+    /// by a kernel of its own, or all of one that reads everything from everyone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct_latency: Option<Sourced<f64>>,
     /// The part of the bandwidth that ring collectives reach.
     pub ring_efficiency: Sourced<f64>,
     /// The part of the bandwidth that an all-to-all reaches.
@@ -216,6 +240,38 @@ impl Cluster {
         (memory_bytes.value as f64 * (1.0 - reserve_fraction.value)) as u64
     }
 
+    /// The property of the runtime that needs a figure which the cluster lacks, and the key of the figure.
+    pub(super) fn missing_figure(&self) -> Option<(&'static str, &'static str)> {
+        let direct = self.levels.iter().any(|level| level.direct_latency.is_some());
+        match self.runtime {
+            Runtime { launch: Launch::Graph, .. } if self.accelerator.graph_launch_seconds.is_none() => {
+                Some(("graph", "accelerator.graph_launch_seconds"))
+            }
+            Runtime { all_reduce: AllReduce::Direct, .. } if !direct => {
+                Some(("direct", "levels.direct_latency"))
+            }
+            _ => None,
+        }
+    }
+
+    /// How servers decode, as far as the cluster has the figures.
+    pub fn decoding_runtime(&self) -> Runtime {
+        let direct = self.levels.iter().any(|level| level.direct_latency.is_some());
+        Runtime {
+            launch: self.accelerator.graph_launch_seconds.as_ref().map_or(Launch::Stream, |_| Launch::Graph),
+            all_reduce: if direct { AllReduce::Direct } else { AllReduce::Nccl },
+            experts: ExpertProducts::FilledSlots,
+        }
+    }
+
+    /// Seconds to start a kernel.
+    pub fn launch_seconds(&self) -> f64 {
+        let accelerator = &self.accelerator;
+        let recorded =
+            accelerator.graph_launch_seconds.as_ref().filter(|_| self.runtime.launch == Launch::Graph);
+        recorded.unwrap_or(&accelerator.launch_seconds).value
+    }
+
     /// How many times longer work of the processor takes where `ranks` do it at a time, by the cores that they share.
     pub(crate) fn crowding(&self, ranks: u64) -> f64 {
         self.accelerator.shared_cores.as_ref().map_or(1.0, |shared| shared.factor(ranks, 0.0))
@@ -228,7 +284,7 @@ impl Cluster {
 
     /// Seconds of a copy that reads and writes `bytes` in total; `name` is that of its kind of task.
     pub(crate) fn copy_seconds(&self, name: &str, bytes: f64) -> f64 {
-        let launch = self.accelerator.launch_seconds.value;
+        let launch = self.launch_seconds();
         let measured = self.accelerator.measured.as_ref().and_then(|m| m.seconds(name, launch, bytes));
         measured.unwrap_or_else(|| launch + self.stream_seconds(bytes))
     }

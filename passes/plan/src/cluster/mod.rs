@@ -15,6 +15,7 @@ mod message;
 mod prices;
 mod profiles;
 mod read;
+mod runtime;
 mod write;
 
 use ithaca_ir::Diagnostic;
@@ -23,12 +24,13 @@ pub use between::RankExchange;
 pub(crate) use collective::sent_bytes;
 pub use curve::{Curve, KernelCurve, Measured, MeasuredKernels};
 pub use description::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Peak, ScoreBytes, SharedCores,
-    Sourced,
+    Accelerator, AttentionKernel, AttentionRate, CachedRate, Cluster, Efficiency, Level, Peak, ScoreBytes,
+    SharedCores, Sourced,
 };
 pub use load::{Load, Part, Way};
 pub use prices::{Collective, CollectiveTime};
 pub use profiles::{builtin, names};
+pub use runtime::{AllReduce, ExpertProducts, Launch, Runtime};
 
 impl Cluster {
     /// The cluster that the TOML text describes; `name` is shown in diagnostics.
@@ -78,5 +80,22 @@ impl Cluster {
             accelerator.attention_kernel = Sourced { value: name.to_owned(), source };
         }
         Ok(self)
+    }
+
+    /// The same cluster, on which steps run so.
+    ///
+    /// # Errors
+    /// `M22` where the cluster lacks a figure that the runtime needs.
+    pub fn with_runtime(mut self, runtime: Runtime) -> Result<Self, Diagnostic> {
+        self.runtime = runtime;
+        match self.missing_figure() {
+            None => Ok(self),
+            Some((word, key)) => {
+                let message =
+                    format!("`{word}` needs the figure `{key}`, which cluster `{}` lacks", self.name);
+                Err(Diagnostic::new("M22", message)
+                    .help("add it to a cluster file (docs/clusters.md), or choose another runtime"))
+            }
+        }
     }
 }

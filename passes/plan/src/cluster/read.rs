@@ -9,8 +9,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::check::check;
 use super::{
-    Accelerator, AttentionKernel, AttentionRate, Cluster, Efficiency, Level, Measured, MeasuredKernels, Peak,
-    ScoreBytes, SharedCores, Sourced,
+    Accelerator, AttentionKernel, AttentionRate, CachedRate, Cluster, Efficiency, Level, Measured,
+    MeasuredKernels, Peak, Runtime, ScoreBytes, SharedCores, Sourced,
 };
 
 /// The cluster in `text`.
@@ -62,9 +62,10 @@ impl Shape {
             "accelerator" => Some(Self::accelerator()),
             "levels" => Some(Self::level()),
             "devices_per_node" => Some(Self::number()),
+            "runtime" => Some(Self { keys: names::<Runtime>(), optional: &[], inside: |_| None }),
             _ => None,
         };
-        Self { keys: names::<Cluster>(), optional: &[], inside }
+        Self { keys: names::<Cluster>(), optional: &["runtime"], inside }
     }
 
     fn level() -> Self {
@@ -72,7 +73,7 @@ impl Shape {
             "measured" => Some(Self { keys: names::<Measured>(), optional: &[], inside: |_| None }),
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Level>(), optional: &["scale_loss", "measured"], inside }
+        Self { keys: names::<Level>(), optional: &["direct_latency", "scale_loss", "measured"], inside }
     }
 
     fn accelerator() -> Self {
@@ -92,7 +93,7 @@ impl Shape {
         };
         Self {
             keys: names::<Accelerator>(),
-            optional: &["price_per_hour", "shared_cores", "measured"],
+            optional: &["graph_launch_seconds", "price_per_hour", "shared_cores", "measured"],
             inside,
         }
     }
@@ -104,12 +105,15 @@ impl Shape {
                 optional: &["columns", "keys"],
                 inside: Self::number_or_name,
             }),
+            "cached" => {
+                Some(Self { keys: names::<CachedRate>(), optional: &[], inside: Self::number_or_name })
+            }
             "scores" => {
                 Some(Self { keys: names::<ScoreBytes>(), optional: &[], inside: Self::number_or_name })
             }
             _ => None,
         };
-        Self { keys: names::<AttentionKernel>(), optional: &["scores"], inside }
+        Self { keys: names::<AttentionKernel>(), optional: &["cached", "scores"], inside }
     }
 
     fn number_or_name(key: &str) -> Option<Self> {

@@ -2,12 +2,17 @@
 //!
 //! A kernel that computes scores in tiles multiplies the pairs that the mask leaves, and a few keys more for each query
 //! (`AttentionRate`). An attention that stores scores computes all pairs in separate products, and reads and writes each
-//! score several times in between (`ScoreBytes`); its backward pass finds the scores and does not compute them again.
+//! score several times in between (`ScoreBytes`); its backward pass finds the scores and does not compute them again. Attention of
+//! few queries over a cache takes the time to read the cache (`CachedRate`).
 
 use ithaca_ir::ops::Attention;
 use ithaca_ir::{Op, Space, TensorType};
 
-use crate::cluster::{AttentionKernel, AttentionRate, Cluster, ScoreBytes, Sourced};
+use super::product::TILE_ROWS;
+use crate::cluster::{AttentionKernel, AttentionRate, CachedRate, Cluster, ScoreBytes, Sourced};
+
+/// Queries of a step from which on attention over a cache is priced as that of a prefill.
+const MANY_QUERIES: u64 = 64;
 
 /// The part of a rank in an attention.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +36,8 @@ impl Held {
         results: &[&TensorType],
     ) -> Self {
         let (q, k) = (operands[0], operands[1]);
-        let bytes =
-            operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>();
+        let read = distinct(operands);
+        let bytes = read.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>();
         Self {
             pairs: attention.busiest_pairs(space, q, k),
             queries: space.max_extent(attention.queries, q.axes_of(attention.queries)),
@@ -40,6 +45,12 @@ impl Held {
             bytes,
         }
     }
+}
+
+/// The operands without those that are given again, as a cache of latents is that of keys and of values: it is read once.
+pub(super) fn distinct<'a>(operands: &[&'a TensorType]) -> Vec<&'a TensorType> {
+    let is_first = |i: usize| !operands[..i].iter().any(|before| std::ptr::eq(*before, operands[i]));
+    (0..operands.len()).filter(|&i| is_first(i)).map(|i| operands[i]).collect()
 }
 
 /// Bytes that the scores of a kernel take for each score, of a softmax in elements of `operand`.
@@ -62,7 +73,7 @@ pub(super) fn seconds(
     held: Held,
 ) -> Option<f64> {
     let accelerator = &cluster.accelerator;
-    let AttentionKernel { name: _, forward, backward, scores } = accelerator.assumed_attention();
+    let AttentionKernel { name: _, forward, backward, cached, scores } = accelerator.assumed_attention();
     let (attention, rate) = match op {
         Op::Attention(attention) => (attention, forward),
         Op::AttentionBackward(attention) => (attention, backward),
@@ -79,6 +90,17 @@ pub(super) fn seconds(
     let per_second = accelerator.peak.of(operands[0].dtype) * efficiency.value;
     let per_pair =
         if is_backward { attention.flops_backward_of(1, space, operands) as f64 } else { forward_flops };
+    if let (Some(cached), true) = (cached, attention.starts && held.queries < MANY_QUERIES) {
+        let CachedRate { efficiency, memory } = cached;
+        // Queries of the heads that share a key/value head are rows of one tile.
+        let shared = space.size(attention.heads) / space.size(attention.kv_heads).max(1) * held.queries;
+        let padded = shared.next_multiple_of(TILE_ROWS) as f64 / shared.max(1) as f64;
+        let per_second = accelerator.peak.of(operands[0].dtype) * efficiency.value;
+        let computed = held.pairs as f64 * forward_flops * padded / per_second;
+        let read = held.bytes as f64 / (accelerator.memory_bandwidth.value * memory.value);
+        // Keys are split over the device, and another kernel merges the parts.
+        return Some(2.0 * cluster.launch_seconds() + computed.max(read));
+    }
     let narrow = 1.0 + number(columns) / f64::midpoint(width, value_width);
     let some = if held.pairs > 0 { 1.0 } else { 0.0 };
     let seconds = match scores {
@@ -101,5 +123,5 @@ pub(super) fn seconds(
             pairs * per_pair * narrow / per_second + cluster.stream_seconds(stored + held.bytes as f64)
         }
     };
-    Some(accelerator.launch_seconds.value + seconds)
+    Some(cluster.launch_seconds() + seconds)
 }

@@ -37,7 +37,7 @@ pub(super) struct Part {
 /// The steps of every frame, one for each task.
 pub(super) fn steps(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Vec<Step>> {
     let space = &schedule.space;
-    let on_rank = OnRank::new(cluster, space);
+    let on_rank = OnRank::of(cluster, schedule);
     let used = used_streams(&schedule.frames).into_iter().fold(Streams::default(), Streams::and);
     let shares = used.iter().filter(|&stream| stream != Stream::Compute).count() > 1;
     let mut pricing = Pricing { cluster, space, classes, on_rank, shares, messages: Vec::new() };

@@ -85,7 +85,7 @@ impl Alike {
 
 /// For each frame and task the seconds on each combination, or one number for all.
 fn seconds_of(cluster: &Cluster, schedule: &Schedule, combinations: &Classes) -> Vec<FrameSeconds> {
-    let mut on_rank = OnRank::new(cluster, &schedule.space);
+    let mut on_rank = OnRank::of(cluster, schedule);
     let frames = schedule.frames.values().map(|frame| {
         let tasks = frame.tasks.iter().map(|task| {
             let ranks = combinations.ranks();

@@ -1,0 +1,111 @@
+//! How a step is run, as far as its time depends on it: which of the figures of a cluster hold.
+//!
+//! Prefill and training are priced as the emitted programs run them: kernels are launched one by one, NCCL reduces, and products of
+//! experts multiply all slots. Servers decode with recorded graphs, all-reduces of their own and grouped products, so decoding is
+//! priced with those, where the profile has their figures.
+
+use ithaca_ir::Diagnostic;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How a step is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Runtime {
+    /// How kernels are started.
+    pub launch: Launch,
+    /// Who reduces.
+    pub all_reduce: AllReduce,
+    /// The slots that products of experts multiply.
+    pub experts: ExpertProducts,
+}
+
+/// How kernels are started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Launch {
+    /// The host launches one after another (`launch_seconds`).
+    #[default]
+    Stream,
+    /// They are nodes of a recorded graph (`graph_launch_seconds`).
+    Graph,
+}
+
+/// Who reduces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AllReduce {
+    /// NCCL.
+    #[default]
+    Nccl,
+    /// A kernel that reads the memory of its peers (`direct_latency`), where that is faster.
+    Direct,
+}
+
+/// The slots that products of experts multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpertProducts {
+    /// All of them.
+    #[default]
+    AllSlots,
+    /// Those that are filled: grouped products. Weights of experts that no token chose are not read.
+    FilledSlots,
+}
+
+/// The words of a runtime on the command line.
+const WORDS: [&str; 6] = ["stream", "graph", "nccl", "direct", "all-slots", "filled-slots"];
+
+impl Runtime {
+    /// Whether it is that of prefill and training.
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// This runtime with the changes that `text` lists, for example `stream,nccl`.
+    ///
+    /// # Errors
+    /// `M22` for a word that there is not.
+    pub fn changed(mut self, text: &str) -> Result<Self, Diagnostic> {
+        for word in text.split(',').map(str::trim) {
+            match word {
+                "stream" => self.launch = Launch::Stream,
+                "graph" => self.launch = Launch::Graph,
+                "nccl" => self.all_reduce = AllReduce::Nccl,
+                "direct" => self.all_reduce = AllReduce::Direct,
+                "all-slots" => self.experts = ExpertProducts::AllSlots,
+                "filled-slots" => self.experts = ExpertProducts::FilledSlots,
+                _ => {
+                    let message = format!("a runtime has no property called `{word}`");
+                    return Err(Diagnostic::new("M22", message).names("properties", word, WORDS));
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cluster;
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_a_list_of_changes() {
+        let all = Runtime::default().changed("graph, direct,filled-slots").unwrap();
+        assert_eq!(all, Cluster::named("dgx-h100").unwrap().decoding_runtime());
+        assert_eq!(all.changed("stream,nccl,all-slots").unwrap(), Runtime::default());
+        let refusal = Runtime::default().changed("graf").unwrap_err();
+        assert!(refusal.code == "M22" && refusal.message.contains("`graf`"), "{refusal}");
+    }
+
+    #[test]
+    fn a_figure_that_is_missing_is_named() {
+        let cpu = Cluster::named("cpu").unwrap();
+        let graph = Runtime { launch: Launch::Graph, ..Runtime::default() };
+        let refusal = cpu.clone().with_runtime(graph).unwrap_err();
+        assert!(refusal.message.contains("accelerator.graph_launch_seconds"), "{refusal}");
+        let usual = cpu.decoding_runtime();
+        assert_eq!((usual.launch, usual.all_reduce), (Launch::Stream, AllReduce::Nccl));
+    }
+}

@@ -1,0 +1,82 @@
+//! The work of experts whose products skip slots without tokens (`Runtime::experts`).
+//!
+//! Of a tensor with slots the filled rows are read, written and multiplied; of the weights those of experts that some token
+//! chose. With `top` of `experts` chosen evenly by `tokens` tokens an expert has `tokens · top / experts` of them, the busiest
+//! rank `EXPECTED_LOAD` times as many, and some with the chance `1 − (1 − top / experts)^tokens`.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::ops::experts::{Deal, EXPECTED_LOAD, Experts};
+use ithaca_ir::ops::{Cost, Unit};
+use ithaca_ir::schedule::{Schedule, Work};
+use ithaca_ir::{DimId, Op, Space, TensorType};
+
+use crate::cluster::{Cluster, ExpertProducts};
+
+/// The slots of which only filled ones count; by default none, so that all count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FilledSlots {
+    deals: BTreeMap<DimId, Deal>,
+}
+
+impl FilledSlots {
+    /// The slots of a schedule, if steps run so.
+    pub(crate) fn of(cluster: &Cluster, schedule: &Schedule) -> Self {
+        if cluster.runtime.experts == ExpertProducts::AllSlots {
+            return Self::default();
+        }
+        let tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
+        let deals = tasks.filter_map(|task| match &task.work {
+            Work::Compute(Op::Experts(Experts::Deal(deal))) => Some((deal.shared.slots, *deal)),
+            _ => None,
+        });
+        Self { deals: deals.collect() }
+    }
+
+    /// The cost of `op` on the busiest rank.
+    pub(super) fn cost(
+        &self,
+        space: &Space,
+        op: &Op,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+    ) -> Cost {
+        let whole = op.cost(space, operands, results);
+        let types = || operands.iter().chain(results).copied();
+        let Some((tokens, deal)) = types().find_map(|ty| self.slots_of(space, ty)) else { return whole };
+        let share = self.share(space, deal);
+        let used = used(space, deal, tokens);
+        let bytes = types().map(|ty| {
+            let bytes = space.max_local_bytes(ty) as f64;
+            if ty.has(deal.shared.slots) {
+                bytes * share
+            } else if ty.has(deal.experts) && op.info().unit == Unit::Matmul {
+                bytes * used
+            } else {
+                bytes
+            }
+        });
+        Cost { flops: (whole.flops as f64 * share) as u128, bytes: bytes.sum::<f64>() as u128 }
+    }
+
+    /// The slots of a tensor, and the tokens whose choices its groups on a rank have.
+    fn slots_of(&self, space: &Space, ty: &TensorType) -> Option<(f64, &Deal)> {
+        let deal = ty.dims.iter().find_map(|dim| self.deals.get(dim))?;
+        let groups = [deal.shared.batches, deal.shared.groups];
+        let held =
+            groups.iter().filter(|&&dim| ty.has(dim)).map(|&dim| space.max_extent(dim, ty.axes_of(dim)));
+        Some(((deal.share(space).0 * held.product::<u64>()) as f64, deal))
+    }
+
+    /// The part of the slots that is filled.
+    fn share(&self, space: &Space, deal: &Deal) -> f64 {
+        let (_, even) = deal.share(space);
+        (EXPECTED_LOAD * even / space.size(deal.shared.slots).max(1) as f64).min(1.0)
+    }
+}
+
+/// The part of the experts that one of so many tokens chose.
+fn used(space: &Space, deal: &Deal, tokens: f64) -> f64 {
+    let chance = space.size(deal.top) as f64 / space.size(deal.experts).max(1) as f64;
+    1.0 - (1.0 - chance.min(1.0)).powf(tokens)
+}
