@@ -248,7 +248,11 @@ pub fn continuing(
     let pages = pages(job::sequence_groups(registry, &options)?)?;
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let lengths = Lengths { batch, sequence: chunk, target: None };
-    let given = workload(&args.workload, Some(lengths))?;
+    let mut given = workload(&args.workload, Some(lengths))?;
+    if args.workload.expert_bound.is_none() {
+        // Tokens are few, and those behind the ends of prompts are all alike: the even share says little.
+        given.expert_bound = None;
+    }
     let steps = [Workload::cached(batch, chunk, context), Workload::decode(batch, context)];
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));

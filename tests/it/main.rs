@@ -6,6 +6,7 @@ mod attention;
 mod checks;
 mod cli;
 mod cuda;
+mod decoding;
 mod errors;
 mod examples;
 mod experts;
