@@ -2,6 +2,7 @@
 
     python tests/goldens/make.py [NAME ...]
     python tests/goldens/make.py gradients
+    python tests/goldens/make.py decode NAME ...
 
 Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each directory holds `config.json`,
 `model.safetensors` (weights by the library's names) and `io.safetensors`: `input_ids`, `labels`, `logits`, `loss`
@@ -9,7 +10,8 @@ Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each 
 `grad.<parameter>` for every tensor of `model.safetensors` that the model uses. T5 has `decoder_input_ids` too, and BERT
 `token_type_ids`; BERT without the head of a language model has `last_hidden_state` and `pooler_output` in place of
 `labels`, `logits`, `loss` and gradients. Some have `decode.safetensors`: `prompt_ids` of two prompts, padded behind their
-`prompt_lengths`, the 24 `tokens` that the library chooses after each by the largest logit, with a cache, and `step_logits`. `gradients` computes what directories lack, from the files as they stand.
+`prompt_lengths`, the 24 `tokens` that the library chooses after each by the largest logit, with a cache, and `step_logits`; `decode`
+computes them from the files as they stand. `gradients` computes what directories lack, from the files as they stand.
 
 The scale of the random weights is raised above the library's default, so that attention is far from uniform and every
 detail of positions, windows and scales shows in the logits.
@@ -398,6 +400,31 @@ def add_gradients(directory):
     print(f"{directory.name}: {len(gradients)} gradients, {(directory / 'io.safetensors').stat().st_size} bytes")
 
 
+def add_tokens(directory):
+    """Adds `decode.safetensors`: two prompts, each continued by itself with a cache."""
+    torch.manual_seed(7)
+    model = load(directory)
+    lengths, steps = (40, 17), 24
+    prompts = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    tokens = torch.zeros(len(lengths), steps, dtype=torch.int64)
+    logits = []
+    for row, length in enumerate(lengths):
+        prompts[row, :length] = torch.randint(0, model.config.vocab_size, (length,))
+        ids, past, of_steps = prompts[row : row + 1, :length], None, []
+        for step in range(steps):
+            with torch.no_grad():
+                out = model(input_ids=ids, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            of_steps.append(out.logits[0, -1])
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)
+            tokens[row, step] = ids
+        logits.append(torch.stack(of_steps))
+    found = dict(prompt_ids=prompts, prompt_lengths=torch.tensor(lengths), tokens=tokens,
+                 step_logits=torch.stack(logits).contiguous())
+    save_file(found, directory / "decode.safetensors")
+    print(f"{directory.name}: {tokens.tolist()}")
+
+
 def make_buckets():
     """The bucket of every relative position, by the library, for some settings."""
     bucket = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket
@@ -418,6 +445,10 @@ def make_buckets():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["decode"]:
+        for name in sys.argv[2:]:
+            add_tokens(HERE / name)
+        sys.exit()
     for name in sys.argv[1:] or [*MODELS, *OTHERS, "t5-buckets"]:
         if name == "t5-buckets":
             make_buckets()

@@ -38,9 +38,10 @@ fn goldens_are_continued_as_the_library_continues_them() {
         "--strategy usp --mesh ring=2,ulysses=2 --chunk 7",
         "--strategy megatron-tp-sp --mesh tp=2",
     ];
-    let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
+    let models =
+        ["llama-gqa", "gpt2", "mistral-swa", "qwen2", "deepseek-v3", "mixtral", "phi3-partial-window"];
     let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
-    for (model, layout) in tier::one_in(5, cases) {
+    for (model, layout) in tier::one_in(9, cases) {
         // The learned positions of this model end at 256.
         let layout =
             layout.replace("--context 300", if model == "gpt2" { "--context 256" } else { "--context 300" });
