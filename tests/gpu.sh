@@ -7,6 +7,7 @@
 # The parts, all when none is named:
 #   kernels     every kernel beside the oracle, on fresh random inputs, in memory that was filled with bits that are no number
 #   goldens     logits of a model as its own framework gave them, under several strategies
+#   decoding    the tokens and logits with which a model's own framework continues prompts, under several strategies
 #   in-process  every strategy on 1, 2, 4 and 8 ranks of the GPU, forward and training, beside the oracle; collectives are copies
 #   nccl        the same; collectives are NCCL's, 2.30.3 or later, which takes several ranks on one GPU
 #   graph       a step captured as a CUDA graph
@@ -19,7 +20,7 @@
 # The exit status is 0 when all passed, 1 when something failed, 2 for wrong arguments, 77 when there is no GPU.
 set -euo pipefail
 
-known="kernels goldens in-process nccl graph sanitizer times"
+known="kernels goldens decoding in-process nccl graph sanitizer times"
 if [ $# -lt 1 ] || [ ! -x "$1" ]; then
     echo "usage: $0 ITHACA [PART…]   (the path of the built program; parts: $known)" >&2
     exit 2
@@ -167,6 +168,25 @@ part_goldens() {
     golden --strategy ring --mesh ring=4 --pad-sequence
     golden --strategy loongtrain --mesh outer=2,ring=2,ulysses=2 --pad-sequence
     golden --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2
+    settle
+}
+
+# continued MODEL OPTIONS…: tokens and logits of a model, as its own framework continues prompts.
+continued() {
+    local io=$here/goldens/$1/decode.safetensors
+    later "decoding of $*" "$ithaca" run "$here/goldens/$1" --mode decode --inputs "$io" --expect "$io" --steps 23 --device cuda \
+        --tolerance 1e-3 "${@:2}"
+}
+part_decoding() {
+    echo
+    echo "== prompts continued as by another framework"
+    for model in llama-gqa gpt2 mistral-swa qwen2; do
+        continued "$model"
+        continued "$model" --mesh tp=4 --chunk 7
+    done
+    continued llama-gqa --mesh tp=2,dcp=2
+    continued llama-gqa --mesh dp=2
+    continued llama-gqa --strategy decode-reduce --mesh cp=2
     settle
 }
 

@@ -4,19 +4,29 @@ use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, schedule, text};
-use ithaca_passes::import;
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::lower::lower;
+use ithaca_passes::plan::Plan;
 use ithaca_passes::simulate;
 
 use super::session::{Done, Session};
 use crate::cli::{EmitArgs, Target};
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::job::Large;
 use crate::{files, subject};
+
+/// The most tokens of a prompt in one step, unless arguments state them.
+const CHUNK: u64 = 512;
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
+    if args.chunk.is_some() && (args.target != Target::Cuda || plan.workload.mode != Mode::Decode) {
+        let message = "`--chunk` goes with `--target cuda` and a plan of decoding";
+        return Err(Failure::usage(message));
+    }
     (session.progress)("compiling");
     let compiled = plan.compile(session.registry)?;
     let contents = match args.target {
@@ -34,11 +44,19 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
                 return Err(refusal.help("add it, as in `-o out/`").into());
             };
             (session.progress)("compiling the reference");
-            let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
+            let workload = plan.workload.to_import()?;
+            let program = import::program(&plan.model.config, &plan.model.name, &workload)?;
             // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
-            let emitted =
-                cuda::emit(schedule::verify(&compiled.schedule)?, Some(schedule::verify(&reference)?))?;
+            let prompts = match workload.mode {
+                Mode::Decode => Some(prompts(&plan, &workload, args.chunk, session)?),
+                Mode::Prefill | Mode::Train => None,
+            };
+            let steps = |step, i: usize| -> Result<cuda::Steps<'_>> {
+                let prompts = prompts.as_ref().map(|of| schedule::verify(&of[i])).transpose()?;
+                Ok(cuda::Steps { step: schedule::verify(step)?, prompts })
+            };
+            let emitted = cuda::emit(steps(&compiled.schedule, 0)?, Some(steps(&reference, 1)?))?;
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;
@@ -56,4 +74,21 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         }
         None => Ok(Done::success(contents)),
     }
+}
+
+/// The schedules of a step of prompts, under the layout of a plan and on one device.
+fn prompts(
+    plan: &Plan,
+    token: &Workload,
+    chunk: Option<u64>,
+    session: &Session<'_>,
+) -> Result<[Schedule; 2]> {
+    let sequence = chunk.unwrap_or(CHUNK).min(token.cache.unwrap_or(CHUNK));
+    let workload = Workload { mode: Mode::Prefill, sequence, ..token.clone() };
+    let options = plan.shard_options()?;
+    let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
+    let workload = subject::staged(workload, &options.mesh);
+    let large = Large { config: &plan.model.config, name: &plan.model.name, workload: &workload };
+    let job = large.job(session.registry, (options, plan.cluster.clone()))?;
+    Ok([job.compile()?.schedule, lower(verify(&whole)?)?])
 }

@@ -3,6 +3,7 @@
 //! Without a GPU the very same sources are compiled by a host compiler against the headers of `tests/cuda/host`, one
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
+mod decoding;
 mod device;
 mod distributed;
 mod emitted;
@@ -69,16 +70,41 @@ fn emit(module: &Module, options: &ShardOptions, out: &Path) {
 
 /// The files of the program of a schedule.
 fn emitted(schedule: &Schedule, reference: Option<&Schedule>) -> Vec<cuda::File> {
-    let [schedule, reference] = [Some(schedule), reference].map(|s| s.map(|s| schedule::verify(s).unwrap()));
-    cuda::emit(schedule.unwrap(), reference).unwrap_or_else(|d| panic!("{}", d[0].render(None)))
+    emitted_steps([schedule].into(), reference.map(|schedule| [schedule].into()))
+}
+
+/// The schedules of a program: of a step, and maybe of prompts.
+#[derive(Clone, Copy)]
+struct Steps<'a> {
+    step: &'a Schedule,
+    prompts: Option<&'a Schedule>,
+}
+
+impl<'a> From<[&'a Schedule; 1]> for Steps<'a> {
+    fn from([step]: [&'a Schedule; 1]) -> Self {
+        Self { step, prompts: None }
+    }
+}
+
+/// The files of the program of such schedules.
+fn emitted_steps(ranks: Steps<'_>, reference: Option<Steps<'_>>) -> Vec<cuda::File> {
+    fn verified(steps: Steps<'_>) -> cuda::Steps<'_> {
+        let prompts = steps.prompts.map(|prompts| schedule::verify(prompts).unwrap());
+        cuda::Steps { step: schedule::verify(steps.step).unwrap(), prompts }
+    }
+    cuda::emit(verified(ranks), reference.map(verified)).unwrap_or_else(|d| panic!("{}", d[0].render(None)))
 }
 
 /// Writes the program of a schedule into a directory.
 fn write_program(schedule: &Schedule, reference: Option<&Schedule>, out: &Path) {
-    for file in emitted(schedule, reference) {
-        let path = out.join(file.path);
+    write_files(&emitted(schedule, reference), out);
+}
+
+fn write_files(files: &[cuda::File], out: &Path) {
+    for file in files {
+        let path = out.join(&file.path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, file.contents).unwrap();
+        fs::write(path, &file.contents).unwrap();
     }
 }
 

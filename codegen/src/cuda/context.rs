@@ -10,5 +10,5 @@ pub(super) struct Context<'a> {
     /// For each frame the name of its function.
     pub(super) functions: Vec<String>,
     /// The communicators of streams other than the communication stream.
-    pub(super) communicators: Vec<Communicator>,
+    pub(super) communicators: &'a [Communicator],
 }

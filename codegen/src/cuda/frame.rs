@@ -155,12 +155,18 @@ impl Printer<'_, '_, '_> {
             Region::Source(source) => {
                 buffers().find(|&id| self.source(id) == Some(source)).map(|id| named(id, 0))
             }
-            Region::Null | Region::Table(_) | Region::Finding | Region::Overflow | Region::Counts => None,
+            Region::Null
+            | Region::Table(_)
+            | Region::Finding
+            | Region::Overflow
+            | Region::Counts
+            | Region::Workspace => None,
         };
         found.unwrap_or_else(|| {
             let pointer = match region {
                 Region::Null | Region::Finding => "Address{}".to_owned(),
                 Region::Overflow => "in.device.overflow()".to_owned(),
+                Region::Workspace => "in.device.workspace()".to_owned(),
                 Region::Counts => "in.device.counts()".to_owned(),
                 Region::Frame => "in.frame".to_owned(),
                 Region::Argument(i) => format!("in.arguments[{i}]"),
@@ -231,14 +237,14 @@ impl Printer<'_, '_, '_> {
     fn records(&self, number: usize, records: &[Record]) -> Vec<String> {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }.records(records)
+        Writer { numbers: self.numbers, pointers, communicators: self.cx.communicators }.records(records)
     }
 
     /// The address of an operand of a call, and the bytes of a slice; empty if layers share the operand.
     fn operand(&self, number: usize, operand: &Operand) -> (String, String) {
         let task = &self.of_schedule.tasks[number];
         let pointers: &Pointers<'_> = &|region, offset| self.pointer(task, region, offset);
-        let address = Writer { numbers: self.numbers, pointers, communicators: &self.cx.communicators }
+        let address = Writer { numbers: self.numbers, pointers, communicators: self.cx.communicators }
             .address(&operand.address);
         let slice = match operand.slice.constant() {
             Some(0) => String::new(),

@@ -5,6 +5,7 @@
 //! loads and writes tensors, waits, and compares.
 
 mod context;
+mod decoding;
 mod frame;
 mod lines;
 mod names;
@@ -15,7 +16,7 @@ mod record;
 
 use std::collections::BTreeSet;
 
-use ithaca_device::{DeviceProgram, LowerError, SOURCES};
+use ithaca_device::{Communicator, DeviceProgram, LowerError, SOURCES};
 use ithaca_ir::ops::{Attention, Keyed, Op};
 use ithaca_ir::schedule::{Schedule, Verified, Work};
 use ithaca_ir::{Diagnostic, Diagnostics};
@@ -40,30 +41,66 @@ const RUNTIME: &[(&str, &str)] = &[
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 
-/// The program that runs `schedule`, one process per rank.
+/// The steps of a program.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps<'a> {
+    /// The step; that of a token, where steps continue sequences.
+    pub step: Verified<'a>,
+    /// The step of prompts, where steps continue sequences: the program decodes.
+    pub prompts: Option<Verified<'a>>,
+}
+
+impl<'a> From<Verified<'a>> for Steps<'a> {
+    fn from(step: Verified<'a>) -> Self {
+        Self { step, prompts: None }
+    }
+}
+
+/// The program that runs steps of `ranks`, one process per rank.
 ///
-/// `reference` is a schedule of the whole program on a mesh of one; with it the program can check itself on one GPU.
+/// `reference` has the steps of the whole program on a mesh of one; with it the program can check itself on one GPU.
 ///
 /// # Errors
-/// `S40` for a task that has no emitted form; `S42` for dropout that follows a device.
-pub fn emit(schedule: Verified<'_>, reference: Option<Verified<'_>>) -> Result<Vec<File>, Diagnostics> {
-    let (schedule, reference) = (schedule.schedule(), reference.map(Verified::schedule));
-    let mut namespaces = String::new();
-    let mut kernels = BTreeSet::new();
-    for (namespace, schedule) in [("ranks", Some(schedule)), ("whole", reference)] {
-        let Some(schedule) = schedule else { continue };
-        check_dropout(schedule).map_err(|d| vec![d])?;
-        let program = lower(schedule).map_err(|d| vec![d])?;
-        namespaces.push_str(&program::print(namespace, schedule, &program).map_err(|d| vec![d])?);
-        namespaces.push('\n');
-        kernels.extend(program.kernels());
+/// `S40` for a task that has no emitted form, and for steps that do not share their states; `S42` for dropout that follows a
+/// device.
+pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Result<Vec<File>, Diagnostics> {
+    let (ranks, mut namespaces, mut kernels) = (ranks.into(), String::new(), BTreeSet::new());
+    for (name, steps) in [("ranks", Some(ranks)), ("whole", reference)] {
+        let Some(Steps { step, prompts }) = steps else { continue };
+        let mut programs = Vec::new();
+        // Steps that run in turns share communicators.
+        let of_step = |step: Verified<'a>| Communicator::of_other_streams(step.schedule());
+        let communicators: BTreeSet<Communicator> =
+            std::iter::once(step).chain(prompts).flat_map(of_step).collect();
+        let communicators: Vec<Communicator> = communicators.into_iter().collect();
+        for (name, step) in [(name.to_owned(), Some(step)), (decoding::prompts_of(name), prompts)] {
+            let Some(schedule) = step.map(Verified::schedule) else { continue };
+            check_dropout(schedule).map_err(|d| vec![d])?;
+            let program = lower(schedule).map_err(|d| vec![d])?;
+            namespaces
+                .push_str(&program::print(&name, (schedule, &program), &communicators).map_err(|d| vec![d])?);
+            namespaces.push('\n');
+            kernels.extend(program.kernels());
+            programs.push(program);
+        }
+        if let [step, prompts] = programs.as_slice() {
+            decoding::check_states(step, prompts).map_err(|d| vec![d])?;
+        }
     }
-    let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
+    let schedule = ranks.step.schedule();
+    let drive = match ranks.prompts {
+        Some(_) => decoding::drive(reference.is_some()),
+        None => {
+            let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
+            format!("drive(argc, argv, ranks::program(), {whole})")
+        }
+    };
+    let driver = if ranks.prompts.is_some() { decoding::DRIVER.0 } else { "driver.hpp" };
     let launched = headers(&kernels);
     let includes: String = launched.iter().map(|name| format!("#include \"kernels/{name}\"\n")).collect();
     let main = format!(
-        "{}{includes}#include \"runtime/driver.hpp\"\n\n{namespaces}int main(int argc, char** argv) {{ \
-         return ithaca::drive(argc, argv, ranks::program(), {whole}); }}\n",
+        "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}int main(int argc, char** argv) {{ \
+         return ithaca::{drive}; }}\n",
         header(schedule),
     );
 
@@ -72,12 +109,14 @@ pub fn emit(schedule: Verified<'_>, reference: Option<Verified<'_>>) -> Result<V
     let used = with_included(launched.iter().copied().chain([OF_THE_RUNTIME]).collect());
     let used = SOURCES.iter().filter(|(name, _)| used.contains(name));
     files.extend(used.map(|(name, text)| file(format!("kernels/{name}"), text)));
-    files.extend(RUNTIME.iter().map(|(name, text)| file(format!("runtime/{name}"), text)));
+    let runtime = RUNTIME.iter().chain(ranks.prompts.map(|_| &decoding::DRIVER));
+    files.extend(runtime.map(|(name, text)| file(format!("runtime/{name}"), text)));
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")
         .replace("@NAME@", &names::comment(&schedule.name))
         .replace("@RANKS@", &schedule.space.mesh.ranks().to_string())
-        .replace("@MESH@", &schedule.space.mesh.to_string());
+        .replace("@MESH@", &schedule.space.mesh.to_string())
+        .replace("@DECODING@", if ranks.prompts.is_some() { decoding::README } else { "" });
     files.push(File { path: "README.md".into(), contents: readme });
     Ok(files)
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use ithaca_device::{Communicator, DeviceProgram, Members, Output, Source, SourceFile};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
-use ithaca_ir::ops::{Op, Optimizer};
+use ithaca_ir::ops::{Cache, Op, Optimizer};
 use ithaca_ir::schedule::{Content, FrameId, Schedule, Work};
 use ithaca_ir::{DType, Diagnostic, TensorType};
 
@@ -18,14 +18,14 @@ use super::names::{self, Names};
 use super::number::Numbers;
 use super::{frame, lines, part};
 
-/// The namespace of a schedule's program.
+/// The namespace of a schedule's program, which has these communicators of streams other than the communication stream.
 ///
 /// # Errors
 /// `S40` for an output with the name of a weight or state that the program writes.
 pub(super) fn print(
     namespace: &str,
-    schedule: &Schedule,
-    program: &DeviceProgram,
+    (schedule, program): (&Schedule, &DeviceProgram),
+    communicators: &[Communicator],
 ) -> Result<String, Diagnostic> {
     let Some(main) = program.main() else {
         return Err(Diagnostic::new("S40", "the schedule has no frames"));
@@ -33,7 +33,6 @@ pub(super) fn print(
     check_names(program)?;
     let mut functions = Names::default();
     let functions = program.frames.values().map(|frame| functions.fresh("frame_", &frame.name)).collect();
-    let communicators = Communicator::of_other_streams(schedule);
     let cx = Context { schedule, program, functions, communicators };
     let numbers = Numbers::new(&program.mesh);
     let ran: Vec<FrameId> =
@@ -96,13 +95,14 @@ pub(super) fn print(
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
     let bound = bound(schedule);
-    let counts = match program.counts {
-        0 => String::new(),
-        bytes => format!(" {bytes},"),
+    let rest = match (program.counts, capacity(schedule, &ran), program.workspace) {
+        (0, None, 0) => String::new(),
+        (bytes, None, 0) => format!(" {bytes},"),
+        (bytes, tokens, workspace) => format!(" {bytes}, {}, {workspace},", tokens.unwrap_or(0)),
     };
     let _ = writeln!(
         out,
-        "        {id_bound}, {reach}, {bound}, tables, run,{counts}\n    }};\n    return program;\n}}"
+        "        {id_bound}, {reach}, {bound}, tables, run,{rest}\n    }};\n    return program;\n}}"
     );
     let _ = writeln!(out, "\n}}  // namespace {namespace}");
     Ok(out)
@@ -338,6 +338,15 @@ fn bound(schedule: &Schedule) -> String {
             format!("{{{tokens}, {}, {}}}", schedule.space.size(deal.shared.slots), names::double(share))
         },
     )
+}
+
+/// The tokens that the least cache has room for.
+fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
+    let caches = computed(schedule, ran).filter_map(|op| match op {
+        Op::Cache(Cache::Append { over, .. }) => Some(schedule.space.dims[*over].valid),
+        _ => None,
+    });
+    caches.min()
 }
 
 /// The largest change of a weight's element by one optimizer step; zero without an optimizer.

@@ -18,7 +18,7 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
     ITHACA_FOR(i, n) {
         const int64_t head = i % s.heads, tile = i / s.heads % tiles;
         const int64_t query = i / s.heads / tiles % s.queries, front = i / s.heads / tiles / s.queries;
-        const int64_t position = position_of(s.query_positions, query);
+        const int64_t position = s.position(front, query);
         const int64_t row = s.row(front, query, head), kv_head = s.served_by(head), column = tile * kTile;
         const int64_t at_row = s.q.at(front, query, head);
         const int columns = static_cast<int>(s.value_width - column < kTile ? s.value_width - column : kTile);
@@ -55,7 +55,7 @@ template <typename T>
 __global__ void scores(const T* q, const T* k, float* z, AttentionShape s, int64_t columns, int64_t n) {
     ITHACA_FOR(i, n) {
         const int64_t head = i % s.heads, query = i / s.heads % s.queries, front = i / s.heads / s.queries;
-        const int64_t position = position_of(s.query_positions, query), row = s.row(front, query, head);
+        const int64_t position = s.position(front, query), row = s.row(front, query, head);
         for (int64_t c = 0; c < columns; ++c) z[row * columns + c] = nothing<float>();
         for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
             const T* key = k + s.k.at(front, t, s.served_by(head));

@@ -192,7 +192,10 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         const int64_t first = (row_blocks - 1 - block % row_blocks) * kRows, head = block / row_blocks % s.heads;
         const int64_t front = block / row_blocks / s.heads, kv_head = s.served_by(head);
         const int64_t n_rows = s.queries - first < kRows ? s.queries - first : kRows;
-        const Span positions = span_of(s.query_positions, first, n_rows);
+        const int64_t start = s.start(front);
+        Span positions = span_of(s.query_positions, first, n_rows);
+        positions.first += start;
+        positions.last += start;
         const Drops drops(s, front, head);
 
         __syncthreads();  // the block before has been read
@@ -201,7 +204,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             shared.at_value = line_of(s.v, front, kv_head);
         }
         for (int i = threadIdx.x; i < kRows; i += kThreads)
-            shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
+            shared.queries[i] = i < n_rows ? asked_of(s.mask, s.position(front, first + i)) : Asked{0, 0, 0};
         const Line at_query = line_of(s.q, front, head);
         tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, width, [&](int i) -> const T* {
             return i < n_rows ? q + at_query.at(first + i) : nullptr;

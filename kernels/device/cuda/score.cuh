@@ -82,6 +82,7 @@ struct AttentionShape {
     Walk<1> sequences;                                                  // from front to the number of the sequence
     int64_t first_sequence;
     Sequence query_positions, key_positions;
+    const int32_t* starts;  // positions of the first queries, by front; none: zero
     int64_t valid_keys;  // keys at positions from here on are padding
     Mask mask;
     double scale;
@@ -94,6 +95,11 @@ struct AttentionShape {
     // Where lse and delta have a query, and explicit scores its row.
     __device__ int64_t row(int64_t front_, int64_t query, int64_t head) const {
         return (front_ * queries + query) * heads + head;
+    }
+    // The position of the first query.
+    __device__ int64_t start(int64_t front_) const { return starts != nullptr ? starts[front_] : 0; }
+    __device__ int64_t position(int64_t front_, int64_t query) const {
+        return start(front_) + position_of(query_positions, query);
     }
     // The local key/value head that serves a local head.
     __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }
@@ -111,12 +117,8 @@ struct Score {
     A value, slope;
 };
 
-template <typename T>
-__device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, const T* key, int64_t head, int64_t at_query,
-                                      int64_t at_key) {
-    using A = Acc<T>;
-    A product = 0;
-    for (int64_t d = 0; d < s.width; ++d) product += widen(query[d]) * widen(key[d]);
+template <typename A>
+__device__ inline Score<A> scored(const AttentionShape& s, A product, int64_t head, int64_t at_query, int64_t at_key) {
     product *= static_cast<A>(s.scale);
     Score<A> out{product, A(1)};
     if (s.softcap > 0) {
@@ -125,6 +127,14 @@ __device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, c
     }
     if (s.bias.bounds != nullptr) out.value += static_cast<A>(s.bias.at(at_query, at_key, head, s.heads));
     return out;
+}
+
+template <typename T>
+__device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, const T* key, int64_t head, int64_t at_query,
+                                      int64_t at_key) {
+    Acc<T> product = 0;
+    for (int64_t d = 0; d < s.width; ++d) product += widen(query[d]) * widen(key[d]);
+    return scored(s, product, head, at_query, at_key);
 }
 
 }  // namespace ithaca::kernel

@@ -45,9 +45,12 @@ pub enum Region {
     Table(TableId),
     /// Eight bytes in which the kernel of a [check](crate::Check) leaves its finding.
     Finding,
-    /// Eight bytes in which tokens that exceed the bound of an expert are counted: the most tokens of a group that chose one
-    /// expert, times 2³², and the expert; zero before a run, and after it where no bound was exceeded.
+    /// Eight bytes in which a run leaves the bound that its data exceed; zero before it, and after it where none is exceeded. Of
+    /// the bound of an expert these are the most tokens of a group that chose one expert, times 2³², and the expert; of a cache
+    /// the tokens of the longest sequence, times 2³², the capacity, and the highest bit.
     Overflow,
+    /// Memory that the kernels of one task use, on the compute stream.
+    Workspace,
     /// Counts of the filled rows that this rank sends in a collective, and of those that it receives.
     Counts,
 }

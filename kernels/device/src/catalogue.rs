@@ -10,6 +10,7 @@ use ithaca_ir::DType;
 
 use crate::flash;
 use crate::sources::SOURCES;
+use crate::split;
 use crate::structs::layout_checks;
 use crate::threads;
 
@@ -42,7 +43,7 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 34] = [
+const OF_FLOAT: [&str; 35] = [
     "unary",
     "binary",
     "scale",
@@ -52,6 +53,7 @@ const OF_FLOAT: [&str; 34] = [
     "embed_backward",
     "rms_scale",
     "softmax",
+    "argmax",
     "rotary",
     "sum_copies",
     "scores",
@@ -80,8 +82,17 @@ const OF_FLOAT: [&str; 34] = [
 ];
 
 /// Kernels that move elements.
-const OF_BITS: [&str; 7] =
-    ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut", "embed"];
+const OF_BITS: [&str; 9] = [
+    "copy_box",
+    "repeat",
+    "gather_pieces",
+    "scatter_pieces",
+    "concat",
+    "cut",
+    "embed",
+    "append",
+    "last_token",
+];
 
 /// Every kernel for tensors of these element types, sorted.
 pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
@@ -98,6 +109,9 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "no_tokens",
         "list_tokens",
         "clear_counts",
+        "advance",
+        "token_positions",
+        "choose",
     ]
     .map(str::to_owned)
     .into();
@@ -125,6 +139,8 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         }
         for o in [t, "float"] {
             all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
+            all.extend(split::ROWS.map(|rows| format!("split_attention<{t}, {o}, {rows}>")));
+            all.insert(format!("merge_splits<{a}, {o}>"));
             all.insert(format!("attention_backward_queries<{t}, {o}, 64>"));
             all.insert(format!("attention_backward_keys<{t}, {o}, 64>"));
             let joining = ["merge", "merge_parts", "sink", "sink_backward"];
@@ -142,7 +158,7 @@ pub fn translation_unit() -> String {
         let _ = writeln!(text, "#include \"{name}\"");
     }
     text.push_str("using namespace ithaca;\n");
-    text + &layout_checks() + &flash::checks() + &threads::checks()
+    text + &layout_checks() + &flash::checks() + &split::checks() + &threads::checks()
 }
 
 #[cfg(test)]

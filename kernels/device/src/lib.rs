@@ -19,6 +19,7 @@ mod ops;
 pub mod program;
 pub mod record;
 mod sources;
+mod split;
 pub mod structs;
 mod threads;
 pub mod value;

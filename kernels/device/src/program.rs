@@ -30,6 +30,8 @@ pub struct DeviceProgram {
     pub arenas: Vec<(Option<At>, u64)>,
     /// Bytes of the counts of filled rows that a rank sends and receives in one collective.
     pub counts: u64,
+    /// Bytes of the workspace of kernels: the most that a task of any rank uses.
+    pub workspace: u64,
     /// Events of all frames.
     pub n_events: usize,
     /// Weights, states and inputs.

@@ -105,6 +105,25 @@ structs! {
         n: i64,
     }
 
+    /// Which token has a position, three numbers for each run.
+    Inverse "ithaca::kernel::Inverse" {
+        runs: Pointer,
+        n: i64,
+    }
+
+    /// A cache and the rows of a step.
+    Appended "ithaca::kernel::Appended" {
+        start: Pointer,
+        end: Pointer,
+        sequences: Walk<1>,
+        rows: Sequence,
+        slots: Inverse,
+        n_rows: i64,
+        n_slots: i64,
+        inner: i64,
+        capacity: i64,
+    }
+
     /// A band, or a table of strips.
     Mask "ithaca::kernel::Mask" {
         left: i64,
@@ -155,6 +174,7 @@ structs! {
         first_sequence: i64,
         query_positions: Sequence,
         key_positions: Sequence,
+        starts: Pointer,
         valid_keys: i64,
         mask: Mask,
         scale: f64,
@@ -169,6 +189,14 @@ structs! {
         dq: Rows,
         dk: Rows,
         dv: Rows,
+    }
+
+    /// The parts of an attention of few queries.
+    Splitting "ithaca::kernel::Splitting" {
+        parts: i64,
+        row_blocks: i64,
+        lanes: i32,
+        is_wide: bool,
     }
 
     /// Operands of the backward pass of an attention, after q, k and v.

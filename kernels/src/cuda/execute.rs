@@ -14,8 +14,9 @@ use super::device::Device;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::options::{Backend, Clock, Issue, Options};
+use super::rank::{Exceeded, LocalRank};
 use super::steps::Steps;
-use super::{available, inputs, rank::LocalRank};
+use super::{available, inputs};
 use crate::cpu::{Execution, FaultKind, Job, LookForNan, RankResult, Timings, guarded};
 use crate::error::RunError;
 use crate::store::TensorSource;
@@ -195,12 +196,16 @@ fn run(
         steps.failed_here(error)
     })?;
 
-    if let Some(deal) = schedule.bounded_deal() {
-        for local in &steps.locals {
-            if let Some(most) = local.overflow()? {
+    for local in &steps.locals {
+        match (local.overflow()?, schedule.bounded_deal()) {
+            (Some(Exceeded::Cache { tokens, capacity }), _) => {
+                return Err(RunError::CacheFull { tokens, capacity });
+            }
+            (Some(Exceeded::Expert(most)), Some(deal)) => {
                 let what = deal.overflow(&schedule.space, most);
                 return Err(RunError::Experts(format!("rank {}: {what}", local.rank.0)));
             }
+            (Some(Exceeded::Expert(_)), None) | (None, _) => {}
         }
     }
     let mut results = Vec::with_capacity(ranks.len());

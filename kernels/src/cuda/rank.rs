@@ -40,10 +40,20 @@ pub(super) struct LocalRank<'a> {
     barrier_events: [Event; Queue::COUNT],
     /// The word in which a kernel leaves its finding.
     pub(super) word: Address,
-    /// The word in which tokens that exceed the bound of an expert are counted.
+    /// The word in which a run leaves the bound that its data exceed.
     pub(super) overflow: Address,
     /// The counts of the filled rows that are sent and received in a collective.
     pub(super) counts: Address,
+    /// The memory that the kernels of a task share.
+    pub(super) workspace: Address,
+}
+
+/// A bound that the data of a run exceed.
+pub(super) enum Exceeded {
+    /// The most tokens of a group that chose an expert with fewer slots, and the expert.
+    Expert([u64; 2]),
+    /// The tokens of a sequence, and those that its cache may have.
+    Cache { tokens: u64, capacity: u64 },
 }
 
 impl<'a> LocalRank<'a> {
@@ -78,7 +88,9 @@ impl<'a> LocalRank<'a> {
         let contents: Vec<Vec<u8>> = program.tables.values().map(|table| table_bytes(table, &at)).collect();
         let size_of_tables: u64 =
             contents.iter().map(|table| (table.len() as u64).next_multiple_of(ALIGNMENT)).sum();
-        let memory = device.allocate(bytes + size_of_tables + 2 * WORD as u64 + program.counts)?;
+        let before_workspace =
+            (bytes + size_of_tables + 2 * WORD as u64 + program.counts).next_multiple_of(ALIGNMENT);
+        let memory = device.allocate(before_workspace + program.workspace)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let mut word = memory.offset(bytes);
         let mut tables = Vec::with_capacity(contents.len());
@@ -106,6 +118,7 @@ impl<'a> LocalRank<'a> {
             word,
             overflow,
             counts: overflow.offset(WORD as u64),
+            workspace: memory.offset(before_workspace),
         })
     }
 
@@ -128,13 +141,19 @@ impl<'a> LocalRank<'a> {
         Ok(())
     }
 
-    /// The most tokens of a group that chose an expert with fewer slots, and the expert. All work has ended.
-    pub(super) fn overflow(&self) -> Result<Option<[u64; 2]>, CudaError> {
+    /// The bound that the data of a run exceed. All work has ended.
+    pub(super) fn overflow(&self) -> Result<Option<Exceeded>, CudaError> {
+        const OF_A_CACHE: u64 = 1 << 63;
         let mut found = [0; WORD];
         // SAFETY: the word has this size, and no work runs.
         unsafe { self.device.download(self.overflow, &mut found) }?;
         let found = u64::from_ne_bytes(found);
-        Ok((found != 0).then_some([found >> 32, found & u64::from(u32::MAX)]))
+        let [high, low] = [(found & !OF_A_CACHE) >> 32, found & u64::from(u32::MAX)];
+        Ok(match found {
+            0 => None,
+            OF_A_CACHE.. => Some(Exceeded::Cache { tokens: high, capacity: low }),
+            _ => Some(Exceeded::Expert([high, low])),
+        })
     }
 
     /// Downloads counts of filled rows.

@@ -194,7 +194,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     };
     progress("compiling");
     let compiled = [prompt.compile()?, token.compile()?];
-    let device = Device::open(&compiled[1].schedule, args, process)?;
+    let open = |i: usize| Device::open(&compiled[i].schedule, args, process);
+    let devices = [open(0)?, open(1)?];
     let data = Data::of_weights(token, &args.subject)?;
     let weights = data.weights();
     let prompts = request.prompts.take().map_or_else(
@@ -233,6 +234,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     progress("running the schedules");
     let mut traffic = [Vec::new(), Vec::new()];
     let (found, kept) = generate(&request, &prompts, &before, table(), |kind, states, inputs, next| {
+        let device = &devices[kind as usize];
         let execution = match &agreed {
             None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
             Some(agreed) => match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {

@@ -156,3 +156,30 @@ fn prompts_that_do_not_fit_are_refused() {
     let ran = line(&dir, "run . --mode decode --prompt 1,999");
     assert!(ran.code == 2 && ran.err.contains("999"), "{ran:#?}");
 }
+
+/// A plan of decoding is emitted as a program that also has the step of prompts.
+#[test]
+fn plans_of_decoding_are_emitted_with_the_step_of_prompts() {
+    let (dir, folder) = (repository("tests/goldens/llama-gqa"), tempfile::tempdir().unwrap());
+    let [plan, prefill, out] = ["plan.json", "prefill.json", "out"].map(|name| folder.path().join(name));
+    let [plan, prefill, out] = [&plan, &prefill, &out].map(|path| path.display());
+    said(&dir, &format!("plan . --mode decode --gpus 4 --batch 4 --context 1k --mesh tp=2,dcp=2 -o {plan}"));
+    said(&dir, &format!("emit {plan} --target cuda --chunk 64 -o {out}"));
+    let main = std::fs::read_to_string(folder.path().join("out/main.cu")).unwrap();
+    for part in [
+        "namespace ranks_prompts {",
+        "namespace whole_prompts {",
+        "runtime/decode.hpp",
+        "{\"input_ids\", {DType::I32, {4, 64}",
+    ] {
+        assert!(main.contains(part), "{part}");
+    }
+    said(&dir, &format!("plan . --gpus 2 --seq 64 -o {prefill}"));
+    for request in [
+        format!("emit {prefill} --target cuda --chunk 64 -o {out}"),
+        format!("emit {plan} --target ir --chunk 64"),
+    ] {
+        let refusal = refused(&dir, &request);
+        assert!(refusal.contains("`--chunk` goes with `--target cuda` and a plan of decoding"), "{refusal}");
+    }
+}

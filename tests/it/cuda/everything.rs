@@ -117,7 +117,8 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     }
     schedules.push(("layers for their neighbours".to_owned(), prefetched()));
     let out = tempfile::tempdir().unwrap();
-    let programs = schedules.iter().map(|(name, schedule)| Program { name, schedule, reference: None });
+    let programs =
+        schedules.iter().map(|(name, schedule)| Program { name, ranks: [schedule].into(), reference: None });
     together::write(&programs.collect::<Vec<_>>(), out.path());
     let Some((cuda, nccl)) = homes() else { return };
     let mut nvcc = Command::new(cuda.join("bin/nvcc"));

@@ -15,7 +15,7 @@ use ithaca_ir::schedule::{Buffer, Content, Place, Schedule};
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
 use ithaca_kernels::tensor::Tensor;
 
-use super::{device, emitted, root};
+use super::{Steps, device, emitted_steps, root};
 
 /// A program to be run on the host, a process for each rank.
 pub(super) struct Case {
@@ -78,8 +78,8 @@ pub(super) fn run(cases: &[Case]) -> (tempfile::TempDir, Vec<SafeTensorsFile>) {
         .iter()
         .map(|case| Program {
             name: &case.name,
-            schedule: &case.schedule,
-            reference: case.reference.as_ref(),
+            ranks: [&case.schedule].into(),
+            reference: case.reference.as_ref().map(|reference| [reference].into()),
         })
         .collect();
     write(&programs, out.path());
@@ -116,8 +116,8 @@ pub(super) fn run(cases: &[Case]) -> (tempfile::TempDir, Vec<SafeTensorsFile>) {
 /// A program among others.
 pub(super) struct Program<'a> {
     pub(super) name: &'a str,
-    pub(super) schedule: &'a Schedule,
-    pub(super) reference: Option<&'a Schedule>,
+    pub(super) ranks: Steps<'a>,
+    pub(super) reference: Option<Steps<'a>>,
 }
 
 /// Which of the programs runs, by number.
@@ -126,8 +126,8 @@ pub(super) const WHICH: &str = "ITHACA_TEST_PROGRAM";
 /// Writes programs as one, which runs the one that the environment says.
 pub(super) fn write(programs: &[Program<'_>], out: &Path) {
     let (mut includes, mut bodies, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
-    for (i, Program { name, schedule, reference }) in programs.iter().enumerate() {
-        for file in emitted(schedule, *reference) {
+    for (i, Program { name, ranks, reference }) in programs.iter().enumerate() {
+        for file in emitted_steps(*ranks, *reference) {
             if file.path != "main.cu" {
                 let path = out.join(&file.path);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -141,7 +141,7 @@ pub(super) fn write(programs: &[Program<'_>], out: &Path) {
             fs::write(out.join(format!("main_{i}.cuh")), body.join("\n") + "\n").unwrap();
             kernels.push(launched(&body));
         }
-        let names = ["ranks", "whole", "main"];
+        let names = ["ranks", "whole", "ranks_prompts", "whole_prompts", "main"];
         let [define, undefine]: [String; 2] = [
             names.map(|name| format!("#define {name} {name}_{i}\n")).concat(),
             names.map(|name| format!("#undef {name}\n")).concat(),

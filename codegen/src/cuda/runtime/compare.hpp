@@ -81,19 +81,23 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
     return out;
 }
 
-// Outputs, without padding and with partial sums added, then updated tensors.
+// An output, without padding and with partial sums added.
+inline HostTensor gather_output(Device& device, const Output& output) {
+    const Tensor& tensor = output.tensor;
+    HostTensor out{output.name, tensor.dtype, tensor.shape, {}};
+    if (device.rank == 0) out.values.assign(product_of(tensor.shape), 0);
+    gather_parts(
+        device, tensor, device.arena() + output.offset(device.rank),
+        [&](int64_t rank) { return output.offset(rank) >= 0; },
+        [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); },
+        [&](size_t place, double value) { out.values[place] += value; });
+    return out;
+}
+
+// Outputs, then updated tensors.
 inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
     std::vector<HostTensor> out;
-    for (const Output& output : device.program.outputs) {
-        const Tensor& tensor = output.tensor;
-        out.push_back({output.name, tensor.dtype, tensor.shape, {}});
-        std::vector<double>& values = out.back().values;
-        if (device.rank == 0) values.assign(product_of(tensor.shape), 0);
-        gather_parts(
-            device, tensor, device.arena() + output.offset(device.rank),
-            [&](int64_t rank) { return output.offset(rank) >= 0; },
-            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { values[place] += value; });
-    }
+    for (const Output& output : device.program.outputs) out.push_back(gather_output(device, output));
     for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
     return out;
 }

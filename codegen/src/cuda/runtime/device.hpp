@@ -145,18 +145,22 @@ struct Program {
     ExpertBound bound;
     void (*tables)(int64_t rank, Tables& tables);
     void (*run)(class Device& device, Address arena);
-    int64_t counts = 0;  // bytes of the counts of filled rows of a collective
+    int64_t counts = 0;     // bytes of the counts of filled rows of a collective
+    int64_t capacity = 0;   // tokens that a cache has room for; zero without one
+    int64_t workspace = 0;  // bytes that the kernels of a task share
 };
 
-// All memory of a program is allocated before it runs.
+// All memory of a program is allocated before it runs. Programs that run in turns on a device share the arena, and the weights
+// and states of which they have the same part.
 class Device : NotCopied {
   public:
-    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
+    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds,
+           const Device* other = nullptr)
         : program(program), rank(rank), communicators(communicators), watch(seconds, communicators) {
         for (cudaStream_t& stream : streams) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         events.resize(program.n_events + kQueues);
         for (cudaEvent_t& event : events) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-        load(tensors);
+        load(tensors, other);
         ITHACA_CUDA(cudaDeviceSynchronize());
     }
     ~Device() {
@@ -166,23 +170,36 @@ class Device : NotCopied {
     }
 
     int64_t bytes() const { return bytes_; }
-    Address arena() const { return memory_; }
+    Address arena() const { return arena_; }
     Address table(size_t i) const { return memory_ + tables_[i]; }
     // Eight bytes that `deal` sets where tokens exceed the bound of an expert.
     Address overflow() const { return memory_ + overflow_; }
     // Counts of the filled rows that are sent and received in a collective.
     Address counts() const { return memory_ + counts_; }
+    Address workspace() const { return memory_ + workspace_; }
     // The part of a source of a layer; null where other ranks have it.
     Address source(size_t i, int64_t layer) const {
-        const auto offset = sources_[i].find(layer);
-        return offset == sources_[i].end() ? Address{} : memory_ + offset->second;
+        const auto found = sources_[i].find(layer);
+        return found == sources_[i].end() ? Address{} : found->second;
+    }
+    // Reads inputs; no work runs.
+    void read_inputs(const Tensors& tensors) {
+        for (size_t i = 0; i < sources_.size(); ++i)
+            if (program.sources[i].file == File::Inputs) read(i, tensors);
+    }
+
+    // Writes a state of integers, of which one device has all; no work runs.
+    void write(const std::string& state, const std::vector<int32_t>& data) {
+        for (size_t i = 0; i < sources_.size(); ++i)
+            if (state == program.sources[i].name)
+                ITHACA_CUDA(cudaMemcpy(source(i, 0), data.data(), data.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     }
 
     void synchronize() { watch.wait(streams); }
     void run() {
-        program.run(*this, memory_);
+        program.run(*this, arena_);
         synchronize();
-        check_bound();
+        check_bounds();
     }
 
     const Program& program;
@@ -194,14 +211,20 @@ class Device : NotCopied {
     Watch watch;
 
   private:
-    void check_bound() const {
-        if (program.bound.slots == 0) return;
+    bool has_bounds() const { return program.bound.slots > 0 || program.capacity > 0; }
+    void check_bounds() const {
+        if (!has_bounds()) return;
         uint64_t found = 0;
         ITHACA_CUDA(cudaMemcpy(&found, overflow(), sizeof found, cudaMemcpyDeviceToHost));
         if (found == 0) return;
         const ExpertBound& bound = program.bound;
-        const uint64_t demand = found >> 32;
+        const uint64_t demand = found >> 32 & 0x7fffffff;
         char text[256];
+        if (found >> 63 != 0) {
+            std::snprintf(text, sizeof text, "a sequence of %llu tokens in a cache of %llu", static_cast<unsigned long long>(demand),
+                          static_cast<unsigned long long>(found & 0xffffffff));
+            fail(__FILE__, __LINE__, "appending to caches", text);
+        }
         std::snprintf(text, sizeof text,
                       "expert %llu was chosen by %llu of %lld tokens and has slots for %lld; `--expert-bound %.2f` has slots for all of "
                       "them, `--capacity` drops tokens",
@@ -210,40 +233,65 @@ class Device : NotCopied {
                       std::ceil(static_cast<double>(demand) / bound.share * 100) / 100);
         fail(__FILE__, __LINE__, "dealing slots of experts", text);
     }
-    // One allocation: the arena, then sources, then tables, then the word of the bound, then counts.
-    void load(const Tensors& tensors) {
+    // Where the other device has the same part of a source; null where it has none.
+    static Address shared(const Device* other, const Source& source, int64_t layer) {
+        if (other == nullptr || source.file == File::Inputs) return {};
+        for (size_t i = 0; i < other->sources_.size(); ++i)
+            if (is_same(other->program.sources[i], source, other->rank)) return other->source(i, layer);
+        return {};
+    }
+    void read(size_t i, const Tensors& tensors) {
+        for (const auto& [layer, at] : sources_[i]) {
+            const std::vector<char> data = load_source(program.sources[i], layer, rank, tensors);
+            ITHACA_CUDA(cudaMemcpy(at, data.data(), data.size(), cudaMemcpyHostToDevice));
+        }
+    }
+    // One allocation: the arena, then sources, then tables, then the word of bounds, counts, and the workspace. Inputs are read later.
+    void load(const Tensors& tensors, const Device* other) {
         const auto reserve = [&](int64_t bytes) {
             const int64_t offset = bytes_;
             bytes_ += (bytes + 255) / 256 * 256;
             return offset;
         };
-        reserve(program.arena(rank));
+        const bool has_arena = other == nullptr || other->program.arena(rank) < program.arena(rank);
+        if (has_arena) reserve(program.arena(rank));
+        std::vector<std::map<int64_t, int64_t>> own;  // offsets of the sources that are not shared
         for (const Source& source : program.sources) {
             int64_t bytes = bytes_of(source.tensor.dtype);
             for (const DimPart& dim : source.tensor.part(rank)) bytes *= dim.end - dim.start;
             sources_.emplace_back();
-            for (int64_t layer = source.start; layer < source.end; ++layer)
-                if (source.is_held(rank, layer)) sources_.back()[layer] = reserve(bytes);
+            own.emplace_back();
+            for (int64_t layer = source.start; layer < source.end; ++layer) {
+                if (!source.is_held(rank, layer)) continue;
+                if (const Address at = shared(other, source, layer); at.at != nullptr) sources_.back()[layer] = at;
+                else own.back()[layer] = reserve(bytes);
+            }
         }
         Tables tables;
         program.tables(rank, tables);
         for (const std::vector<char>& list : tables.lists) tables_.push_back(reserve(static_cast<int64_t>(list.size())));
-        if (program.bound.slots > 0) overflow_ = reserve(sizeof(uint64_t));
+        if (has_bounds()) overflow_ = reserve(sizeof(uint64_t));
         counts_ = reserve(program.counts);
+        workspace_ = reserve(program.workspace);
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
         };
-        for (size_t i = 0; i < sources_.size(); ++i)
-            for (const auto& [layer, offset] : sources_[i])
-                upload(offset, load_source(program.sources[i], layer, rank, tensors));
+        arena_ = has_arena ? memory_ : other->arena_;
+        for (size_t i = 0; i < sources_.size(); ++i) {
+            for (const auto& [layer, offset] : own[i]) {
+                sources_[i][layer] = memory_ + offset;
+                const Source& source = program.sources[i];
+                if (source.file != File::Inputs) upload(offset, load_source(source, layer, rank, tensors));
+            }
+        }
         for (size_t i = 0; i < tables_.size(); ++i) upload(tables_[i], tables.lists[i]);
-        if (program.bound.slots > 0) upload(overflow_, std::vector<char>(sizeof(uint64_t)));
+        if (has_bounds()) upload(overflow_, std::vector<char>(sizeof(uint64_t)));
     }
 
-    Address memory_;
-    int64_t bytes_ = 0, overflow_ = 0, counts_ = 0;
-    std::vector<std::map<int64_t, int64_t>> sources_;  // offsets by layer
+    Address memory_, arena_;
+    int64_t bytes_ = 0, overflow_ = 0, counts_ = 0, workspace_ = 0;
+    std::vector<std::map<int64_t, Address>> sources_;  // by layer
     std::vector<int64_t> tables_;
 };
 

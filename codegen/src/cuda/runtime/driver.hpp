@@ -64,19 +64,36 @@ class Options {
     std::map<std::string, std::vector<std::string>> given_;
 };
 
-inline int run(const Options& options, const Program& program, const Program* reference) {
-    const auto seconds = static_cast<double>(options.integer("--timeout", 600, 1));
-    const int64_t steps = options.integer("--steps", 1, 1), n_ranks = program.mesh.ranks();
-    const double tolerance = options.number("--tolerance", -1);  // negative: by element type
-    const bool checks = options.has("--self-check"), prints = options.has("--profile");
-    const std::string trace = options.text("--trace"), output = options.text("--output");
-    Tensors tensors;
+// What options ask of every program.
+struct Request {
+    Request(const Options& options, int64_t least_steps)
+        : seconds(static_cast<double>(options.integer("--timeout", 600, 1))), steps(options.integer("--steps", 1, least_steps)),
+          tolerance(options.number("--tolerance", -1)), checks(options.has("--self-check")), prints(options.has("--profile")),
+          trace(options.text("--trace")), output(options.text("--output")) {}
+
+    bool measures(int64_t step) const { return step + 1 == steps && (prints || !trace.empty()); }
+    void report(Device& device) const {
+        if (device.rank == 0 && prints) print_profile(device.watch.measured());
+        if (!trace.empty()) write_trace(device.watch.measured(), trace + "." + std::to_string(device.rank) + ".json", device.rank);
+    }
+
+    double seconds;
+    int64_t steps;
+    double tolerance;  // negative: by element type
+    bool checks, prints;
+    std::string trace, output;
+};
+
+// Opens the files, and the GPU of this process.
+inline World begin(const Options& options, const Program& program, bool has_reference, Tensors& tensors) {
+    const int64_t n_ranks = program.mesh.ranks();
     tensors.seed = options.integer("--random-weights", -1, 0);
     tensors.id_bound = program.id_bound;
     const World self = world_of_environment();
+    current.rank = self.rank;
     if (self.size != n_ranks)
         throw Error("the program is for " + std::to_string(n_ranks) + " ranks, but " + std::to_string(self.size) + " were started");
-    if (checks && reference == nullptr) throw Error("the program was emitted without a reference to check against");
+    if (options.has("--self-check") && !has_reference) throw Error("the program was emitted without a reference to check against");
     for (const std::string& path : options.all("--weights")) tensors.weights.add(path);
     if (options.has("--inputs")) tensors.inputs.add(options.text("--inputs"));
 
@@ -88,52 +105,65 @@ inline int run(const Options& options, const Program& program, const Program* re
     if (self.local_rank >= n_devices && std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
         throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " + std::to_string(n_devices));
     ITHACA_CUDA(cudaSetDevice(static_cast<int>(self.local_rank % n_devices)));
+    return self;
+}
 
+inline void print_memory(const Program& program, int64_t bytes) {
+    std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(program.mesh.ranks()), static_cast<double>(bytes) / (1 << 20));
+}
+
+// Runs a step, and prints how long it took.
+inline void run_step(Device& device, const char* name, int64_t number, bool is_measured) {
+    if (is_measured) device.watch.measure(device.streams[kCompute]);
+    const auto start = std::chrono::steady_clock::now();
+    device.run();
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    if (device.rank == 0) std::printf("%s %lld: %.3f ms\n", name, static_cast<long long>(number), time.count());
+}
+
+inline int run(const Options& options, const Program& program, const Program* reference) {
+    const Request request(options, 1);
+    Tensors tensors;
+    const World self = begin(options, program, reference != nullptr, tensors);
     Communicators communicators;
-    communicators.open(program.mesh, self, seconds);
+    communicators.open(program.mesh, self, request.seconds);
     std::vector<HostTensor> outputs;
     {
-        Device device(program, self.rank, communicators, tensors, seconds);
-        if (self.rank == 0)
-            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(n_ranks), static_cast<double>(device.bytes()) / (1 << 20));
-        for (int64_t step = 0; step < steps; ++step) {
-            const bool measured = step + 1 == steps && (prints || !trace.empty());
-            if (measured) device.watch.measure(device.streams[kCompute]);
-            const auto start = std::chrono::steady_clock::now();
-            device.run();
-            const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-            if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
-        }
-        if (self.rank == 0 && prints) print_profile(device.watch.measured());
-        if (!trace.empty()) write_trace(device.watch.measured(), trace + "." + std::to_string(self.rank) + ".json", self.rank);
-        if (checks || !output.empty()) outputs = gather(device, tensors);
+        Device device(program, self.rank, communicators, tensors, request.seconds);
+        device.read_inputs(tensors);
+        if (self.rank == 0) print_memory(program, device.bytes());
+        for (int64_t step = 0; step < request.steps; ++step) run_step(device, "step", step, request.measures(step));
+        request.report(device);
+        if (request.checks || !request.output.empty()) outputs = gather(device, tensors);
     }
     bool good = true;
-    if (self.rank == 0 && !output.empty()) write_tensors(output, outputs);
-    if (self.rank == 0 && checks) {
+    if (self.rank == 0 && !request.output.empty()) write_tensors(request.output, outputs);
+    if (self.rank == 0 && request.checks) {
         const Communicators none;
-        Device device(*reference, 0, none, tensors, seconds);
+        Device device(*reference, 0, none, tensors, request.seconds);
+        device.read_inputs(tensors);
         // A second run gives other outputs only if the first updated something.
         const bool updates = std::any_of(reference->sources.begin(), reference->sources.end(), [](const Source& s) { return s.is_written; });
-        const int64_t n = updates ? steps : 1;
+        const int64_t n = updates ? request.steps : 1;
         Judge judge;
         for (int64_t step = 0; step < n; ++step) {
             device.run();
             judge.after(gather_updated(device, tensors, kGradient));
         }
         judge.expect(gather(device, tensors), reference->reach * static_cast<double>(n));
-        good = judge.agrees(outputs, tolerance, program.tolerances);
+        good = judge.agrees(outputs, request.tolerance, program.tolerances);
     }
     communicators.close();
     return good ? 0 : 1;
 }
 
 // Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
-inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
+template <typename Run>
+int with_options(int argc, char** argv, const char* help, const Run& run) {
     try {
         const Options options(argc, argv);
-        if (options.has("--help") || options.has("-h")) return std::printf(kHelp, argv[0], argv[0]), 0;
-        const int status = run(options, program, reference);
+        if (options.has("--help") || options.has("-h")) return std::printf("%s", replaced(help, "%s", argv[0]).c_str()), 0;
+        const int status = run(options);
         std::fflush(stdout);
         return status;
     } catch (const std::exception& error) {
@@ -141,6 +171,10 @@ inline int drive(int argc, char** argv, const Program& program, const Program* r
         std::fflush(stderr);
         std::_Exit(2);
     }
+}
+
+inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
+    return with_options(argc, argv, kHelp, [&](const Options& options) { return run(options, program, reference); });
 }
 
 }  // namespace ithaca

@@ -135,6 +135,10 @@ class TensorFiles {
         std::sort(found.begin(), found.end());
         for (const std::string& file : found) add_file(file);
     }
+    // Adds a tensor of 32-bit integers, or replaces it; whoever calls keeps the data.
+    void set(const std::string& name, const std::vector<int64_t>& shape, const std::vector<int32_t>& data) {
+        tensors_[name] = {DType::I32, shape, reinterpret_cast<const char*>(data.data())};
+    }
     bool empty() const { return maps_.empty(); }
     const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
     // Null if no file has it; that of the first file if several have it.

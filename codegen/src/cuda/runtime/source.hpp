@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <tuple>
 
 #include "ranks.hpp"
 #include "safetensors.hpp"
@@ -24,6 +25,9 @@ struct DimPart {
     int64_t start, end, copies = 1;
     std::vector<int64_t> runs = {};
 
+    bool operator==(const DimPart& other) const {
+        return std::tie(start, end, copies, runs) == std::tie(other.start, other.end, other.copies, other.runs);
+    }
     std::vector<int64_t> positions() const {
         std::vector<int64_t> out;
         size_t r = 0;
@@ -74,9 +78,19 @@ struct Source {
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };
 
-inline std::string replaced(std::string text, const std::string& hole, int64_t number) {
-    for (size_t at; (at = text.find(hole)) != std::string::npos;) text.replace(at, hole.size(), std::to_string(number));
+// Whether two sources, of different programs, give a rank the same numbers.
+inline bool is_same(const Source& a, const Source& b, int64_t rank) {
+    return std::strcmp(a.name, b.name) == 0 && a.file == b.file && a.tensor.dtype == b.tensor.dtype &&
+           a.tensor.part(rank) == b.tensor.part(rank) && a.tensor.shape == b.tensor.shape && a.stored == b.stored &&
+           a.view == b.view && a.window == b.window && a.ahead == b.ahead && a.fill == b.fill;
+}
+
+inline std::string replaced(std::string text, const std::string& hole, const std::string& by) {
+    for (size_t at; (at = text.find(hole)) != std::string::npos;) text.replace(at, hole.size(), by);
     return text;
+}
+inline std::string replaced(const std::string& text, const std::string& hole, int64_t number) {
+    return replaced(text, hole, std::to_string(number));
 }
 inline std::string stored_name(const Source& source, int64_t layer) { return replaced(source.name, "{layer}", layer); }
 

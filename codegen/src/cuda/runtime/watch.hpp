@@ -25,6 +25,7 @@ class Watch : NotCopied {
     // Tasks in flight per stream. The driver would block in a full queue, where nothing is polled.
     static constexpr size_t kAhead = 128;
     Watch(double seconds, const Communicators& communicators) : seconds_(seconds) {
+        current.communicators.clear();
         for (const Communicator& c : communicators.all) current.communicators.push_back(c.comm);
     }
     ~Watch() {

@@ -25,6 +25,8 @@ pub(super) struct Lowering<'a> {
     /// For each frame the number of its first event.
     pub(super) first_events: Vec<usize>,
     pub(super) tables: Tables,
+    /// Bytes of the workspace that a task uses at most.
+    pub(super) workspace: i64,
 }
 
 /// A frame while it is lowered.
@@ -152,6 +154,8 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn merged(&mut self, span: &Span, traces: Vec<Option<Trace>>) -> Choice<Vec<Record>> {
+        let used = traces.iter().flatten().map(Trace::workspace).max().unwrap_or(0);
+        self.workspace = self.workspace.max(used);
         let traced = |trace: Trace| {
             let (records, lists) = trace.into_parts();
             Traced { records, lists }

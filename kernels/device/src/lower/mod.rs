@@ -50,6 +50,7 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
         sources: Sources::of(schedule, &runs)?,
         first_events,
         tables: Tables::default(),
+        workspace: 0,
     };
     let both = Streams::only(Stream::Compute).and(Streams::only(Stream::Comm));
     let used = used_streams(&schedule.frames);
@@ -82,6 +83,7 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
         frames,
         arenas,
         counts: transfer::bytes_of_counts(schedule),
+        workspace: lowering.workspace.cast_unsigned(),
         n_events,
         sources: lowering.sources.into_program(schedule),
         tables: lowering.tables.all,

@@ -4,7 +4,7 @@ use ithaca_ir::TensorType;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::message;
 use ithaca_ir::ops::{Op, ScanOrder, Stage};
-use ithaca_ir::schedule::{BufferId, Content, Task, Transfer, Work as TaskWork};
+use ithaca_ir::schedule::{BufferId, Content, Stream, Task, Transfer, Work as TaskWork};
 use ithaca_ir::strided::{self, Strided};
 
 use super::axes::uneven_axes;
@@ -57,7 +57,14 @@ impl<'a> Lowering<'a> {
         let writes = self.views(of, &task.writes, &out_wires)?;
         let types: Vec<&TensorType> = reads.iter().chain(&writes).map(|view| view.ty).collect();
         let at = of.frame.places(task)[0];
-        self.by_size_or_place(of, at, &types, &|cx| cx.compute(op, &reads, &writes))
+        let before = std::mem::take(&mut self.workspace);
+        let records = self.by_size_or_place(of, at, &types, &|cx| cx.compute(op, &reads, &writes))?;
+        if self.workspace > 0 && task.stream != Stream::Compute {
+            // Tasks of one stream take turns.
+            return LowerError::unsupported(format!("`{}` beside the compute stream", op.name()));
+        }
+        self.workspace = self.workspace.max(before);
+        Ok(records)
     }
 
     pub(super) fn copy(&mut self, of: In<'a>, task: &'a Task) -> Result<Choice<Vec<Record>>, LowerError> {

@@ -1,6 +1,6 @@
 //! Attention, forward and backward, and the merge of its parts.
 
-use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
+use ithaca_ir::ops::{Attention, Binary, Keyed, Sides, sums_in};
 use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
@@ -9,6 +9,7 @@ use crate::argument::{Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::flash::{self, Block, Flash, Operands, Starts};
+use crate::split::{self, Split};
 use crate::structs::{AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk};
 use crate::threads::packs;
 
@@ -16,15 +17,17 @@ use crate::threads::packs;
 #[derive(Clone, Copy, Default)]
 struct TrailingOperands<'v> {
     bias: Option<View<'v>>,
+    starts: Option<View<'v>>,
     key: Option<View<'v>>,
 }
 
 impl<'v> TrailingOperands<'v> {
-    /// A bias where the attention has one, then a key where one is left.
+    /// A bias where the attention has one, then first positions or a key where one is left.
     fn of(a: &Attention, x: &[View<'v>], n: usize) -> Self {
         let bias = a.bias.as_ref().and_then(|_| x.get(n).copied());
-        let key = x.get(n + usize::from(bias.is_some())).copied();
-        Self { bias, key }
+        let last = x.get(n + usize::from(bias.is_some())).copied();
+        let [starts, key] = if a.starts { [last, None] } else { [None, last] };
+        Self { bias, starts, key }
     }
 }
 
@@ -62,11 +65,20 @@ impl Cx<'_> {
         })
     }
 
+    /// Whether a thread of an attention of few queries can read its columns of keys and values at once.
+    fn has_wide_rows(&self, s: &AttentionShape, keys_and_values: &[View<'_>]) -> bool {
+        let apart = |r: &Rows| r.front | r.token | r.head | r.token_block | r.head_block;
+        keys_and_values.iter().all(|x| self.is_aligned(x.at))
+            && (apart(&s.k) | apart(&s.v) | s.width | s.value_width) % split::COLUMNS == 0
+    }
+
     fn mask(&self, a: &Attention) -> Result<Mask, LowerError> {
         if let Some([left, right]) = a.mask.band() {
             return Ok(Mask { left, right, strips: Pointer::NONE });
         }
         let [queries, keys] = [a.queries, a.keys].map(|d| self.space.size(self.space.sequence(d)));
+        // Queries behind tokens of a cache have positions of it.
+        let queries = if a.starts { keys } else { queries };
         let strips = self.mask_strips(|| a.mask.table(queries, keys));
         Ok(Mask { left: -1, right: -1, strips })
     }
@@ -145,6 +157,7 @@ impl Cx<'_> {
             first_sequence,
             query_positions: self.sequence(q.ty, a.queries)?,
             key_positions: self.sequence(k.ty, a.keys)?,
+            starts: trailing.starts.map_or(Pointer::NONE, |starts| starts.at),
             valid_keys: signed(valid.min(Dim::MAX_SIZE)),
             mask: self.mask(a)?,
             scale: a.scale,
@@ -186,6 +199,21 @@ impl Cx<'_> {
         let lse = z.get(1).map_or(Pointer::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
+        if a.starts
+            && let Some(split) = Split::of(&s, self.has_wide_rows(&s, &x[1..3]))
+        {
+            let wide = sums_in(x[0].ty.dtype);
+            let parts = self.workspace(signed(wide.bytes()) * split.numbers(&s));
+            let arguments = arguments![q, k, v, z[0].at, lse, parts, s, split.by, split.blocks];
+            let kernel = format!("split_attention<{t}, {o}, {}>", split.rows);
+            self.launch_blocks(&kernel, split.blocks, split.block(), arguments)?;
+            if split.by.parts == 1 {
+                return Ok(());
+            }
+            let n = self.local(z[0].ty).size;
+            let kernel = format!("merge_splits<{}, {o}>", c_type(wide));
+            return self.launch(&kernel, n, arguments![parts, z[0].at, lse, s, split.by.parts, n]);
+        }
         if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];

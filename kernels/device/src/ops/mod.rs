@@ -4,6 +4,7 @@
 
 mod attention;
 mod blocks;
+mod cache;
 mod einsum;
 mod experts;
 mod fused;
@@ -132,6 +133,7 @@ impl Cx<'_> {
             Op::Join { to } => self.join(*to, x, z[0]),
             Op::Slice { .. } => self.slice(x[0], z[0]),
             Op::Experts(experts) => self.experts(experts, x, z),
+            Op::Cache(cache) => self.cache(cache, x, z),
             Op::Window(Window::Concat { .. }) => self.concat(x[0], x[1], z[0]),
             Op::Window(Window::Cut { start, .. }) => self.cut(*start, x[0], z[0]),
             Op::Param(_)
@@ -147,7 +149,6 @@ impl Cx<'_> {
             | Op::Permute
             | Op::Fetch { .. }
             | Op::FetchSum { .. }
-            | Op::Cache(_)
             | Op::Coalesced(_) => LowerError::unsupported(format!("`{}` as a computation", op.name())),
         }
     }

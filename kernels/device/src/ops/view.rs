@@ -57,6 +57,8 @@ pub(crate) struct Trace {
     lists: RefCell<Vec<List>>,
     /// Whether a record may depend on where in a tensor the part of the rank is, not on its size alone.
     depends_on_place: Cell<bool>,
+    /// Bytes of the workspace.
+    workspace: Cell<i64>,
 }
 
 /// Numbers that kernels read.
@@ -70,6 +72,11 @@ impl Trace {
     /// The records, whose tables are numbered as the lists are, and the lists.
     pub(crate) fn into_parts(self) -> (Vec<Record>, Vec<List>) {
         (self.records.into_inner(), self.lists.into_inner())
+    }
+
+    /// Bytes of the workspace that the records use.
+    pub(crate) fn workspace(&self) -> i64 {
+        self.workspace.get()
     }
 
     /// Whether a record may depend on where in a tensor the part of the rank is.
@@ -267,6 +274,7 @@ impl Cx<'_> {
             | Region::Table(_)
             | Region::Finding
             | Region::Overflow
+            | Region::Workspace
             | Region::Counts => true,
             Region::Null => false,
         }
@@ -309,6 +317,12 @@ impl Cx<'_> {
         }
         let (kernel, size) = (format!("copy_box<{}>", bits_of(dtype, each)), walk.size());
         self.launch(&kernel, size, arguments![from, to, walk, size])
+    }
+
+    /// Workspace of so many bytes, which all kernels of the task share; none where it is empty.
+    pub(crate) fn workspace(&self, bytes: i64) -> Pointer {
+        self.trace.workspace.set(self.trace.workspace.get().max(bytes));
+        Pointer { region: if bytes > 0 { Region::Workspace } else { Region::Null }, bytes: 0 }
     }
 
     /// A list of reals.

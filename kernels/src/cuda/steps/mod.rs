@@ -18,7 +18,7 @@ use ithaca_device::{Call, Choice, Operand, Output, Record, Step, Work};
 use ithaca_ir::layers;
 use ithaca_ir::message::{self, Sent};
 use ithaca_ir::schedule::{self, Stream as Queue, Streams, Transfer};
-use ithaca_ir::{boxes, traffic};
+use ithaca_ir::{DType, boxes, traffic};
 
 use crate::cpu::describe;
 use crate::cuda::arguments::Address;
@@ -340,7 +340,9 @@ impl Steps<'_> {
         let tensor = &self.plan.tensors()[number];
         match (tensor.part_of[index(state.rank.0)], state.sources[number]) {
             (Some(part), Some(at)) => {
-                Ok(state.download(at, boxes::elements(&tensor.regions[part]), tensor.ty.dtype)?)
+                // Integers as the bits of a float.
+                let dtype = if tensor.ty.dtype == DType::I32 { DType::F32 } else { tensor.ty.dtype };
+                Ok(state.download(at, boxes::elements(&tensor.regions[part]), dtype)?)
             }
             (None, _) | (_, None) => Ok(Vec::new()),
         }

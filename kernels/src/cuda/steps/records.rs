@@ -81,6 +81,7 @@ impl Steps<'_> {
             Region::Table(table) => Some(state.tables[table.index()]),
             Region::Finding => Some(state.word),
             Region::Overflow => Some(state.overflow),
+            Region::Workspace => Some(state.workspace),
             Region::Counts => Some(state.counts),
             Region::Source(source) => {
                 let buffer = self.program.frames[scope.frame].sources.get(&source);

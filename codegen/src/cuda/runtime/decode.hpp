@@ -1,0 +1,240 @@
+// The command line of a program that decodes: prompts are continued by the largest logit, whole or in parts, then a token at a
+// time. Lengths, tokens and caches are states of the GPU, which both programs share.
+#pragma once
+
+#include <optional>
+
+#include "driver.hpp"
+
+namespace ithaca {
+
+inline constexpr const char* kDecodeHelp =
+    "usage: %s [options]\n"
+    "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
+    "  --inputs PATH        safetensors file of prompts: prompt_ids [sequence token] and prompt_lengths [sequence]\n"
+    "  --random-weights N   weights (and prompts, when none are given) from seed N\n"
+    "  --output PATH        write tokens [sequence step] and step_logits [sequence step vocabulary] on rank 0\n"
+    "  --self-check         let one GPU continue the same tokens and compare the logits of every step; exit 1 when they differ\n"
+    "  --tolerance X        largest relative error of the self-check\n"
+    "  --steps N            decode N tokens after the one that follows the prompt, and print the time of each; default 1\n"
+    "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
+    "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
+    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
+    "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs prompts.safetensors --steps 64\n";
+
+// The input that has the number of new tokens of each sequence, that of their ids, and the state that has the last ones.
+inline constexpr const char *kNewTokens = "new_tokens", *kIds = "input_ids", *kLastToken = "cache.token";
+
+// The programs of a step of prompts and of a step of a token.
+struct Continuing {
+    const Program &prompts, &token;
+};
+
+inline const Source& source_named(const Program& program, const std::string& name) {
+    for (const Source& source : program.sources) if (source.name == name) return source;
+    throw Error("the program has no `" + name + "`");
+}
+
+// Token ids of each sequence.
+class Prompts {
+  public:
+    Prompts(const Continuing& programs, const Tensors& tensors) {
+        const Source& input = source_named(programs.prompts, kIds);
+        const std::vector<int64_t>& shape = input.stored_shape();
+        chunk = shape[1];
+        if (tensors.inputs.empty()) {
+            if (tensors.seed < 0) throw Error("prompts are needed: --inputs FILE");
+            const auto id = initial_elements(input, 0, tensors);
+            for (int64_t row = 0; row < shape[0]; ++row) {
+                ids.emplace_back();
+                for (int64_t i = 0; i < chunk; ++i) ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
+            }
+            return;
+        }
+        const StoredTensor &all = stored(tensors, "prompt_ids", 2), &lengths = stored(tensors, "prompt_lengths", 1);
+        const int64_t rows = all.shape[0], width = all.shape[1];
+        if (rows != shape[0] || lengths.shape[0] != rows)
+            throw Error("prompt_ids " + show(all.shape) + " and prompt_lengths " + show(lengths.shape) + " are not " +
+                        std::to_string(shape[0]) + " sequences, for which the program was emitted");
+        for (int64_t row = 0; row < rows; ++row) {
+            const auto length = static_cast<int64_t>(load_element(lengths.dtype, lengths.data, row));
+            if (length < 1 || length > width)
+                throw Error("a prompt of " + std::to_string(length) + " tokens among prompt_ids " + show(all.shape));
+            ids.emplace_back();
+            for (int64_t i = 0; i < length; ++i) ids.back().push_back(id_at(all, row * width + i, input.below));
+        }
+    }
+
+    int64_t longest() const {
+        size_t most = 0;
+        for (const auto& sequence : ids) most = std::max(most, sequence.size());
+        return static_cast<int64_t>(most);
+    }
+
+    int64_t chunk;  // tokens of a step
+    std::vector<std::vector<int32_t>> ids;
+
+  private:
+    static const StoredTensor& stored(const Tensors& tensors, const std::string& name, size_t dims) {
+        const StoredTensor* const found = tensors.inputs.find(name);
+        if (found == nullptr) throw Error("tensor `" + name + "` is not in the file of inputs");
+        if (found->shape.size() != dims || (found->dtype != DType::I64 && found->dtype != DType::I32))
+            throw Error("tensor `" + name + "` " + show(found->shape) + " is no list of integers of " + std::to_string(dims) + " dimensions");
+        return *found;
+    }
+    static int32_t id_at(const StoredTensor& all, int64_t i, int64_t bound) {
+        const auto id = static_cast<int64_t>(load_element(all.dtype, all.data, i));
+        if (id < 0 || id >= bound)
+            throw Error("tensor `prompt_ids` holds " + std::to_string(id) + " at " + std::to_string(i) +
+                        ", but the model needs integers from 0 and below " + std::to_string(bound));
+        return static_cast<int32_t>(id);
+    }
+};
+
+// By sequence, the next token after every step that continued it, and its logits; on rank 0.
+struct Generated {
+    std::vector<std::vector<double>> tokens, logits;
+};
+
+// One GPU's run of both programs.
+class Decoder : NotCopied {
+  public:
+    Decoder(const Continuing& programs, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
+        : prompts_(programs.prompts, rank, communicators, tensors, seconds),
+          token_(programs.token, rank, communicators, tensors, seconds, &prompts_) {}
+
+    int64_t bytes() const { return prompts_.bytes() + token_.bytes(); }
+    Device& token() { return token_; }
+
+    // Calls run(device, kind, number) for each step of prompts, then for `steps` steps of a token: of those that were chosen, or
+    // of those that are given.
+    template <typename Run>
+    void generate(const Prompts& prompts, int64_t steps, bool has_logits, const Generated* given, const Run& run) {
+        const auto batch = static_cast<int64_t>(prompts.ids.size());
+        generated = {std::vector<std::vector<double>>(batch), std::vector<std::vector<double>>(batch)};
+        for (int64_t start = 0; start < prompts.longest(); start += prompts.chunk) {
+            std::vector<int32_t> ids, more;
+            std::vector<bool> ends;
+            for (const auto& sequence : prompts.ids) {
+                const int64_t left = std::max<int64_t>(static_cast<int64_t>(sequence.size()) - start, 0);
+                more.push_back(static_cast<int32_t>(std::min(left, prompts.chunk)));
+                ends.push_back(left > 0 && left <= prompts.chunk);
+                for (int64_t i = 0; i < prompts.chunk; ++i) ids.push_back(i < left ? sequence[start + i] : 0);
+            }
+            Tensors inputs;
+            inputs.inputs.set(kIds, {batch, prompts.chunk}, ids);
+            inputs.inputs.set(kNewTokens, {batch}, more);
+            prompts_.read_inputs(inputs);
+            run(prompts_, "prompts", start / prompts.chunk);
+            add(prompts_, ends, has_logits);
+        }
+        const std::vector<int32_t> one(batch, 1);
+        Tensors inputs;
+        inputs.inputs.set(kNewTokens, {batch}, one);
+        token_.read_inputs(inputs);
+        for (int64_t step = 0; step < steps; ++step) {
+            if (given != nullptr) {
+                std::vector<int32_t> last;
+                for (const auto& tokens : given->tokens) last.push_back(static_cast<int32_t>(tokens[step]));
+                token_.write(kLastToken, last);
+            }
+            run(token_, "token", step);
+            add(token_, std::vector<bool>(batch, true), has_logits);
+        }
+    }
+    // The tokens and logits of all steps.
+    std::vector<HostTensor> outputs() const {
+        const auto batch = static_cast<int64_t>(generated.tokens.size()), steps = static_cast<int64_t>(generated.tokens.front().size());
+        std::vector<HostTensor> out = {{"tokens", DType::I32, {batch, steps}, {}},
+                                       {"step_logits", logits_.dtype, {batch, steps, logits_.shape.back()}, {}}};
+        for (int64_t i = 0; i < batch; ++i) {
+            out[0].values.insert(out[0].values.end(), generated.tokens[i].begin(), generated.tokens[i].end());
+            out[1].values.insert(out[1].values.end(), generated.logits[i].begin(), generated.logits[i].end());
+        }
+        return out;
+    }
+
+    Generated generated;
+
+  private:
+    // The token after a step, of sequences whose prompt it ends or that it continued.
+    void add(Device& device, const std::vector<bool>& ends, bool has_logits) {
+        HostTensor tokens;
+        for (const Output& output : device.program.outputs) {
+            if (std::strcmp(output.name, "token") == 0) tokens = gather_output(device, output);
+            if (has_logits && std::strcmp(output.name, "logits") == 0) logits_ = gather_output(device, output);
+        }
+        if (device.rank != 0) return;
+        const auto width = static_cast<std::ptrdiff_t>(has_logits ? logits_.shape.back() : 0);
+        for (size_t i = 0; i < ends.size(); ++i) {
+            if (!ends[i]) continue;
+            generated.tokens[i].push_back(tokens.values[i]);
+            const auto row = logits_.values.begin() + static_cast<std::ptrdiff_t>(i) * width;
+            generated.logits[i].insert(generated.logits[i].end(), row, row + width);
+        }
+    }
+
+    Device prompts_, token_;
+    HostTensor logits_;  // of the last step
+};
+
+// The first of the largest numbers of each row.
+inline HostTensor largest_of_rows(const HostTensor& tokens, const HostTensor& logits) {
+    HostTensor out{tokens.name, tokens.dtype, tokens.shape, {}};
+    const auto width = static_cast<std::ptrdiff_t>(logits.shape.back());
+    for (auto row = logits.values.begin(); row != logits.values.end(); row += width)
+        out.values.push_back(static_cast<double>(std::max_element(row, row + width) - row));
+    return out;
+}
+
+inline int decode(const Options& options, const Continuing& programs, const Continuing* reference) {
+    const Request request(options, 0);
+    Tensors tensors;
+    const World self = begin(options, programs.token, reference != nullptr, tensors);
+    const Prompts prompts(programs, tensors);
+    const int64_t capacity = std::min(programs.prompts.capacity, programs.token.capacity);
+    if (prompts.longest() + request.steps > capacity)
+        throw Error("a prompt of " + std::to_string(prompts.longest()) + " tokens and " + std::to_string(request.steps) +
+                    " steps do not fit a cache of " + std::to_string(capacity));
+    Communicators communicators;
+    communicators.open(programs.token.mesh, self, request.seconds);
+    const bool has_logits = request.checks || !request.output.empty();
+    std::vector<HostTensor> outputs;
+    Generated generated;
+    {
+        Decoder decoder(programs, self.rank, communicators, tensors, request.seconds);
+        if (self.rank == 0) print_memory(programs.token, decoder.bytes());
+        decoder.generate(prompts, request.steps, has_logits, nullptr, [&](Device& device, const char* kind, int64_t number) {
+            run_step(device, kind, number, &device == &decoder.token() && request.measures(number));
+        });
+        request.report(decoder.token());
+        generated = decoder.generated;
+        if (self.rank == 0) {
+            for (size_t i = 0; i < generated.tokens.size(); ++i) {
+                std::printf("sequence %zu:", i);
+                for (double token : generated.tokens[i]) std::printf(" %.0f", token);
+                std::printf("\n");
+            }
+            if (has_logits) outputs = decoder.outputs();
+        }
+    }
+    bool good = true;
+    if (self.rank == 0 && !request.output.empty()) write_tensors(request.output, outputs);
+    if (self.rank == 0 && request.checks) {
+        const Communicators none;
+        Decoder decoder(*reference, 0, none, tensors, request.seconds);
+        decoder.generate(prompts, request.steps, true, &generated, [](Device& device, const char*, int64_t) { device.run(); });
+        // Equal logits may round apart, so each token is compared with the logits that it was chosen from.
+        Judge judge;
+        judge.expect({largest_of_rows(outputs[0], outputs[1]), decoder.outputs()[1]}, 0);
+        good = judge.agrees(outputs, request.tolerance, programs.token.tolerances);
+    }
+    communicators.close();
+    return good ? 0 : 1;
+}
+
+inline int decode(int argc, char** argv, const Continuing& programs, const std::optional<Continuing>& reference) {
+    return with_options(argc, argv, kDecodeHelp, [&](const Options& options) { return decode(options, programs, reference ? &*reference : nullptr); });
+}
+
+}  // namespace ithaca

@@ -1,0 +1,131 @@
+// Steps that continue sequences: lengths, rows of caches, the choice of tokens. `start` is the number of tokens of a sequence
+// before the step, `end` the number after it.
+#pragma once
+
+#include "rows.cuh"
+#include "sequence.cuh"
+
+namespace ithaca::kernel {
+
+// Which token has a position, a `Sequence` the other way round: three numbers for each run, the position, the token, the number of tokens; ascending by position.
+struct Inverse {
+    const int64_t* runs;
+    int64_t n;
+
+    // Negative where the rank has no such token.
+    __device__ int64_t token_at(int64_t position) const {
+        if (n == 0) return -1;
+        int64_t low = 0, high = n - 1;  // the last run that starts at or before the position
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (runs[3 * middle] <= position) low = middle;
+            else high = middle - 1;
+        }
+        const int64_t* run = runs + 3 * low;
+        const int64_t behind = position - run[0];
+        return behind >= 0 && behind < run[2] ? run[1] + behind : -1;
+    }
+};
+
+__global__ void advance(const int32_t* start, const int32_t* more, int32_t* end, int64_t n) {
+    ITHACA_FOR(i, n) end[i] = start[i] + more[i];
+}
+
+// The position of each of the step's tokens; zero behind the new ones.
+__global__ void token_positions(const int32_t* start, const int32_t* end, int32_t* z, Sequence rows, int64_t tokens, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, tokens);
+        const int64_t position = start[at.quotient] + position_of(rows, at.remainder);
+        z[i] = position < end[at.quotient] ? static_cast<int32_t>(position) : 0;
+    }
+}
+
+// A cache [front, slots, inner] and the rows of a step [front, rows, inner]; the walk goes over the front: where lengths have
+// its sequence.
+struct Appended {
+    const int32_t *start, *end;
+    Walk<1> sequences;
+    Sequence rows;
+    Inverse slots;
+    int64_t n_rows, n_slots, inner, capacity;
+};
+
+// Writes the new rows whose positions the rank has. Where a sequence has more tokens than the cache, the word at `overflow`
+// becomes its highest bit, 2^32 times the tokens, and the capacity.
+template <typename Bits>
+__global__ void append(const Bits* x, Bits* cache, Appended a, unsigned long long* overflow, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, a.inner), row = divide(at.quotient, a.n_rows);
+        int64_t sequence[1];
+        a.sequences.at(row.quotient, sequence);
+        const int64_t start = a.start[sequence[0]], end = a.end[sequence[0]];
+        if (end > a.capacity && at.remainder == 0 && row.remainder == 0)
+            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(end << 32 | a.capacity));
+        const int64_t position = start + position_of(a.rows, row.remainder);
+        if (position >= end || position >= a.capacity) continue;
+        const int64_t slot = a.slots.token_at(position);
+        if (slot >= 0) cache[(row.quotient * a.n_slots + slot) * a.inner + at.remainder] = x[i];
+    }
+}
+
+// The row of each sequence's last new token; zero without one, and where another rank has it. The walk goes over the result:
+// where lengths and the first row of x are.
+template <typename Bits>
+__global__ void last_token(const Bits* x, const int32_t* start, const int32_t* end, Bits* z, Walk<2> walk, Inverse tokens,
+                           int64_t stride, int64_t n) {
+    ITHACA_FOR(i, n) {
+        int64_t at[2];
+        walk.at(i, at);
+        const int64_t last = static_cast<int64_t>(end[at[0]]) - start[at[0]] - 1;
+        const int64_t token = last < 0 ? -1 : tokens.token_at(last);
+        z[i] = token >= 0 ? x[at[1] + token * stride] : Bits{};
+    }
+}
+
+// The position of the largest element of each row that is no padding, the first of equal ones, and the element; with `places`
+// what these have there. What is no number is passed over.
+template <typename T>
+__launch_bounds__(kMostLanes)
+__global__ void argmax(const T* __restrict__ x, const int32_t* __restrict__ places, int32_t* __restrict__ z,
+                       Acc<T>* __restrict__ largest, Walk<1> rows, Sequence positions, int64_t valid, int64_t width,
+                       int64_t stride, int64_t n, int lanes) {
+    using A = Acc<T>;
+    constexpr int32_t kNowhere = 0x7fffffff;
+    const bool is_wide = stride == 1 && width % kWide<T> == 0 && are_aligned(x) && rows.is_multiple(0, kWide<T>);
+    in_packs<kWide<T>>(is_wide, [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        for_rows(n, lanes, width, [&](const Team& team, int64_t row, int64_t own, bool is_there) {
+            int64_t at[1], found = -1;
+            rows.at(row, at);
+            A highest = nothing<A>();
+            int32_t first = kNowhere;
+            for_row<kN>(team, own, [&](int64_t i) {
+                const Pack<A, kN> value = load<kN>(x + at[0], i, stride);
+                ITHACA_UNROLL
+                for (int k = 0; k < kN; ++k) {
+                    const int64_t position = position_of(positions, i + k);
+                    if (position >= valid || value.at[k] != value.at[k]) continue;
+                    const bool is_equal = value.at[k] == highest && position < first;
+                    if (!(value.at[k] > highest || is_equal)) continue;
+                    highest = value.at[k];
+                    first = static_cast<int32_t>(position);
+                    found = i + k;
+                }
+            });
+            const A of_all = team.most(highest);
+            const int32_t place = team.all(highest == of_all ? first : kNowhere, [](int32_t a, int32_t b) { return a < b ? a : b; });
+            if (!is_there) return;
+            if (found >= 0 && first == place) z[row] = places != nullptr ? places[at[0] + found * stride] : place;
+            if (team.lane != 0) return;
+            if (place == kNowhere) z[row] = 0;
+            largest[row] = of_all;
+        });
+    });
+}
+
+// x where `which` is positive, else y.
+__global__ void choose(const int32_t* which, const int32_t* x, const int32_t* y, int32_t* z, int64_t n) {
+    ITHACA_FOR(i, n) z[i] = which[i] > 0 ? x[i] : y[i];
+}
+
+}  // namespace ithaca::kernel

@@ -1,0 +1,108 @@
+//! Steps that continue sequences: lengths, rows of caches, the choice of tokens.
+
+use ithaca_ir::ops::Cache;
+use ithaca_ir::order::Run;
+use ithaca_ir::{DimId, TensorType};
+
+use super::attention::bytes;
+use super::view::{Cx, RowsAlong, View, bits_of, float, place, signed, step};
+use crate::address::Region;
+use crate::argument::{Pointer, arguments};
+use crate::error::LowerError;
+use crate::structs::{Appended, Inverse, Walk};
+
+impl Cx<'_> {
+    pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
+        match op {
+            Cache::Advance => {
+                let n = self.local(z[0].ty).size;
+                self.launch("advance", n, arguments![x[0].at, x[1].at, z[0].at, n])
+            }
+            Cache::TokenPositions { rows } => {
+                let n = self.local(z[0].ty).size;
+                let tokens = self.extent_along(z[0].ty, *rows)?;
+                let sequence = self.sequence(z[0].ty, *rows)?;
+                let arguments = arguments![x[0].at, x[1].at, z[0].at, sequence, tokens, n];
+                self.launch("token_positions", n, arguments)
+            }
+            Cache::Append { over, rows } => self.append((*over, *rows), [x[0], x[1], x[2], x[3]], z[0]),
+            Cache::AppendPages { .. } | Cache::GatherPages { .. } => {
+                LowerError::unsupported(format!("`{}` on a device", op.name()))
+            }
+            Cache::LastToken { over } => self.last_token(*over, [x[0], x[1], x[2]], z[0]),
+            Cache::Argmax { over, .. } => {
+                let RowsAlong { walk, n, width, strides: [stride] } = self.rows(*over, [x[0].ty])?;
+                let valid = signed(self.space.dims[*over].valid);
+                let positions = self.sequence(x[0].ty, *over)?;
+                let places = x.get(1).map_or(Pointer::NONE, |places| places.at);
+                let arguments =
+                    arguments![x[0].at, places, z[0].at, z[1].at, walk, positions, valid, width, stride, n];
+                let kernel = format!("argmax<{}>", float(x[0].ty)?);
+                self.launch_rows(&kernel, (n, width, x[0].ty.dtype), arguments)
+            }
+            Cache::Choose => {
+                let n = self.local(z[0].ty).size;
+                self.launch("choose", n, arguments![x[0].at, x[1].at, x[2].at, z[0].at, n])
+            }
+        }
+    }
+
+    /// The rows of a step at their positions in a cache, in place or in a copy of it.
+    fn append(
+        &self,
+        (over, rows): (DimId, DimId),
+        [cache, x, start, end]: [View<'_>; 4],
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        let at = place(x.ty, rows)?;
+        if start.ty.dims.iter().any(|d| !x.ty.dims[..at].contains(d)) {
+            return LowerError::unsupported("`append` with lengths of dimensions behind the rows");
+        }
+        self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
+        let mut sequences = Walk::<1>::default();
+        let strides = self.local(start.ty).strides;
+        for (&dim, &extent) in x.ty.dims[..at].iter().zip(&lx.extents) {
+            let stride = start.ty.position(dim).map_or(0, |d| strides[d]);
+            step(&mut sequences, extent, [stride])?;
+        }
+        let inner: i64 = lx.extents[at + 1..].iter().product();
+        let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
+        let appended = Appended {
+            start: start.at,
+            end: end.at,
+            sequences,
+            rows: self.sequence(x.ty, rows)?,
+            slots: self.inverse(z.ty, over)?,
+            n_rows: lx.extents[at],
+            n_slots: lz.extents[at],
+            inner: inner / each,
+            capacity: signed(self.space.dims[over].valid),
+        };
+        let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
+        let arguments = arguments![x.at, z.at, appended, overflow, n];
+        self.launch(&format!("append<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+    }
+
+    fn last_token(&self, over: DimId, [x, start, end]: [View<'_>; 3], z: View<'_>) -> Result<(), LowerError> {
+        let (lx, at) = (self.local(x.ty), place(x.ty, over)?);
+        let walk = self.walk(z.ty, |_| true, [start.ty, x.ty])?;
+        let n = walk.size();
+        let arguments =
+            arguments![x.at, start.at, end.at, z.at, walk, self.inverse(x.ty, over)?, lx.strides[at], n];
+        self.launch(&format!("last_token<{}>", bits_of(x.ty.dtype, 1)), n, arguments)
+    }
+
+    /// The tokens of a dimension of a tensor by position, as this rank holds them.
+    fn inverse(&self, ty: &TensorType, dim: DimId) -> Result<Inverse, LowerError> {
+        let local = self.local(ty);
+        let held = self.region(&local)[place(ty, dim)?].clone();
+        let mut runs = self.space.position_runs(dim, held.clone());
+        runs.sort_by_key(|run| run.position);
+        let of_run = |run: &Run| [run.position, run.index - held.start, run.len].map(signed);
+        let numbers: Vec<i64> = runs.iter().flat_map(of_run).collect();
+        let n = signed(runs.len() as u64);
+        let runs = if numbers.is_empty() { Pointer::NONE } else { self.integers(numbers) };
+        Ok(Inverse { runs, n })
+    }
+}

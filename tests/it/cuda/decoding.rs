@@ -1,0 +1,257 @@
+//! Decoding on devices, on the host: attention whose queries stand behind tokens of a cache, and emitted programs that continue
+//! the prompts of the goldens.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::process::Command;
+use std::sync::Arc;
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::verify::verify;
+use ithaca_ir::{DType, Module};
+use ithaca_kernels::cuda::collectives::InProcess;
+use ithaca_kernels::cuda::{self, Host, Options};
+use ithaca_kernels::oracle;
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
+use ithaca_kernels::tensor::Tensor;
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::{self, Workload};
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
+
+use super::distributed::{module, noise};
+use super::together::{self, Program, WHICH};
+use super::{Steps, can_run, compare, device, emitted_steps, homes, make_without_warnings, options, root};
+use crate::tier;
+
+/// An attention over a cache.
+#[derive(Clone, Copy)]
+struct Case {
+    dtype: DType,
+    queries: usize,
+    /// Tokens of the cache, and behind them their order.
+    keys: &'static str,
+    /// Query heads and key/value heads.
+    heads: [usize; 2],
+    /// Elements of a key and of a value.
+    widths: [usize; 2],
+    mask: &'static str,
+    /// More attributes.
+    extra: &'static str,
+    /// The kernel that computes it.
+    kernel: &'static str,
+}
+
+const STEP: Case = Case {
+    dtype: DType::F32,
+    queries: 3,
+    keys: "200",
+    heads: [4, 2],
+    widths: [16, 16],
+    mask: "causal",
+    extra: "",
+    kernel: "split_attention<",
+};
+
+/// Sequences of these tokens before the step.
+const STARTS: [f64; 3] = [0.0, 41.0, 190.0];
+
+fn program(case: &Case) -> (Module, Tensors) {
+    let Case { dtype, queries, keys, heads: [h, k], widths: [d, e], mask, extra, .. } = *case;
+    let text = format!(
+        "ithaca 1 program\nmodel \"cache\"\ndim b = 3\ndim t = {queries}\ndim h = {h} granule {}\ndim k = {k}\ndim d = {d}\n\
+         dim e = {e}\ndim c = {keys}\n\nfunc @main() {{\n  %q = input {{name=\"q\"}} : {dtype}[b t h d]\n  \
+         %k = input {{name=\"k\"}} : {dtype}[b c k d]\n  %v = input {{name=\"v\"}} : {dtype}[b c k e]\n  \
+         %start = input {{name=\"start\"}} : i32[b]\n  \
+         %o, %l = attention %q, %k, %v, %start {{heads=h, kv_heads=k, queries=t, keys=c, width=d, mask={mask}, {extra}\
+         scale=0.3, starts=true, returns=with_lse}} : {dtype}[b t h e], f32[b t h]\n  return o = %o, lse = %l\n}}\n",
+        h / k
+    );
+    let keys: usize = keys.split(' ').next().unwrap().parse().unwrap();
+    let tensors = [
+        ("q", noise(&[3, queries, h, d], 1)),
+        ("k", noise(&[3, keys, k, d], 2)),
+        ("v", noise(&[3, keys, k, e], 3)),
+        ("start", Tensor::new(vec![3], STARTS.to_vec())),
+    ];
+    (module(&text), tensors.into_iter().collect())
+}
+
+#[test]
+fn attention_over_caches_agrees_with_the_oracle() {
+    if !can_run() {
+        return;
+    }
+    let bf16 = Case { dtype: DType::BF16, ..STEP };
+    let token = Case { queries: 1, keys: "1024", widths: [64, 64], heads: [8, 2], ..bf16 };
+    let cases = [
+        STEP,
+        Case { keys: "1024 order striped(16)", mask: "window(left=30, right=0)", ..STEP },
+        Case { widths: [6, 5], extra: "softcap=1.5, ", keys: "1000", ..STEP },
+        Case { mask: "window(left=40, right=0) | sinks(3)", keys: "1000 order zigzag(4)", ..STEP },
+        Case { dtype: DType::F64, queries: 1, widths: [256, 200], heads: [2, 1], ..STEP },
+        token,
+        Case { keys: "1024 order striped(16)", widths: [128, 40], ..token },
+        Case { heads: [12, 1], widths: [256, 24], mask: "window(left=200, right=0)", ..token },
+        // More queries than parts of keys are worth.
+        Case { queries: 20, kernel: "attention<", ..STEP },
+        Case { queries: 20, widths: [64, 64], kernel: "flash<", ..bf16 },
+        Case {
+            queries: 17,
+            widths: [40, 56],
+            keys: "200 order zigzag(5)",
+            heads: [2, 2],
+            kernel: "flash<",
+            ..bf16
+        },
+        Case { queries: 9, widths: [64, 64], mask: "window(left=50, right=0)", kernel: "flash<", ..bf16 },
+    ];
+    let programs = cases.map(|case| {
+        let (whole, tensors) = program(&case);
+        let schedule = lower(verify(&whole).unwrap()).unwrap();
+        (case, schedule, whole, tensors)
+    });
+    let mut kernels = BTreeSet::new();
+    for (case, schedule, ..) in &programs {
+        let of_case = cuda::kernels_of(schedule, &cuda::Options::default()).unwrap();
+        assert!(of_case.iter().any(|kernel| kernel.starts_with(case.kernel)), "{}: {of_case:?}", case.kernel);
+        kernels.extend(of_case);
+    }
+    let kernels = device::compile(&kernels);
+    for (case, schedule, whole, tensors) in &programs {
+        let host = Host::new(Arc::clone(&kernels));
+        let collectives = InProcess::new(&host, 1).unwrap();
+        let run = cuda::execute_on(schedule, &host, &collectives, (tensors, tensors), &Options::default());
+        let found = run.unwrap().outputs;
+        for (output, expected) in oracle::run::<f64>(whole, tensors, tensors).unwrap() {
+            let distance = device::distance(&found[&output].map(f64::from), &expected);
+            let tolerance = if case.dtype == DType::F32 { 1e-6 } else { 1e-2 };
+            let Case { dtype, queries, keys, mask, .. } = case;
+            assert!(
+                distance < tolerance,
+                "{queries} of {keys}, {mask} in {dtype}: {output} is {distance:.1e} off"
+            );
+        }
+    }
+}
+
+/// The steps of a token and of prompts.
+struct Schedules {
+    token: Schedule,
+    prompts: Schedule,
+}
+
+impl Schedules {
+    /// Of a model in a folder: in a layout and on one device.
+    fn of(folder: &str, [batch, chunk, capacity]: [u64; 3], layout: &ShardOptions) -> [Self; 2] {
+        let steps = [Workload::decode(batch, capacity), Workload::cached(batch, chunk, capacity)];
+        let config = std::fs::read_to_string(root().join(folder).join("config.json")).unwrap();
+        let config = serde_json::from_str(&config).unwrap();
+        let module = |workload: &Workload| import::program(&config, "model", workload).unwrap();
+        let ranks = steps.each_ref().map(|workload| {
+            let mut workload = workload.clone();
+            workload.training.stages = layout.mesh.axis("pp").map_or(1, |axis| layout.mesh.size(axis));
+            compile(&module(&workload), layout, &Volume).unwrap().schedule
+        });
+        let whole = steps.map(|workload| lower(verify(&module(&workload)).unwrap()).unwrap());
+        [ranks, whole].map(|[token, prompts]| Schedules { token, prompts })
+    }
+
+    fn steps(&self) -> Steps<'_> {
+        Steps { step: &self.token, prompts: Some(&self.prompts) }
+    }
+}
+
+/// The library's tokens and the logits of every step, for prompts of 40 and 17 tokens in one batch.
+#[test]
+fn emitted_programs_continue_the_goldens_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    let layouts = [
+        ("single", &[][..], 40),
+        ("megatron-tp", &[("tp", "2")], 40),
+        ("megatron-tp", &[("tp", "4")], 7),
+        ("decode-context", &[("dcp", "2")], 40),
+        ("decode-context", &[("dcp", "4")], 16),
+        ("megatron-tp+decode-context", &[("tp", "2"), ("dcp", "2")], 40),
+        ("decode-reduce", &[("cp", "2")], 16),
+        ("data-parallel", &[("dp", "2")], 40),
+        ("ulysses", &[("ulysses", "2")], 40),
+        ("ring", &[("ring", "2")], 16),
+        ("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16),
+    ];
+    let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
+    let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
+    let cases: Vec<_> = tier::one_in(9, cases)
+        .into_iter()
+        .map(|(model, (strategy, axes, chunk))| {
+            let folder = format!("tests/goldens/{model}");
+            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], &options(strategy, axes));
+            (format!("{model} under {strategy} {axes:?}, {chunk} tokens at a time"), folder, ranks, whole)
+        })
+        .collect();
+    let programs: Vec<Program<'_>> = cases
+        .iter()
+        .map(|(name, _, ranks, whole)| Program { name, ranks: ranks.steps(), reference: Some(whole.steps()) })
+        .collect();
+    let out = tempfile::tempdir().unwrap();
+    together::write(&programs, out.path());
+    let run = |i: usize, arguments: &[&OsStr]| {
+        let run = Command::new("bash")
+            .arg(root().join("tests/cuda/host/run.sh"))
+            .arg(out.path())
+            .arg(cases[i].2.token.space.mesh.ranks().to_string())
+            .args(arguments)
+            .env(WHICH, i.to_string())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        (run.status.code(), said.into_owned())
+    };
+    let files = |i: usize| {
+        ["model", "decode"].map(|file| root().join(&cases[i].1).join(format!("{file}.safetensors")))
+    };
+    for (i, (name, ..)) in cases.iter().enumerate() {
+        let ([weights, prompts], output) = (files(i), out.path().join(format!("out_{i}.safetensors")));
+        let files = [("--weights", &weights), ("--inputs", &prompts), ("--output", &output)];
+        let mut arguments = ["--steps", "23", "--self-check", "--timeout", "30"].map(OsStr::new).to_vec();
+        arguments.extend(files.iter().flat_map(|(option, file)| [OsStr::new(option), file.as_os_str()]));
+        let (status, said) = run(i, &arguments);
+        assert!(status == Some(0) && said.contains("self-check step_logits"), "{name}: {said}");
+        let [found, expected] = [output, prompts].map(|file| SafeTensorsFile::open(file).unwrap());
+        assert_eq!(found.read("tokens").unwrap(), expected.read("tokens").unwrap(), "{name}");
+        let error = compare(&found.read("step_logits").unwrap(), &expected.read("step_logits").unwrap());
+        assert!(error < 1e-5, "{name}: error {error:.3e}");
+    }
+    let ([weights, prompts], unknown) = (files(0), out.path().join("unknown.safetensors"));
+    let [mut ids, lengths] = ["prompt_ids", "prompt_lengths"]
+        .map(|name| SafeTensorsFile::open(&prompts).unwrap().read(name).unwrap());
+    ids.data[3] = 128.0;
+    store::write(&unknown, &[("prompt_ids", Stored::I64, &ids), ("prompt_lengths", Stored::I64, &lengths)])
+        .unwrap();
+    for (file, steps, says) in [
+        (&prompts, "25", "a prompt of 40 tokens and 25 steps do not fit a cache of 64"),
+        (&weights, "1", "tensor `prompt_ids` is not in the file of inputs"),
+        (&unknown, "1", "`prompt_ids` holds 128 at 3, but the model needs integers from 0 and below 128"),
+    ] {
+        let of_files = [("--weights", weights.as_os_str()), ("--inputs", file.as_os_str())];
+        let mut arguments = vec![OsStr::new("--steps"), OsStr::new(steps)];
+        arguments.extend(of_files.iter().flat_map(|(option, file)| [OsStr::new(option), file]));
+        let (status, said) = run(0, &arguments);
+        assert!(status == Some(2) && said.contains(says), "{says}: {said}");
+    }
+    let (status, said) = run(0, &["--random-weights", "1", "--steps", "2"].map(OsStr::new));
+    assert!(status == Some(0) && said.contains("token 1: ") && said.contains("sequence 1: "), "{said}");
+}
+
+#[test]
+fn nvcc_compiles_decoding_for_every_architecture_without_warnings() {
+    let Some((cuda, nccl)) = homes() else { return };
+    let layout = options("megatron-tp+decode-context", &[("tp", "2"), ("dcp", "2")]);
+    let [ranks, whole] = Schedules::of("examples/llama-3-8b", [4, 512, 8192], &layout);
+    let out = tempfile::tempdir().unwrap();
+    super::write_files(&emitted_steps(ranks.steps(), Some(whole.steps())), out.path());
+    make_without_warnings("decoding", out.path(), &[], &cuda, &nccl);
+}
