@@ -321,7 +321,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
     }
     let options = plan.shard_options()?;
-    let workload = plan.workload.to_import()?;
+    let workload = plan.workload_in_stages()?;
     let large = Large { config: &plan.model.config, name: &plan.model.name, workload: &workload };
     let job = large.job(registry, (options, plan.cluster.clone()))?;
     if args.shrink {

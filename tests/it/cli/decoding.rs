@@ -163,6 +163,9 @@ fn plans_of_decoding_are_emitted_with_the_step_of_prompts() {
     let (dir, folder) = (repository("tests/goldens/llama-gqa"), tempfile::tempdir().unwrap());
     let [plan, prefill, out] = ["plan.json", "prefill.json", "out"].map(|name| folder.path().join(name));
     let [plan, prefill, out] = [&plan, &prefill, &out].map(|path| path.display());
+    // In stages, too.
+    said(&dir, &format!("plan . --mode decode --batch 4 --context 1k --mesh tp=2,pp=2 -o {plan}"));
+    said(&dir, &format!("emit {plan} --target cuda -o {out}"));
     said(&dir, &format!("plan . --mode decode --gpus 4 --batch 4 --context 1k --mesh tp=2,dcp=2 -o {plan}"));
     said(&dir, &format!("emit {plan} --target cuda --chunk 64 -o {out}"));
     let main = std::fs::read_to_string(folder.path().join("out/main.cu")).unwrap();

@@ -476,7 +476,7 @@ impl Plan {
         let own = options.attention.sequences.iter().flat_map(|(_, axes)| axes);
         let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
         strategy::placement(&strategies, &options.mesh, &own)?;
-        let workload = self.workload.to_import()?;
+        let workload = self.workload_in_stages()?;
         let mut expected = ithaca_pass::print(&compile::passes(registry, &options));
         if workload.mode == Mode::Train {
             let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
@@ -501,12 +501,24 @@ impl Plan {
     /// # Errors
     /// As [`compile::replay`]; `M33` for a stated figure that differs from the computed one.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
-        let workload = self.workload.to_import().map_err(|d| vec![d])?;
+        let workload = self.workload_in_stages().map_err(|d| vec![d])?;
         let options = self.shard_options().map_err(|d| vec![d])?;
         let module = import::program(&self.model.config, &self.model.name, &workload)?;
         let compiled = compile::replay(registry, &module, &options, &self.choices)?;
         self.check_stated(&compiled).map_err(|d| vec![d])?;
         Ok(compiled)
+    }
+
+    /// The workload of this plan's program, which has the stages of the mesh.
+    ///
+    /// # Errors
+    /// As [`Workload::to_import`].
+    pub fn workload_in_stages(&self) -> Result<import::Workload, Diagnostic> {
+        let mut workload = self.workload.to_import()?;
+        if let Some(axis) = self.mesh.iter().find(|axis| axis.axis == strategy::STAGE_AXIS) {
+            workload.training.stages = axis.size;
+        }
+        Ok(workload)
     }
 
     /// The options with which the passes make this plan's program.
