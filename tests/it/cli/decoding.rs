@@ -41,6 +41,8 @@ fn goldens_are_continued_as_the_library_continues_them() {
     let models =
         ["llama-gqa", "gpt2", "mistral-swa", "qwen2", "deepseek-v3", "mixtral", "phi3-partial-window"];
     let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
+    // The latent model has four heads, and a head is never split.
+    let cases = cases.filter(|case| *case != ("deepseek-v3", "--mesh tp=8"));
     for (model, layout) in tier::one_in(9, cases) {
         // The learned positions of this model end at 256.
         let layout =
