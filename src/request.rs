@@ -9,7 +9,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Logits, Mode, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
-use ithaca_passes::planner::{self, Program, Refusal, Request, Steps, Subject};
+use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject};
 use ithaca_passes::registry::Registry;
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
@@ -140,15 +140,34 @@ impl PlanRequest {
         Ok(import::program(&self.model.config, &self.model.name, &self.workload)?)
     }
 
+    /// The layouts that fit, the fastest first; none where the program has no legal layout.
+    ///
+    /// # Errors
+    /// Those of the model's configuration and the search.
+    pub fn fitting(&self, registry: &Registry) -> Result<Vec<Priced>> {
+        self.ask(registry, &self.program()?, |program, request| {
+            Ok(planner::fitting(program, &self.cluster, request)?)
+        })
+    }
+
     /// Asks the planner; `module` is the program.
     ///
     /// # Errors
     /// Those of the model's configuration. That nothing satisfies the request is an answer.
     pub fn answer(&self, registry: &Registry, module: &Module) -> Result<Answer> {
+        self.ask(registry, module, |program, request| self.ranked(module, program, request))
+    }
+
+    /// What `f` makes of the compiler of candidates and the request; `module` is the program.
+    fn ask<T>(
+        &self,
+        registry: &Registry,
+        module: &Module,
+        f: impl FnOnce(&Program<'_>, &Request) -> Result<T>,
+    ) -> Result<T> {
         let Self { model, cluster, workload, gpus, search } = self;
         let request = Request::of_search(search, module, workload, *gpus)?;
         let forward = import::import(&model.config, &model.name, workload)?;
-        let model_flops = plan::model_flops(&forward, workload.mode);
         // Many candidates have the same number of stages.
         let programs = Mutex::new(BTreeMap::new());
         let of_step = |batch: u64, training: &Training| {
@@ -173,16 +192,24 @@ impl PlanRequest {
             forward: is_step.then_some(&forward),
             ..Program::new(verify(module)?, cluster)
         };
+        f(&program, &request)
+    }
+
+    /// The best of the candidates.
+    fn ranked(&self, module: &Module, program: &Program<'_>, request: &Request) -> Result<Answer> {
+        let Self { model, cluster, workload, gpus, .. } = self;
+        let forward = import::import(&model.config, &model.name, workload)?;
+        let model_flops = plan::model_flops(&forward, workload.mode);
         let described = |mesh: &Mesh, training: Option<&Training>| {
             let training = training.unwrap_or(&workload.training).clone();
             let workload = Workload { training, ..workload.clone() };
             plan::Workload::of(&subject::staged(workload, mesh), module)
         };
-        Ok(match planner::rank(&program, cluster, &request) {
+        Ok(match planner::rank(program, cluster, request) {
             Ok(ranked) => {
                 let workload = described(&ranked.chosen.options.mesh, ranked.chosen.training.as_ref());
                 let subject = Subject { model: model.clone(), workload, model_flops };
-                Answer::Plan(Box::new(ranked.into_plan(cluster, &request, subject)))
+                Answer::Plan(Box::new(ranked.into_plan(cluster, request, subject)))
             }
             Err(refusal) => {
                 let rates = Rates::new(&described(&Mesh::single(), None), model_flops, cluster, *gpus);

@@ -113,6 +113,16 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
                 Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
             })?),
         };
+    let mode = match args.mode {
+        None | Some(cli::Mode::Prefill) => Mode::Prefill,
+        Some(cli::Mode::Train) => Mode::Train,
+        Some(cli::Mode::Decode) => Mode::Decode,
+        Some(cli::Mode::Serve) => {
+            let refusal =
+                Diagnostic::new("C00", "`--mode serve` is a mode of `plan`, which makes no program of it");
+            return Err(refusal.help("use `--mode decode` for the steps that serve").into());
+        }
+    };
     let batch = args.batch.or(fallback.map(|f| f.batch));
     let documents = args.documents.as_deref().map(documents).transpose()?;
     let of_documents = documents.as_ref().map(Documents::tokens);
@@ -125,11 +135,6 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
                 .help("add it, as in `--seq 8192`"),
         )
     })?;
-    let mode = match args.mode {
-        None | Some(cli::Mode::Prefill) => Mode::Prefill,
-        Some(cli::Mode::Train) => Mode::Train,
-        Some(cli::Mode::Decode) => Mode::Decode,
-    };
     let logits = match args.logits {
         Some(cli::Logits::Last) => Logits::Last,
         None if mode == Mode::Decode => Logits::Last,

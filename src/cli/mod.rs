@@ -1,6 +1,7 @@
 //! The command line's grammar.
 
 mod decoding;
+mod serving;
 mod values;
 
 use std::path::PathBuf;
@@ -9,7 +10,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 pub use decoding::DecodingArgs;
-use values::{positive, tokens, tolerance, whole};
+pub use serving::ServingArgs;
+pub(crate) use values::tokens;
+use values::{positive, tolerance, whole};
 
 /// A compiler for distributed attention.
 #[derive(Debug, Parser)]
@@ -47,6 +50,8 @@ pub enum Command {
 Examples:
   ithaca plan examples/llama-3-8b --gpus 8 --seq 128k -o plan.json
   ithaca plan examples/llama-3-70b --mode train --gpus 64 --seq 8k --batch 64
+  ithaca plan examples/llama-3-70b --mode decode --gpus 8 --batch 64 --context 8k
+  ithaca plan examples/llama-3-70b --mode serve --rate 10 --input 2k --output 256 --tpot 30
   ithaca plan --check plan.json
 
 A plan of training searches what is left open: strategy, mesh, ZeRO, recomputation, micro-batches, order of stages, and parts of
@@ -239,6 +244,8 @@ pub enum Mode {
     Train,
     /// One token after another.
     Decode,
+    /// Requests at a rate, for `plan`: layouts of prompts and of decoding, batches, and the GPUs that they need.
+    Serve,
 }
 
 /// The tokens whose logits a prefill returns.
@@ -354,6 +361,9 @@ pub struct PlanArgs {
     /// The workload.
     #[command(flatten)]
     pub workload: WorkloadArgs,
+    /// The requests to serve.
+    #[command(flatten)]
+    pub serving: ServingArgs,
     /// The layout.
     #[command(flatten)]
     pub layout: LayoutArgs,

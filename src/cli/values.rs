@@ -5,7 +5,7 @@ pub(super) fn positive(text: &str) -> Result<u64, String> {
 }
 
 /// A number of tokens: `8192`, `128k` (1024 each), `1m` (1024 · 1024 each).
-pub(super) fn tokens(text: &str) -> Result<u64, String> {
+pub(crate) fn tokens(text: &str) -> Result<u64, String> {
     let (digits, unit) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
@@ -23,6 +23,11 @@ fn count(written: &str, digits: &str) -> Result<u64, String> {
 
 pub(super) fn whole(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u64::MAX))
+}
+
+pub(super) fn positive_number(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| format!("`{text}` is not a number above zero"))
 }
 
 pub(super) fn tolerance(text: &str) -> Result<f64, String> {

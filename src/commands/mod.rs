@@ -3,6 +3,7 @@
 mod calibrate;
 mod check;
 mod completions;
+mod decoding;
 mod device;
 mod diff;
 mod emit;
@@ -19,6 +20,7 @@ mod prove;
 mod repairs;
 mod run;
 mod schedule_text;
+mod serve;
 mod session;
 mod shard_weights;
 mod verify;

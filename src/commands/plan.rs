@@ -5,14 +5,14 @@ use std::fmt::Write;
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::wrap::wrapped;
-use ithaca_passes::import::{self, Workload};
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{self, Plan, Rates};
 use ithaca_passes::planner::{self, Refusals, Rows, View};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
-use super::check;
 use super::session::{Done, Session};
-use crate::cli::{PlanArgs, TableArgs};
+use super::{check, decoding, serve};
+use crate::cli::{self, PlanArgs, TableArgs};
 use crate::error::{Failure, Result};
 use crate::request::{Answer, PlanRequest};
 use crate::{files, ineffective, subject};
@@ -24,6 +24,13 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let view = view(args.table, session)?;
     if let Some(plan) = &args.check {
         return check::check(plan, args, session);
+    }
+    if args.workload.mode == Some(cli::Mode::Serve) {
+        return serve::serve(args, &view, session);
+    }
+    if let Some(flag) = cli::first_given(&args.serving) {
+        let refusal = Diagnostic::new("C00", format!("`{flag}` is an option of `--mode serve`"));
+        return Err(refusal.help("add `--mode serve`, or omit it").into());
     }
     let model = args.model.as_deref().expect("the model is required without `--check`");
     let model = subject::model(model)?;
@@ -57,6 +64,9 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         return Ok(Done::success(json));
     }
     let mut out = summary(&plan, &name, &view);
+    if let Some(text) = decoding::summary(session.registry, &request, &plan)? {
+        out.extend(text.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
+    }
     let mut note = |text: &str| out.push_str(&noted(text, view.width));
     if args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS) {
         note("`--pipeline` has no effect: the plan has no stages");
@@ -107,12 +117,20 @@ pub(super) fn noted(text: &str, width: usize) -> String {
 
 /// The model under this name, the workload and the cluster.
 pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
-    let plan::Workload { batch, sequence, target_sequence, documents, dtype, mode, .. } = &plan.workload;
+    let plan::Workload { batch, sequence, target_sequence, documents, dtype, mode, cache, .. } =
+        &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
     let documents =
         documents.as_ref().map(|d| format!(" ({})", counted(d.count(), "document"))).unwrap_or_default();
+    let of = match (mode, cache) {
+        (Mode::Decode, Some(context)) => {
+            format!("a token of each of {batch} x {context} tokens{target} in caches,")
+        }
+        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} behind caches of {context},"),
+        (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),
+    };
     let text = format!(
-        "{name}: {} of {batch} x {sequence} tokens{documents}{target} in {dtype} on {} of {} ({})",
+        "{name}: {} of {of} in {dtype} on {} of {} ({})",
         mode.name(),
         counted(plan.gpus, "GPU"),
         plan.cluster.name,

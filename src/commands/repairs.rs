@@ -8,7 +8,7 @@ use ithaca_passes::shard::parse_mesh;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::session::Session;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Mode};
 use crate::error::Failure;
 use crate::request::PlanRequest;
 use crate::subject;
@@ -96,6 +96,7 @@ fn is_accepted(arguments: &[String], session: &Session<'_>) -> bool {
         return false;
     };
     match cli.command {
+        Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => true,
         Command::Plan(args) => args.model.as_deref().is_some_and(|model| {
             let request = subject::model(model).and_then(|model| {
                 PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)

@@ -1,11 +1,11 @@
-//! The README shows what its commands print: each `text` block after a command is that command's output.
+//! Documents show what their commands print: each `text` block after commands is the output of the last of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A command of the README and the block that follows it, as a range of bytes.
+/// Commands of a document, one below the other, and the block that follows them, as a range of bytes.
 struct Shown {
-    command: String,
+    commands: Vec<String>,
     block: std::ops::Range<usize>,
 }
 
@@ -14,11 +14,11 @@ fn root() -> PathBuf {
 }
 
 /// Commands that start with `ithaca` (or run it by cargo), each with the block that shows its output.
-fn shown(readme: &str) -> Vec<Shown> {
+fn shown(document: &str) -> Vec<Shown> {
     let mut shown = Vec::new();
     let mut commands: Vec<String> = Vec::new();
     let mut at = 0;
-    let mut lines = readme.split_inclusive('\n').peekable();
+    let mut lines = document.split_inclusive('\n').peekable();
     while let Some(line) = lines.next() {
         at += line.len();
         if let Some(command) = line.strip_prefix("    ").map(str::trim_end) {
@@ -33,13 +33,14 @@ fn shown(readme: &str) -> Vec<Shown> {
             let start = at;
             for line in lines.by_ref() {
                 if line.trim_end() == "```" {
-                    let command = commands.pop().expect("there is one");
-                    shown.push(Shown { command, block: start..at });
+                    shown.push(Shown { commands: std::mem::take(&mut commands), block: start..at });
                     at += line.len();
                     break;
                 }
                 at += line.len();
             }
+        } else if !line.trim().is_empty() {
+            commands.clear();
         }
     }
     shown
@@ -67,30 +68,43 @@ fn output(command: &str, folder: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+/// Compares, or writes with `ITHACA_BLESS`, the outputs that a document shows, at least so many.
 #[cfg(unix)]
-#[test]
-fn commands_print_what_the_readme_shows() {
-    let path = root().join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
+fn check(path: &str, least: usize) {
+    let path = root().join(path);
+    let document = std::fs::read_to_string(&path).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for name in ["examples", "tests"] {
         std::os::unix::fs::symlink(root().join(name), folder.path().join(name)).unwrap();
     }
-    let shown = shown(&readme);
-    assert!(shown.len() >= 4, "the README shows the output of {} commands", shown.len());
-    let mut blessed = readme.clone();
-    for Shown { command, block } in shown.iter() {
-        let found = output(command, folder.path());
-        let expected = &readme[block.clone()];
-        if std::env::var_os("ITHACA_BLESS").is_some() {
-            blessed =
-                blessed.replacen(&format!("```text\n{expected}```"), &format!("```text\n{found}```"), 1);
-        } else {
+    let shown = shown(&document);
+    assert!(shown.len() >= least, "{} shows the output of {} commands", path.display(), shown.len());
+    let is_blessing = std::env::var_os("ITHACA_BLESS").is_some();
+    let (mut blessed, mut end) = (String::new(), 0);
+    for Shown { commands, block } in shown {
+        let found = commands.iter().fold(String::new(), |_, command| output(command, folder.path()));
+        let expected = &document[block.clone()];
+        if !is_blessing {
             let (found, expected) = (masked(&found), masked(expected));
-            assert_eq!(found, expected, "`{command}`; run once with ITHACA_BLESS=1 and review the diff");
+            assert_eq!(found, expected, "{commands:?}; run once with ITHACA_BLESS=1 and review the diff");
         }
+        blessed.extend([&document[end..block.start], &found]);
+        end = block.end;
     }
-    if blessed != readme && std::env::var_os("ITHACA_BLESS").is_some() {
+    blessed += &document[end..];
+    if is_blessing && blessed != document {
         std::fs::write(path, blessed).unwrap();
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_print_what_the_readme_shows() {
+    check("README.md", 4);
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_print_what_the_guide_to_serving_shows() {
+    check("docs/guide/size-an-inference-cluster.md", 6);
 }

@@ -8,6 +8,7 @@
 mod attention;
 mod experts;
 mod product;
+mod reads;
 
 use std::collections::BTreeMap;
 
@@ -23,6 +24,7 @@ use attention::Held;
 pub(crate) use attention::saved_bytes;
 pub(crate) use experts::FilledSlots;
 use product::Product;
+pub(crate) use reads::read_seconds;
 
 impl Prices for Cluster {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {

@@ -12,4 +12,5 @@ pub mod memory;
 pub mod plan;
 pub mod planner;
 pub mod proof;
+pub mod serve;
 pub mod simulate;

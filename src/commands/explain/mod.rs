@@ -74,6 +74,9 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         seconds(time.compute_seconds),
         seconds(time.exposed_seconds)
     );
+    if let Some(floor) = time.floor_seconds {
+        let _ = writeln!(out, "weights and caches, each read once: {}", seconds(floor));
+    }
     let _ = writeln!(
         out,
         "throughput: {:.0} tokens/s per GPU; model FLOPs utilization (MFU) {:.1} %",

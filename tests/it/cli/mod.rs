@@ -11,6 +11,7 @@ mod malformed;
 mod pipelines;
 mod refusals;
 mod runtime;
+mod serving;
 mod session;
 mod training;
 

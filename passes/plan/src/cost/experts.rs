@@ -45,18 +45,24 @@ impl FilledSlots {
         let types = || operands.iter().chain(results).copied();
         let Some((tokens, deal)) = types().find_map(|ty| self.slots_of(space, ty)) else { return whole };
         let share = self.share(space, deal);
-        let used = used(space, deal, tokens);
         let bytes = types().map(|ty| {
-            let bytes = space.max_local_bytes(ty) as f64;
-            if ty.has(deal.shared.slots) {
-                bytes * share
-            } else if ty.has(deal.experts) && op.info().unit == Unit::Matmul {
-                bytes * used
+            let part = if ty.has(deal.shared.slots) {
+                share
+            } else if op.info().unit == Unit::Matmul {
+                used(space, deal, tokens, ty)
             } else {
-                bytes
-            }
+                1.0
+            };
+            space.max_local_bytes(ty) as f64 * part
         });
         Cost { flops: (whole.flops as f64 * share) as u128, bytes: bytes.sum::<f64>() as u128 }
+    }
+
+    /// The part of the weights of a product that is read: those of experts that some token chose. `types` are its operands and
+    /// results.
+    pub(super) fn weights(&self, space: &Space, weight: &TensorType, types: &[&TensorType]) -> f64 {
+        let slots = types.iter().find_map(|ty| self.slots_of(space, ty));
+        slots.map_or(1.0, |(tokens, deal)| used(space, deal, tokens, weight))
     }
 
     /// The slots of a tensor, and the tokens whose choices its groups on a rank have.
@@ -75,8 +81,11 @@ impl FilledSlots {
     }
 }
 
-/// The part of the experts that one of so many tokens chose.
-fn used(space: &Space, deal: &Deal, tokens: f64) -> f64 {
+/// The part of a weight of experts that is read: of those that one of so many tokens chose.
+fn used(space: &Space, deal: &Deal, tokens: f64, weight: &TensorType) -> f64 {
+    if !weight.has(deal.experts) {
+        return 1.0;
+    }
     let chance = space.size(deal.top) as f64 / space.size(deal.experts).max(1) as f64;
     1.0 - (1.0 - chance.min(1.0)).powf(tokens)
 }

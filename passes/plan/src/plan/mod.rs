@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Module, Op, Order, Space};
 use ithaca_layout::compile::{self, AttentionUse, Compiled};
@@ -30,6 +31,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use crate::cost::read_seconds;
 use crate::memory::Memory;
 use crate::simulate::Simulation;
 
@@ -307,6 +309,10 @@ pub struct Time {
     pub compute_seconds: f64,
     /// Communication that no kernel hides.
     pub exposed_seconds: f64,
+    /// Where sequences are continued: the time to read the weights and caches of a rank once, at the whole bandwidth of its
+    /// memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_seconds: Option<f64>,
     /// The communication stream, by kind and axis.
     pub communication: Vec<Communication>,
 }
@@ -579,13 +585,14 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
 }
 
 impl Time {
-    /// The times of a simulation, rounded.
-    pub fn of(simulation: &Simulation) -> Self {
+    /// The times of the simulation of a schedule, rounded.
+    pub fn of(cluster: &Cluster, schedule: &Schedule, simulation: &Simulation) -> Self {
         let rows = simulation.communication.iter();
         Self {
             step_seconds: rounded(simulation.seconds),
             compute_seconds: rounded(simulation.compute),
             exposed_seconds: rounded(simulation.exposed()),
+            floor_seconds: read_seconds(cluster, schedule).map(rounded),
             communication: rows
                 .map(|((kind, axis), time)| Communication {
                     kind: (*kind).to_owned(),

@@ -1,5 +1,6 @@
 //! Throughput and utilization of a step: tokens per second and GPU, and model FLOPs utilization (MFU).
 
+use ithaca_import::Mode;
 use ithaca_ir::DType;
 
 use super::{Plan, Workload};
@@ -16,6 +17,8 @@ pub struct Rates {
     pub gpus: u64,
     /// The peak rate of a GPU for the element type of the workload, FLOP per second.
     pub peak: f64,
+    /// Whether a step decodes one token of each sequence.
+    pub decodes: bool,
 }
 
 impl Rates {
@@ -23,7 +26,8 @@ impl Rates {
     pub fn new(workload: &Workload, flops: f64, cluster: &Cluster, gpus: u64) -> Self {
         let dtype = DType::parse(&workload.dtype).unwrap_or(DType::F32);
         let tokens = workload.batch.saturating_mul(workload.sequence);
-        Self { tokens, flops, gpus, peak: cluster.accelerator.peak.of(dtype) }
+        let decodes = workload.mode == Mode::Decode;
+        Self { tokens, flops, gpus, peak: cluster.accelerator.peak.of(dtype), decodes }
     }
 
     /// The figures of a plan.

@@ -98,6 +98,18 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
     Ok(Ranked { chosen, alternatives })
 }
 
+/// The candidates of a request that fit, best first, without the trials that refine the best or repair the others.
+///
+/// # Errors
+/// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs.
+pub fn fitting(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<Priced>, Diagnostic> {
+    Ok(try_all(compiler, cluster, request)?.fits)
+}
+
 impl Ranked {
     /// The document of the winner.
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
@@ -119,7 +131,7 @@ impl Ranked {
             choices: compiled.choices,
             collectives: plan::collectives(&compiled.per_rank),
             memory,
-            time: plan::Time::of(&simulation),
+            time: plan::Time::of(cluster, &compiled.schedule, &simulation),
             model_flops: rounded(model_flops),
             alternatives,
             notes: compiled.notes,

@@ -65,7 +65,7 @@ pub fn table(alternatives: &[Alternative], rates: &Rates, view: &View) -> String
             Rows::Top(n) => n.min(plans.len()),
         };
         let rows: Vec<Row> = plans[..shown].iter().map(|a| row(a, rates, view.rows)).collect();
-        out.push_str(&aligned(&rows, view.width));
+        out.push_str(&aligned(&rows, rates, view.width));
         let line = match plans.len() - shown {
             0 => String::new(),
             1 => "1 slower plan is not shown (--all)\n".to_owned(),
@@ -102,9 +102,10 @@ fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
     } else {
         String::new()
     };
-    let tokens = rates.tokens_per_gpu(step);
-    let tokens = if tokens < 100.0 { format!("{tokens:.2}") } else { format!("{tokens:.0}") };
-    let utilization = format!("{:.1} %", 100.0 * rates.utilization(step));
+    let rate = |tokens: f64| if tokens < 100.0 { format!("{tokens:.2}") } else { format!("{tokens:.0}") };
+    let tokens = rate(rates.tokens_per_gpu(step));
+    let utilization =
+        if rates.decodes { rate(1.0 / step) } else { format!("{:.1} %", 100.0 * rates.utilization(step)) };
     Row {
         strategy: strategy.clone(),
         mesh: mesh_text(mesh),
@@ -126,11 +127,12 @@ impl Row {
 
 /// Rows under their heads: in a line each if that fits the width, else with the reason in lines of its own, and with the
 /// strategy in a line of its own where it is too long.
-fn aligned(rows: &[Row], width: usize) -> String {
+fn aligned(rows: &[Row], rates: &Rates, width: usize) -> String {
+    let utilization = if rates.decodes { "tok/s/user" } else { "MFU" };
     let head = Row {
         strategy: "strategy and mesh".to_owned(),
         mesh: String::new(),
-        figures: ["step time", "tok/s/GPU", "MFU", "exposed", "memory"].map(str::to_owned),
+        figures: ["step time", "tok/s/GPU", utilization, "exposed", "memory"].map(str::to_owned),
         reason: "reason".to_owned(),
     };
     let all = || std::iter::once(&head).chain(rows);

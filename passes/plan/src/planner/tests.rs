@@ -138,7 +138,7 @@ fn uneven() -> ShardOptions {
 
 /// The table of a search, 100 columns wide.
 fn shown(alternatives: &[Alternative], refusals: Refusals) -> String {
-    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 8, peak: 989e12 };
+    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 8, peak: 989e12, decodes: false };
     table(alternatives, &rates, &View { width: 100, rows: Rows::Top(4), refusals })
 }
 
@@ -195,7 +195,7 @@ fn candidates_are_every_strategy_and_product_on_every_mesh() {
 fn table_of_a_search() {
     let ranked = rank(&Fake::SMALL, &h100(), &Request::new(16)).unwrap();
     insta::assert_snapshot!(shown(&ranked.alternatives, Refusals::Summed));
-    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 16, peak: 989e12 };
+    let rates = plan::Rates { tokens: 8192, flops: 1e12, gpus: 16, peak: 989e12, decodes: false };
     for width in [70, 80, 120, 200] {
         for refusals in [Refusals::Summed, Refusals::Each] {
             let text = table(&ranked.alternatives, &rates, &View { width, rows: Rows::All, refusals });

@@ -11,39 +11,53 @@ use ithaca_ir::{AxisId, Mask, Mesh, Op, Rank, Space, TensorType};
 #[derive(Clone, Debug)]
 pub(super) struct Classes {
     mesh: Mesh,
-    /// The axes along which ranks differ, major to minor.
+    /// The axes along which ranks differ, major to minor; in a sample those of stages first.
     axes: Vec<AxisId>,
     ranks: Vec<Rank>,
-    /// Every how many of them is simulated; one when the simulation is exact.
+    /// Every how many combinations of a stage one is simulated; one when the simulation is exact.
     step: usize,
-    /// Number of all combinations.
+    /// Number of all combinations of a stage; of all combinations when the simulation is exact.
     all: usize,
+    /// How many of them are simulated.
+    simulated: usize,
 }
 
-/// Ranks that are simulated at most, but for the last one of a sample.
+/// Ranks that are simulated at most, but for the last one of a sample, and one of each stage.
 const RANKS: usize = 64;
 
 impl Classes {
     pub(super) fn of(schedule: &Schedule) -> Self {
-        Self::along(&schedule.space.mesh, axes(schedule), RANKS)
+        let [axes, stages] = axes(schedule);
+        Self::along(&schedule.space.mesh, axes, &stages, RANKS)
     }
 
     /// All combinations, if there are at most `most`.
     pub(super) fn all(schedule: &Schedule, most: usize) -> Option<Self> {
-        let classes = Self::along(&schedule.space.mesh, axes(schedule), most);
+        let [axes, stages] = axes(schedule);
+        let classes = Self::along(&schedule.space.mesh, axes, &stages, most);
         classes.is_exact().then_some(classes)
     }
 
-    fn along(mesh: &Mesh, axes: Vec<AxisId>, most: usize) -> Self {
-        let all = usize::try_from(mesh.degree(&axes)).unwrap_or(usize::MAX);
-        let step = all.div_ceil(most).max(1);
+    /// A sample has ranks of each stage: one waits for the next.
+    fn along(mesh: &Mesh, mut axes: Vec<AxisId>, stages: &[AxisId], most: usize) -> Self {
+        let degree = |axes: &[AxisId]| usize::try_from(mesh.degree(axes)).unwrap_or(usize::MAX);
+        let (mut all, mut step, mut n_stages) = (degree(&axes), 1, 1);
+        if all > most {
+            // Stable: other axes stay major to minor.
+            axes.sort_by_key(|axis| !stages.contains(axis));
+            n_stages = degree(stages);
+            all /= n_stages;
+            step = all.div_ceil((most / n_stages).max(1));
+        }
         let group = mesh.group_along(Rank(0), &axes);
-        let ranks = (0..all).step_by(step).chain(((all - 1) % step != 0).then_some(all - 1));
+        let last = all - 1;
+        let within: Vec<usize> = (0..all).step_by(step).chain((last % step != 0).then_some(last)).collect();
+        let ranks = (0..n_stages).flat_map(|stage| within.iter().map(move |i| stage * all + i));
         let ranks = ranks.map(|i| group[i]).collect();
-        Self { mesh: mesh.clone(), axes, ranks, step, all }
+        Self { mesh: mesh.clone(), axes, ranks, step, all, simulated: within.len() }
     }
 
-    /// The ranks, ascending.
+    /// The ranks, by their combination of coordinates.
     pub(super) fn ranks(&self) -> &[Rank] {
         &self.ranks
     }
@@ -60,8 +74,12 @@ impl Classes {
 
     /// The simulated rank that represents `rank`; in a sample the next one beyond, seen from the `from`-th.
     pub(super) fn standing_for(&self, rank: Rank, from: usize) -> usize {
-        let i = usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(self.all - 1);
-        if i > from * self.step { i.div_ceil(self.step).min(self.ranks.len() - 1) } else { i / self.step }
+        let combination = self.combination(rank);
+        let (stage, i) = (combination / self.all, combination % self.all);
+        let from = from % self.simulated;
+        let is_beyond = i > from * self.step || i == self.all - 1;
+        let within = if is_beyond { i.div_ceil(self.step).min(self.simulated - 1) } else { i / self.step };
+        stage * self.simulated + within
     }
 
     /// The simulated ranks in the group of the `c`-th along `axes`, itself left out.
@@ -72,17 +90,17 @@ impl Classes {
     }
 }
 
-/// The axes along which ranks have different work.
-fn axes(schedule: &Schedule) -> Vec<AxisId> {
+/// The axes along which ranks have different work, and those of them that are stages.
+fn axes(schedule: &Schedule) -> [Vec<AxisId>; 2] {
     let space = &schedule.space;
-    let mut axes = Vec::new();
+    let (mut axes, mut stages) = (Vec::new(), Vec::new());
     for frame in schedule.frames.values() {
         for buffer in frame.buffers.values() {
             if let Content::Tensor(ty) = &buffer.content {
                 axes.extend(uneven_axes(space, ty));
             }
         }
-        axes.extend(frame.stages().iter().map(|at| at.axis));
+        stages.extend(frame.stages().iter().map(|at| at.axis));
         for task in &frame.tasks {
             let operand = |i: usize| match task.reads.get(i).map(|&b| &frame.buffers[b].content) {
                 Some(Content::Tensor(ty)) => Some(ty),
@@ -101,10 +119,13 @@ fn axes(schedule: &Schedule) -> Vec<AxisId> {
             }
         }
     }
-    axes.retain(|&a| space.mesh.size(a) > 1);
-    axes.sort_unstable();
-    axes.dedup();
-    axes
+    axes.extend(&stages);
+    [axes, stages].map(|mut axes| {
+        axes.retain(|&a| space.mesh.size(a) > 1);
+        axes.sort_unstable();
+        axes.dedup();
+        axes
+    })
 }
 
 /// Axes along which ranks hold different amounts of a type, or parts of others.
@@ -125,7 +146,7 @@ mod tests {
     fn a_sample_has_the_first_and_the_last_rank() {
         let mesh = Mesh::new([("ring", 100), ("u", 2)]);
         let axes = vec![mesh.axis("ring").unwrap()];
-        let classes = Classes::along(&mesh, axes, RANKS);
+        let classes = Classes::along(&mesh, axes, &[], RANKS);
         assert!(!classes.is_exact());
         assert_eq!((classes.ranks()[0], *classes.ranks().last().unwrap()), (Rank(0), Rank(198)));
         // Every second one is simulated; neighbours are those beyond.
@@ -136,10 +157,26 @@ mod tests {
     }
 
     #[test]
+    fn a_sample_has_ranks_of_every_stage() {
+        let mesh = Mesh::new([("cp", 8), ("pp", 16)]);
+        let [cp, pp] = ["cp", "pp"].map(|a| mesh.axis(a).unwrap());
+        let classes = Classes::along(&mesh, vec![cp, pp], &[pp], RANKS);
+        // Of each stage the ranks 0, 2, 4, 6 and 7 of `cp`.
+        assert_eq!(classes.ranks()[..6], [0, 32, 64, 96, 112, 1].map(Rank));
+        assert_eq!(classes.ranks().len(), 80);
+        for (c, &rank) in classes.ranks().iter().enumerate() {
+            assert_eq!(classes.standing_for(rank, c), c, "{rank:?}");
+        }
+        let next = mesh.with_coordinate(Rank(32), pp, 1);
+        assert_eq!(classes.standing_for(next, 1), 6);
+        assert_eq!(classes.group(1, &[pp]).len(), 15);
+    }
+
+    #[test]
     fn groups_are_along_axes() {
         let mesh = Mesh::new([("o", 2), ("r", 3), ("u", 2)]);
         let [o, r] = ["o", "r"].map(|a| mesh.axis(a).unwrap());
-        let classes = Classes::along(&mesh, vec![o, r], RANKS);
+        let classes = Classes::along(&mesh, vec![o, r], &[], RANKS);
         assert!(classes.is_exact());
         assert_eq!(classes.ranks(), [0, 2, 4, 6, 8, 10].map(Rank));
         assert_eq!(classes.group(1, &[r]), [0, 2]);

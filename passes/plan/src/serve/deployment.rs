@@ -1,0 +1,84 @@
+//! What is asked of a deployment, and what it gives.
+
+use serde::Serialize;
+
+/// What requests ask.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Demand {
+    /// Requests a second.
+    pub rate: f64,
+    /// Tokens of a prompt.
+    pub input: u64,
+    /// Tokens of an answer.
+    pub output: u64,
+    /// The longest average time to the first token, seconds.
+    pub first_token_seconds: Option<f64>,
+    /// The longest average time per further token, seconds.
+    pub token_seconds: Option<f64>,
+    /// The most GPUs.
+    pub gpus: u64,
+}
+
+/// A pool: equal replicas that do the same work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Replicas.
+    pub replicas: u64,
+    /// GPUs of a replica.
+    pub gpus: u64,
+    /// The strategy and the mesh of a replica.
+    pub layout: String,
+    /// Sequences that a step of a replica has: those that are decoded at once, or the prompts of a prefill.
+    pub batch: u64,
+}
+
+/// A way to serve.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Deployment {
+    /// The pool that decodes; without another pool it computes prompts, too.
+    pub decode: Part,
+    /// Tokens of a prompt that are computed at once.
+    pub chunk: u64,
+    /// The pool that computes prompts.
+    pub prefill: Option<Part>,
+    /// Average time to the first token, seconds.
+    pub first_token_seconds: f64,
+    /// Average time per further token, seconds.
+    pub token_seconds: f64,
+    /// GPUs of all pools.
+    pub gpus: u64,
+    /// Requests a second that all replicas can end, both pools considered.
+    pub capacity: f64,
+}
+
+impl Deployment {
+    /// Output tokens a second and GPU, at the rate that is asked.
+    pub fn tokens_per_gpu(&self, demand: &Demand) -> f64 {
+        demand.rate * demand.output as f64 / self.gpus as f64
+    }
+
+    /// Output tokens a second for one user.
+    pub fn tokens_per_user(&self) -> f64 {
+        1.0 / self.token_seconds
+    }
+}
+
+/// The average wait in a queue with random arrivals, `rate` of them a second, and a fixed time of service; `None` where arrivals are
+/// faster than the service.
+pub(super) fn wait(rate: f64, service: f64) -> Option<f64> {
+    let busy = rate * service;
+    (busy < 1.0).then(|| busy * service / (2.0 * (1.0 - busy)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_waits_as_pollaczek_and_khinchin_say() {
+        assert_eq!(wait(0.0, 2.0), Some(0.0));
+        // Half busy: a wait of half of the service.
+        assert_eq!(wait(0.25, 2.0), Some(1.0));
+        assert_eq!(wait(0.5, 2.0), None);
+    }
+}

@@ -1,0 +1,273 @@
+//! The search for deployments, from priced steps.
+
+use super::deployment::{Demand, Deployment, Part, wait};
+
+/// The most replicas of a pool for prompts whose queue is tried beyond those that are busy at all times.
+const MORE_REPLICAS: u64 = 64;
+
+/// A layout of the GPUs of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    /// Strategy and mesh.
+    pub layout: String,
+    /// GPUs.
+    pub gpus: u64,
+    /// Steps that decode.
+    pub decoding: Vec<Decoding>,
+    /// Steps of chunks of prompts, beside caches that have half of a prompt.
+    pub chunks: Vec<Prompts>,
+    /// Steps of whole prompts.
+    pub prefills: Vec<Prompts>,
+}
+
+/// A step that decodes a token of each of so many sequences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decoding {
+    /// Sequences.
+    pub batch: u64,
+    /// Its time.
+    pub seconds: f64,
+    /// Bytes that there are for the activations of a step, of this one or of a chunk.
+    pub room: u64,
+}
+
+/// A step of so many tokens of each of several prompts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prompts {
+    /// Prompts.
+    pub batch: u64,
+    /// Tokens of each.
+    pub tokens: u64,
+    /// Its time.
+    pub seconds: f64,
+    /// Bytes of its activations.
+    pub room: u64,
+    /// Seconds in which the caches of a whole prompt leave one GPU's links, of all GPUs of the replica together.
+    pub transfer_seconds: f64,
+}
+
+/// The deployments that were found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Those that meet the demand, the fewest GPUs first.
+    pub meets: Vec<Deployment>,
+    /// Of those that need more GPUs than there are, and meet the targets, the one with the fewest.
+    pub large: Option<Deployment>,
+    /// Of those that miss the time to the first token only, the one with the least.
+    pub late: Option<Deployment>,
+    /// Of those that miss the time per token on as many GPUs as there are, the one with the least.
+    pub slow: Option<Deployment>,
+}
+
+/// All deployments of layouts, judged.
+pub fn search(demand: &Demand, replicas: &[Replica]) -> Outcome {
+    let prefills = pools_of_prompts(demand, replicas);
+    let mut outcome = Outcome::default();
+    for replica in replicas {
+        for step in &replica.decoding {
+            for chunk in &replica.chunks {
+                outcome.judge(demand, one_pool(demand, replica, step, chunk));
+            }
+            for pool in &prefills {
+                outcome.judge(demand, Some(two_pools(demand, replica, step, pool)));
+            }
+        }
+    }
+    outcome.meets.sort_by(|a, b| {
+        a.gpus
+            .cmp(&b.gpus)
+            .then(a.token_seconds.total_cmp(&b.token_seconds))
+            .then(a.first_token_seconds.total_cmp(&b.first_token_seconds))
+    });
+    outcome
+}
+
+impl Outcome {
+    fn judge(&mut self, demand: &Demand, deployment: Option<Deployment>) {
+        let Some(new) = deployment else { return };
+        let Demand { first_token_seconds, token_seconds, gpus, .. } = demand;
+        let least = |kept: &mut Option<Deployment>, new: Deployment, figure: fn(&Deployment) -> f64| {
+            if kept.as_ref().is_none_or(|kept| figure(&new) < figure(kept)) {
+                *kept = Some(new);
+            }
+        };
+        let is_slow = token_seconds.is_some_and(|most| new.token_seconds > most);
+        let is_late = first_token_seconds.is_some_and(|most| new.first_token_seconds > most);
+        match (new.gpus > *gpus, is_slow, is_late) {
+            (false, false, false) => self.meets.push(new),
+            (true, false, false) => least(&mut self.large, new, |d| d.gpus as f64),
+            (false, false, true) => least(&mut self.late, new, |d| d.first_token_seconds),
+            (false, true, _) => least(&mut self.slow, new, |d| d.token_seconds),
+            (true, _, _) => {}
+        }
+    }
+
+    /// Deployments of which none has both more tokens a second for a user and fewer GPUs, the fastest for a user first.
+    pub fn frontier(&self) -> Vec<&Deployment> {
+        let mut found: Vec<&Deployment> = Vec::new();
+        // The fewest GPUs come first, and of equally many the fastest.
+        for deployment in &self.meets {
+            if found.last().is_none_or(|last| deployment.token_seconds < last.token_seconds) {
+                found.push(deployment);
+            }
+        }
+        found.reverse();
+        found
+    }
+}
+
+/// Replicas that decode and compute prompts in turns.
+fn one_pool(demand: &Demand, replica: &Replica, step: &Decoding, chunk: &Prompts) -> Option<Deployment> {
+    if chunk.room > step.room {
+        return None;
+    }
+    let chunks = demand.input.div_ceil(chunk.tokens) as f64;
+    let (batch, at_once) = (step.batch as f64, chunk.batch as f64);
+    let output = demand.output as f64;
+    let token_seconds = step.seconds + batch * chunks * chunk.seconds / (output * at_once);
+    let capacity = batch / (output * token_seconds);
+    let replicas = (demand.rate / capacity).ceil().max(1.0);
+    // Each group of ranks has a queue of its own.
+    let service = chunks * (chunk.seconds + step.seconds);
+    let waits = wait(demand.rate / replicas / at_once, service)?;
+    let replicas = replicas as u64;
+    Some(Deployment {
+        decode: Part { replicas, gpus: replica.gpus, layout: replica.layout.clone(), batch: step.batch },
+        chunk: chunk.tokens,
+        prefill: None,
+        first_token_seconds: waits + service,
+        token_seconds,
+        gpus: replicas.checked_mul(replica.gpus)?,
+        capacity: capacity * replicas as f64,
+    })
+}
+
+/// A pool for prompts: its part, and the time to the first token without the way of the caches.
+struct PoolOfPrompts {
+    part: Part,
+    tokens: u64,
+    capacity: f64,
+    first_token_seconds: f64,
+    transfer_seconds: f64,
+}
+
+/// The pools for prompts that are not worse than another in GPUs and in time: of each number of GPUs the fastest.
+fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts> {
+    let mut pools: Vec<PoolOfPrompts> = Vec::new();
+    for replica in replicas {
+        for step in &replica.prefills {
+            let batch = step.batch as f64;
+            let busy = (demand.rate * step.seconds / batch).ceil().max(1.0) as u64;
+            for more in 0..MORE_REPLICAS {
+                let n = busy + more;
+                let rate = demand.rate / n as f64 / batch;
+                let Some(waits) = wait(rate, step.seconds) else { continue };
+                // The first of a batch waits for the last.
+                let gathers = (batch - 1.0) / (2.0 * rate * batch);
+                let first_token_seconds = gathers + waits + step.seconds;
+                pools.push(PoolOfPrompts {
+                    part: Part {
+                        replicas: n,
+                        gpus: replica.gpus,
+                        layout: replica.layout.clone(),
+                        batch: step.batch,
+                    },
+                    tokens: step.tokens,
+                    capacity: n as f64 * batch / step.seconds,
+                    first_token_seconds,
+                    transfer_seconds: step.transfer_seconds / replica.gpus as f64,
+                });
+                if demand.first_token_seconds.is_none_or(|most| first_token_seconds <= most) && more > 0 {
+                    break;
+                }
+            }
+        }
+    }
+    let gpus = |pool: &PoolOfPrompts| pool.part.replicas.saturating_mul(pool.part.gpus);
+    pools.sort_by(|a, b| gpus(a).cmp(&gpus(b)).then(a.first_token_seconds.total_cmp(&b.first_token_seconds)));
+    let mut fastest = f64::INFINITY;
+    pools.retain(|pool| {
+        let is_faster = pool.first_token_seconds < fastest;
+        fastest = fastest.min(pool.first_token_seconds);
+        is_faster
+    });
+    pools
+}
+
+/// Replicas that decode what a pool for prompts sends.
+fn two_pools(demand: &Demand, replica: &Replica, step: &Decoding, pool: &PoolOfPrompts) -> Deployment {
+    let capacity = step.batch as f64 / (demand.output as f64 * step.seconds);
+    let replicas = (demand.rate / capacity).ceil().max(1.0) as u64;
+    // The slower side has fewer links.
+    let slower = (pool.part.gpus as f64 / replica.gpus as f64).max(1.0);
+    Deployment {
+        decode: Part { replicas, gpus: replica.gpus, layout: replica.layout.clone(), batch: step.batch },
+        chunk: pool.tokens,
+        prefill: Some(pool.part.clone()),
+        first_token_seconds: pool.first_token_seconds + pool.transfer_seconds * slower + step.seconds,
+        token_seconds: step.seconds,
+        gpus: replicas
+            .saturating_mul(replica.gpus)
+            .saturating_add(pool.part.replicas.saturating_mul(pool.part.gpus)),
+        capacity: (capacity * replicas as f64).min(pool.capacity),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica() -> Replica {
+        let prompts = |tokens, seconds| Prompts { batch: 1, tokens, seconds, room: 1, transfer_seconds: 0.8 };
+        Replica {
+            layout: "megatron-tp tp=8".to_owned(),
+            gpus: 8,
+            decoding: vec![
+                Decoding { batch: 10, seconds: 0.01, room: 1 },
+                Decoding { batch: 40, seconds: 0.02, room: 1 },
+            ],
+            chunks: vec![prompts(500, 0.05)],
+            prefills: vec![prompts(1000, 0.1)],
+        }
+    }
+
+    fn demand() -> Demand {
+        Demand {
+            rate: 8.0,
+            input: 1000,
+            output: 100,
+            first_token_seconds: None,
+            token_seconds: None,
+            gpus: 1024,
+        }
+    }
+
+    #[test]
+    fn chunks_take_their_share_of_the_time_between_tokens() {
+        let found = one_pool(&demand(), &replica(), &replica().decoding[1], &replica().chunks[0]).unwrap();
+        // 40 sequences end in 100 steps, so there are 0.4 prompts of 0.1 s a step.
+        assert!((found.token_seconds - 0.06).abs() < 1e-12, "{found:?}");
+        // 40 / (100 · 0.06) = 6.67 requests a second.
+        assert_eq!((found.decode.replicas, found.gpus), (2, 16));
+        // 4 requests a second, each 2 chunks and 2 steps, 0.14 s.
+        let wait = 0.56 * 0.14 / (2.0 * 0.44);
+        assert!((found.first_token_seconds - 0.14 - wait).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn the_frontier_trades_gpus_for_speed() {
+        let outcome = search(&Demand { rate: 30.0, ..demand() }, &[replica()]);
+        assert!(outcome.meets.is_sorted_by_key(|d| d.gpus));
+        let frontier = outcome.frontier();
+        assert!(frontier.len() > 1);
+        assert!(frontier.is_sorted_by(|a, b| a.token_seconds < b.token_seconds && a.gpus > b.gpus));
+        let fast = Demand { token_seconds: Some(0.011), ..demand() };
+        let outcome = search(&fast, &[replica()]);
+        assert!(outcome.meets.iter().all(|d| d.prefill.is_some() && d.decode.batch == 10), "{outcome:?}");
+        // 10 / (100 · 0.01) = 10 requests a second of one replica; one for prompts is busy 0.8 of the time.
+        assert_eq!(outcome.meets[0].gpus, 16);
+        let hopeless = Demand { token_seconds: Some(0.001), ..demand() };
+        let outcome = search(&hopeless, &[replica()]);
+        assert!(outcome.meets.is_empty() && outcome.slow.unwrap().token_seconds == 0.01);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a plan of decoding means for those who wait for tokens, and how many of them there can be.
+
+use ithaca_ir::units::{bytes, seconds};
+use ithaca_passes::import::{Mode, Workload};
+use ithaca_passes::memory;
+use ithaca_passes::plan::Plan;
+use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::ShardOptions;
+
+use crate::error::Result;
+use crate::job::{self, Large};
+use crate::request::PlanRequest;
+use crate::subject;
+
+/// Sequences beyond which no more are sought.
+const MOST: u64 = 1 << 20;
+
+/// The rates, the floor, the caches and the largest batch of a plan of decoding; nothing of other plans.
+pub(super) fn summary(
+    registry: &Registry,
+    request: &PlanRequest,
+    plan: &Plan,
+) -> Result<Option<[String; 3]>> {
+    let (Mode::Decode, Some(floor)) = (plan.workload.mode, plan.time.floor_seconds) else { return Ok(None) };
+    let step = plan.time.step_seconds;
+    let batch = plan.workload.batch;
+    let largest = largest_batch(registry, request, &plan.shard_options()?)?;
+    let least = if largest >= MOST { "at least " } else { "" };
+    Ok(Some([
+        format!(
+            "time per token: {}, so {:.1} tokens/s for each sequence and {:.0} for all",
+            seconds(step),
+            1.0 / step,
+            batch as f64 / step
+        ),
+        format!(
+            "floor: {} to read the weights ({}) and caches ({}) of a GPU once; the step takes {:.2} times as long",
+            seconds(floor),
+            bytes(plan.memory.parameters),
+            bytes(plan.memory.states),
+            step / floor
+        ),
+        format!("largest batch that fits in this layout: {least}{largest} sequences"),
+    ]))
+}
+
+/// The most sequences that fit in a layout, a multiple of the groups of ranks that share the batch.
+pub(super) fn largest_batch(
+    registry: &Registry,
+    request: &PlanRequest,
+    options: &ShardOptions,
+) -> Result<u64> {
+    let unit = job::sequence_groups(registry, options)?;
+    let fits = |groups: u64| -> bool {
+        let workload = Workload { batch: groups * unit, ..request.workload.clone() };
+        let workload = subject::staged(workload, &options.mesh);
+        let model = &request.model;
+        let large = Large { config: &model.config, name: &model.name, workload: &workload };
+        let compiled =
+            large.job(registry, (options.clone(), request.cluster.clone())).and_then(|job| job.draft());
+        compiled.is_ok_and(|c| memory::of_schedule(&request.cluster, &c.schedule).over().is_none())
+    };
+    let (mut most, mut over) = (request.workload.batch / unit, MOST / unit);
+    // Memory is nearly proportional, so doubling ends soon.
+    for groups in std::iter::successors(Some(2 * most.max(1)), |groups| Some(2 * groups)) {
+        if groups * unit >= MOST {
+            break;
+        }
+        if !fits(groups) {
+            over = groups;
+            break;
+        }
+        most = groups;
+    }
+    while over - most > 1 {
+        let middle = u64::midpoint(most, over);
+        *(if fits(middle) { &mut most } else { &mut over }) = middle;
+    }
+    Ok(most * unit)
+}

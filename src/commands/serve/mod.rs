@@ -1,0 +1,153 @@
+//! `plan --mode serve`: the layouts, batches and GPUs that answer requests at a rate.
+
+mod points;
+mod text;
+
+use std::fmt::Write;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::units::seconds;
+use ithaca_passes::planner::View;
+use ithaca_passes::serve::{Demand, Deployment, Outcome, search};
+
+use super::session::{Done, Session};
+use crate::cli::{self, LayoutArgs, PlanArgs, WorkloadArgs};
+use crate::error::Result;
+use crate::{files, subject};
+use points::Pricer;
+use text::Document;
+
+pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<Done> {
+    check_given(args)?;
+    let (demand, file) = demand(args)?;
+    if let Some(path) = file {
+        files::check_file(path)?;
+    }
+    let model = args.model.as_deref().expect("the model is required without `--check`");
+    let model = subject::model(model)?;
+    let name = model.name.clone();
+    (session.progress)("planning");
+    let pricer = Pricer::new(session.registry, model, args, &demand)?;
+    let demand = Demand { gpus: demand.gpus.min(pricer.devices()), ..demand };
+    let replicas = pricer.replicas(&demand)?;
+    let outcome = search(&demand, &replicas);
+    let path = args.model.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    let document = Document::new(&demand, &outcome, &path, args);
+    let Some(document) = document else {
+        return Err(refusal(&demand, &outcome, &pricer, replicas.is_empty()).into());
+    };
+    let mut json =
+        serde_json::to_string_pretty(&document).expect("a document has string keys and finite numbers");
+    json.push('\n');
+    if let Some(path) = file {
+        files::write(path, json.as_bytes())?;
+    }
+    if args.json {
+        return Ok(Done::success(json));
+    }
+    let dtype = pricer.dtype(&demand)?;
+    let mut out = text::answer(&name, (&pricer.decoding, &dtype), &demand, (&document, &outcome), view);
+    if let Some(path) = file {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "wrote {}", path.display());
+    }
+    Ok(Done::success(out))
+}
+
+/// Refuses options that the search of a deployment does not take.
+fn check_given(args: &PlanArgs) -> Result<()> {
+    let workload = WorkloadArgs {
+        mode: None,
+        dtype: None,
+        expert_bound: None,
+        ignore_fields: Vec::new(),
+        ..args.workload.clone()
+    };
+    let layout = LayoutArgs {
+        cluster: None,
+        attention_kernel: None,
+        runtime: None,
+        gpus: None,
+        ..args.layout.clone()
+    };
+    let Some(flag) = cli::first_given(&workload).or(cli::first_given(&layout)) else { return Ok(()) };
+    let message = format!("`{flag}` does not go with `--mode serve`, which chooses batches and layouts");
+    let help =
+        "narrow it by `--only`, `--without`, `--max-tp` and `--gpus`; lengths are `--input` and `--output`";
+    Err(Diagnostic::new("C00", message).help(help).into())
+}
+
+/// The demand, and the file to write.
+fn demand(args: &PlanArgs) -> Result<(Demand, Option<&std::path::Path>)> {
+    let serving = &args.serving;
+    let file = args.output.as_deref();
+    // `--output 256` is a number of tokens.
+    let as_tokens = || file.and_then(|path| cli::tokens(path.to_str()?).ok());
+    let (output, file) = match serving.output_tokens {
+        Some(tokens) => (Some(tokens), file),
+        None => match as_tokens() {
+            Some(tokens) => (Some(tokens), None),
+            None => (None, file),
+        },
+    };
+    let missing = |flag: &str, what: &str, example: &str| {
+        Diagnostic::new("C00", format!("{what} is missing")).help(format!("add it, as in `{flag} {example}`"))
+    };
+    let rate = serving.rate.ok_or_else(|| missing("--rate", "the number of requests a second", "10"))?;
+    let input = serving.input.ok_or_else(|| missing("--input", "the number of tokens of a prompt", "2k"))?;
+    let output = output.ok_or_else(|| missing("--output", "the number of tokens of an answer", "256"))?;
+    let target = |ms: Option<f64>| ms.map(|ms| ms / 1e3);
+    let demand = Demand {
+        rate,
+        input,
+        output,
+        first_token_seconds: target(serving.ttft),
+        token_seconds: target(serving.tpot),
+        gpus: args.layout.gpus.unwrap_or(u64::MAX),
+    };
+    Ok((demand, file))
+}
+
+/// Why nothing meets the demand, with what would.
+fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits: bool) -> Diagnostic {
+    let Demand { rate, input, output, gpus, .. } = demand;
+    let gpus = counted(*gpus, "GPU");
+    if nothing_fits {
+        let message = format!("no layout on up to {gpus} has memory for the model and a request");
+        return Diagnostic::new("P33", message).help("use more GPUs, `--gpus`, or a cluster of larger ones");
+    }
+    let message = format!(
+        "no deployment on {gpus} answers {rate} requests a second of {input} tokens by {output} within the targets"
+    );
+    let near = |found: &Option<Deployment>, words: fn(&Deployment) -> String| {
+        let found = found.as_ref()?;
+        let repair = (found.gpus <= pricer.devices()).then(|| relaxed(demand, found));
+        Some((format!("{}: {}", words(found), text::deployment(found)), repair))
+    };
+    let found = [
+        near(&outcome.large, |d| format!("{} meet them", counted(d.gpus, "GPU"))),
+        near(&outcome.late, |d| format!("the first token takes {} at least", seconds(d.first_token_seconds))),
+        near(&outcome.slow, |d| format!("each further token takes {} at least", seconds(d.token_seconds))),
+    ];
+    let (helps, repairs): (Vec<String>, Vec<Option<String>>) = found.into_iter().flatten().unzip();
+    helps
+        .into_iter()
+        .fold(Diagnostic::new("P33", message), Diagnostic::help)
+        .repairs(repairs.into_iter().flatten())
+}
+
+/// The options with which a deployment meets the demand.
+fn relaxed(demand: &Demand, deployment: &Deployment) -> String {
+    let missed = |flag: &str, most: Option<f64>, seconds: f64| {
+        let is_missed = most.is_some_and(|most| seconds > most);
+        is_missed.then(|| format!("{flag} {:.0}", (seconds * 1e3).ceil()))
+    };
+    let Deployment { first_token_seconds, token_seconds, gpus, .. } = deployment;
+    let flags = [
+        (*gpus > demand.gpus).then(|| format!("--gpus {gpus}")),
+        missed("--ttft", demand.first_token_seconds, *first_token_seconds),
+        missed("--tpot", demand.token_seconds, *token_seconds),
+    ];
+    flags.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}

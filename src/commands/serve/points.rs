@@ -1,0 +1,274 @@
+//! The priced steps of a deployment: layouts of replicas of several sizes, with batches and chunks.
+
+use std::collections::BTreeSet;
+
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::draft_with;
+use ithaca_passes::import::{self, Mode, Workload};
+use ithaca_passes::memory::{self, Memory};
+use ithaca_passes::plan::{self, Narrowing, layout_text, mesh_axes};
+use ithaca_passes::planner::{self, Request};
+use ithaca_passes::registry::Registry;
+use ithaca_passes::serve::{Decoding, Demand, Prompts, Replica};
+use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::simulate::simulate;
+use rayon::prelude::*;
+
+use crate::cli::{self, NarrowingArgs, PlanArgs};
+use crate::error::Result;
+use crate::job;
+use crate::request::PlanRequest;
+use crate::subject::{self, Lengths, Model};
+
+/// The most GPUs of a replica.
+const LARGEST_REPLICA: u64 = 128;
+
+/// The layouts that are kept of each size, of each of two batches.
+const KEPT: usize = 5;
+
+/// Tokens of a prompt that are computed at once beside decoding.
+const CHUNKS: [u64; 3] = [512, 2048, 8192];
+
+/// Strategies that are tried for steps of a token, unless `--only` names others: those that split nothing along its sequence.
+const DECODING: [&str; 7] =
+    ["single", "megatron-tp", "decode-context", "data-parallel", "data-parallel-ep", "ep", "pipeline"];
+
+/// Strategies that are tried for prompts, unless `--only` names others.
+const PROMPTS: [&str; 9] = [
+    "single",
+    "megatron-tp",
+    "ulysses",
+    "ring",
+    "megatron-cp-allgather",
+    "data-parallel",
+    "data-parallel-ep",
+    "ep",
+    "pipeline",
+];
+
+/// How strategies are called that give ranks sequences of their own.
+const DATA_PARALLEL: &str = "data-parallel";
+
+/// By this factor at least a replica of more GPUs decodes a sequence faster, or no larger ones are tried.
+const FASTER: f64 = 0.97;
+
+/// Sequences of a group of ranks beyond which no more are tried.
+const MOST_SEQUENCES: u64 = 1024;
+
+/// Prices steps.
+pub(super) struct Pricer<'a> {
+    registry: &'a Registry,
+    model: plan::Model,
+    /// The element type and what else of the workload is the same in all steps.
+    base: Workload,
+    /// As steps of tokens run.
+    pub(super) decoding: Cluster,
+    /// As steps of prompts run.
+    prompts: Cluster,
+    options: ShardOptions,
+    narrowing: Narrowing,
+    has_experts: bool,
+}
+
+impl<'a> Pricer<'a> {
+    pub(super) fn new(
+        registry: &'a Registry,
+        model: Model,
+        args: &PlanArgs,
+        demand: &Demand,
+    ) -> Result<Self> {
+        let decoding = subject::cluster_of(&args.layout, Some(cli::Mode::Decode))?;
+        let prompts = if args.layout.runtime.is_some() {
+            decoding.clone()
+        } else {
+            // Kernels of prompts are long, and their lengths differ: they are not recorded.
+            let runtime = decoding.runtime.changed("stream")?;
+            decoding.clone().with_runtime(runtime)?
+        };
+        let as_decode = cli::WorkloadArgs { mode: Some(cli::Mode::Decode), ..args.workload.clone() };
+        let lengths = Lengths { batch: 1, sequence: 1, target: None };
+        let base = subject::workload(&as_decode, Some(lengths))?;
+        let NarrowingArgs { only, without, max_tp } = args.narrowing.clone();
+        let name = import::described_name(&model.config, &base.ignore)?;
+        let model = plan::Model::new(name, model.config);
+        let pricer = Self {
+            registry,
+            options: subject::layout_options(registry, &args.layout, None)?,
+            base,
+            model,
+            decoding,
+            prompts,
+            narrowing: Narrowing { only, without, max_tp },
+            has_experts: false,
+        };
+        // A model or a length that is refused is refused before the search.
+        let module = import::program(&pricer.model.config, &pricer.model.name, &pricer.decode(1, demand))?;
+        Ok(Self { has_experts: planner::experts(&module) > 0, ..pricer })
+    }
+
+    /// The GPUs of the cluster.
+    pub(super) fn devices(&self) -> u64 {
+        self.decoding.devices()
+    }
+
+    /// The element type of weights and activations.
+    pub(super) fn dtype(&self, demand: &Demand) -> Result<String> {
+        let workload = self.decode(1, demand);
+        let module = import::program(&self.model.config, &self.model.name, &workload)?;
+        Ok(plan::Workload::of(&workload, &module).dtype)
+    }
+
+    /// Replicas of all sizes that fit. Without experts, larger ones are not tried once they no longer decode a sequence faster.
+    pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
+        let most = demand.gpus.min(LARGEST_REPLICA);
+        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
+        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
+        let powers = powers.take_while(|&n| n <= most);
+        let sizes: BTreeSet<u64> = levels.chain(powers).filter(|&n| n <= most).collect();
+        let mut replicas: Vec<Replica> = Vec::new();
+        let mut fastest = f64::INFINITY;
+        for gpus in sizes {
+            let layouts =
+                self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
+            let decoding = layouts.par_iter().map(|options| self.decoding_replica(options, demand));
+            let decoding: Vec<Replica> =
+                decoding.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+            let layouts = self.layouts(
+                gpus,
+                |batch| self.prefill(batch, demand.input, demand.input),
+                (&self.prompts, &PROMPTS),
+            )?;
+            let prompts = layouts.par_iter().map(|options| self.prompt_replica(options, demand));
+            let prompts: Vec<Option<Replica>> = prompts.collect::<Result<_>>()?;
+            let first = decoding.iter().filter_map(|replica| replica.decoding.first());
+            let of_first = first.map(|step| step.seconds).fold(f64::INFINITY, f64::min);
+            replicas.extend(decoding);
+            replicas.extend(prompts.into_iter().flatten());
+            if !self.has_experts && of_first > FASTER * fastest {
+                break;
+            }
+            fastest = fastest.min(of_first);
+        }
+        Ok(replicas)
+    }
+
+    /// A step that decodes, beside caches that are full on average.
+    fn decode(&self, batch: u64, demand: &Demand) -> Workload {
+        let context = demand.input + demand.output.div_ceil(2);
+        Workload { batch, cache: Some(context), ..self.base.clone() }
+    }
+
+    /// A step of prompts.
+    fn prefill(&self, batch: u64, tokens: u64, context: u64) -> Workload {
+        Workload { batch, sequence: tokens, mode: Mode::Prefill, cache: Some(context), ..self.base.clone() }
+    }
+
+    /// The fastest layouts of some GPUs that fit: of one sequence, and of one for each GPU.
+    fn layouts(
+        &self,
+        gpus: u64,
+        workload: impl Fn(u64) -> Workload,
+        (cluster, tried): (&Cluster, &[&str]),
+    ) -> Result<Vec<ShardOptions>> {
+        let mut found: Vec<ShardOptions> = Vec::new();
+        // Replicas are data-parallel; within one only experts gain by it.
+        let batches = if self.has_experts { BTreeSet::from([1, gpus]) } else { BTreeSet::from([1]) };
+        let mut narrowing = self.narrowing.clone();
+        if narrowing.only.is_empty() {
+            let is_tried = |name: &str| self.has_experts || !name.starts_with(DATA_PARALLEL);
+            narrowing.only =
+                tried.iter().filter(|name| is_tried(name)).map(|&name| name.to_owned()).collect();
+        }
+        for batch in batches {
+            let search =
+                Request { narrowing: narrowing.clone(), options: self.options.clone(), ..Request::new(gpus) };
+            let request = PlanRequest {
+                model: self.model.clone(),
+                cluster: cluster.clone(),
+                workload: workload(batch),
+                gpus,
+                search: search.search(),
+            };
+            // Of some sizes the strategies that are tried have no mesh.
+            let fitting = match request.fitting(self.registry) {
+                Err(failure) if failure.diagnostics.iter().all(|d| d.code == "P30") => continue,
+                fitting => fitting?,
+            };
+            for priced in fitting.into_iter().take(KEPT) {
+                if !found.contains(&priced.options) {
+                    found.push(priced.options);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The time and the memory of a step; nothing where the layout does not take it.
+    fn price(&self, options: &ShardOptions, workload: Workload, cluster: &Cluster) -> Option<(f64, Memory)> {
+        let workload = subject::staged(workload, &options.mesh);
+        let module = import::program(&self.model.config, &self.model.name, &workload).ok()?;
+        let module = ithaca_ir::verify::verify(&module).ok()?;
+        let compiled = draft_with(self.registry, module, options, cluster).ok()?;
+        let seconds = simulate(cluster, &compiled.schedule).seconds;
+        Some((seconds, memory::of_schedule(cluster, &compiled.schedule)))
+    }
+
+    /// A replica that decodes, and computes prompts in chunks if it must; nothing where one sequence for each group is too many.
+    fn decoding_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
+        let groups = job::sequence_groups(self.registry, options)?;
+        // Memory must hold sequences at their longest.
+        let longest =
+            (demand.input + demand.output) as f64 / self.decode(1, demand).cache.unwrap_or(1) as f64;
+        let mut decoding = Vec::new();
+        let batches =
+            [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
+        let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
+        for batch in batches.into_iter().map(|n| n * groups) {
+            let Some((seconds, memory)) = self.price(options, self.decode(batch, demand), &self.decoding)
+            else {
+                break;
+            };
+            let more = (memory.states as f64 * (longest - 1.0)) as u64;
+            let Some(left) = memory.usable.checked_sub(memory.total + more) else { break };
+            decoding.push(Decoding { batch, seconds, room: memory.arena + left });
+        }
+        if decoding.is_empty() {
+            return Ok(None);
+        }
+        let sizes: BTreeSet<u64> = CHUNKS.into_iter().map(|tokens| tokens.min(demand.input)).collect();
+        let chunks = sizes.into_iter().filter_map(|tokens| {
+            let context = (demand.input / 2 + tokens / 2).max(tokens);
+            let workload = self.prefill(groups, tokens, context);
+            let (seconds, memory) = self.price(options, workload, &self.prompts)?;
+            Some(Prompts { batch: groups, tokens, seconds, room: memory.arena, transfer_seconds: 0.0 })
+        });
+        Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
+    }
+
+    /// A replica that computes prompts only.
+    fn prompt_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
+        let groups = job::sequence_groups(self.registry, options)?;
+        let workload = self.prefill(groups, demand.input, demand.input);
+        let priced = self.price(options, workload, &self.prompts);
+        let prefill = priced.filter(|(_, memory)| memory.over().is_none()).map(|(seconds, memory)| {
+            let gpus = options.mesh.ranks();
+            let bytes = memory.states as f64 * gpus as f64 / groups as f64;
+            let transfer_seconds = bytes / self.bandwidth(gpus);
+            Prompts { batch: groups, tokens: demand.input, seconds, room: memory.arena, transfer_seconds }
+        });
+        Ok(prefill.map(|step| Replica { prefills: vec![step], ..self.replica(options) }))
+    }
+
+    fn replica(&self, options: &ShardOptions) -> Replica {
+        let layout = layout_text(&options.strategy, &mesh_axes(&options.mesh));
+        let gpus = options.mesh.ranks();
+        Replica { layout, gpus, decoding: Vec::new(), chunks: Vec::new(), prefills: Vec::new() }
+    }
+
+    /// Bytes a second that a GPU sends to another replica of so many.
+    fn bandwidth(&self, gpus: u64) -> f64 {
+        let levels = &self.decoding.levels;
+        let level = levels.iter().find(|level| level.devices.value > gpus).or(levels.last());
+        level.map_or(f64::INFINITY, |level| level.bandwidth.value * level.exchange_efficiency.value)
+    }
+}

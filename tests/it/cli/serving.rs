@@ -1,0 +1,55 @@
+//! `plan --mode decode` and `plan --mode serve`: what those see who size a cluster that serves a model.
+
+use super::{line, refused, repository, said};
+
+#[test]
+fn plans_of_decoding_say_what_users_wait_for() {
+    let plan = "plan examples/llama-3-70b --mode decode --gpus 8 --batch 64 --context 8k --top 2";
+    insta::assert_snapshot!("plan_of_decoding", said(&repository("."), plan));
+    // The largest batch fits, and one sequence more does not.
+    let out = said(&repository("."), plan);
+    let largest = out.lines().find_map(|line| line.strip_prefix("largest batch that fits in this layout: "));
+    let largest: u64 = largest.unwrap().split(' ').next().unwrap().parse().unwrap();
+    let layout = "--strategy megatron-tp --mesh tp=8";
+    let of_batch =
+        |batch: u64| format!("plan examples/llama-3-70b --mode decode --batch {batch} --context 8k {layout}");
+    said(&repository("."), &of_batch(largest));
+    let refusal = refused(&repository("."), &of_batch(largest + 1));
+    assert!(refusal.starts_with("error[P32]"), "{refusal}");
+}
+
+#[test]
+fn deployments_answer_requests_at_a_rate() {
+    let serve = "plan examples/llama-3-8b --mode serve --rate 40 --input 1k --output 128 --gpus 8";
+    insta::assert_snapshot!("deployments", said(&repository("."), serve));
+    let document: serde_json::Value =
+        serde_json::from_str(&said(&repository("."), &format!("{serve} --json"))).unwrap();
+    let commands: Vec<&str> =
+        document["commands"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
+    assert_eq!(commands.len(), 2);
+    for command in commands {
+        // The commands make plans that take as long as the deployment assumes.
+        let (command, file) = command.strip_prefix("ithaca ").unwrap().rsplit_once(" -o ").unwrap();
+        assert!(file.ends_with(".json"));
+        said(&repository("."), command);
+    }
+}
+
+#[test]
+fn demands_that_nothing_meets_say_what_would() {
+    let serve = "plan examples/llama-3-8b --mode serve --gpus 2";
+    let demands = [
+        "--rate 4 --input 1k --output 128 --ttft 5",
+        "--rate 400 --input 1k --output 128",
+        "--rate 4 --input 1k --output 128 --tpot 1 --ttft 3",
+        "--rate 4 --output 128",
+        "--rate 4 --input 1k --output 128 --batch 4",
+    ];
+    let refusals = demands.map(|demand| refused(&repository("."), &format!("{serve} {demand}")));
+    insta::assert_snapshot!("demands_that_nothing_meets", refusals.join("\n"));
+    for repair in
+        refusals.iter().flat_map(|text| text.lines()).filter_map(|l| l.trim().strip_prefix("ithaca "))
+    {
+        assert_eq!(line(&repository("."), repair).code, 0, "{repair}");
+    }
+}
