@@ -226,7 +226,7 @@ pub fn decoding(args: &RunArgs) -> Result<()> {
 }
 
 fn any_run(args: &RunArgs) -> Result<()> {
-    let RunArgs { collectives, tolerance, unchecked, device, .. } = args;
+    let RunArgs { collectives, tolerance, expect, device, .. } = args;
     refuse_if(
         collectives.is_some() && *device == DeviceArg::Cpu,
         "--collectives",
@@ -234,10 +234,10 @@ fn any_run(args: &RunArgs) -> Result<()> {
         "omit it: on the processor collectives are copies in memory",
     )?;
     refuse_if(
-        tolerance.is_some() && *unchecked,
+        tolerance.is_some() && expect.is_none(),
         "--tolerance",
-        "limits the error of a comparison, and `--unchecked` compares none of the outputs",
-        "omit one of them",
+        "limits the error against `--expect`, and no outputs are expected",
+        "errors against the whole program are judged by those of one rank",
     )
 }
 
@@ -316,7 +316,7 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
         args.tolerance.is_some() && args.expect.is_none(),
         "--tolerance",
         "limits the error against `--expect`, and no outputs are expected",
-        "the comparison with the whole program is in double precision, to 1e-9",
+        "errors against the whole program are judged by those of one rank",
     )
 }
 

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_passes::cluster::Cluster;
@@ -126,16 +125,6 @@ impl Job {
     /// The program whose results are expected.
     pub fn reference(&self) -> &Module {
         self.plain.as_ref().unwrap_or(&self.program)
-    }
-
-    /// The largest change of an element of a weight that an optimizer can make in so many steps.
-    pub fn reach(&self, steps: u64) -> f64 {
-        let nodes = self.program.functions.values().flat_map(|f| &f.nodes);
-        let farthest = nodes.filter_map(|node| match &node.op {
-            Op::Optimizer(Optimizer::AdamW(adamw)) => Some(adamw.reach()),
-            _ => None,
-        });
-        farthest.fold(0.0, f64::max) * steps as f64
     }
 
     /// FLOPs of the whole program.

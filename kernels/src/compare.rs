@@ -1,4 +1,5 @@
-//! Judges outputs: their distance from the expected ones.
+//! Compares outputs with expected ones of another program or file: their distance. [`judge`](crate::judge) compares with the whole
+//! program.
 //!
 //! Nothing passes silently: a tensor of another shape, a missing tensor, and NaN are failures. −∞, the logarithm of an
 //! empty sum, is equal to −∞ and differs from every number.
@@ -10,18 +11,12 @@ use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
-// Emitted programs check themselves by these rules and constants too: `codegen/src/cuda/runtime/compare.hpp`.
-
-/// The rounding of sums of numbers near one in single precision, or of gradients in parts of the largest element of all
-/// gradients: the gradient of the bias of keys is zero, and the computed one is smaller than this.
-pub const NOISE: f64 = 1e-5;
+/// The rounding of sums of numbers near one in single precision.
+const NOISE: f64 = 1e-5;
 
 /// The least norm of a gradient per element, in parts of the largest element of all gradients and at most [`NOISE`]: at a
 /// tolerance of 1e-4 an error of 1e-8 of the largest passes, and sums in single precision had rounding errors of 2e-9 of it.
-pub const FLOOR: f64 = 1e-4;
-
-/// The least visible difference of two elements of a weight, in parts of the distance that steps of an optimizer can move it.
-pub const VISIBLE: f64 = 1e-3;
+const FLOOR: f64 = 1e-4;
 
 /// How one tensor compares.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,9 +25,6 @@ pub struct Comparison {
     pub name: String,
     /// The result of the comparison.
     pub verdict: Verdict,
-    /// Elements of a weight that were left out though they differ visibly (see [`VISIBLE`]): their gradients are only
-    /// rounding, for which an optimizer takes full steps, and they are no further apart than these steps can move them.
-    pub undetermined: u64,
 }
 
 /// The distance of two tensors, or why there is none.
@@ -85,7 +77,7 @@ impl Verdict {
 
 /// Compares `found` with `expected`.
 pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
-    above(Kind::default(), found, expected, |_, _, _| false)
+    above(Kind::default(), found, expected)
 }
 
 /// The sizes of the elements of tensors of one kind.
@@ -97,13 +89,11 @@ struct Kind {
     largest: f64,
 }
 
-/// Compares relative to the norm, which is at least that of elements of the size of rounding; `leave_out` takes the number of an
-/// element and both values, and returns whether to skip it.
+/// Compares relative to the norm, which is at least that of elements of the size of rounding.
 fn above<A: Real, B: Real>(
     Kind { floor, largest }: Kind,
     found: &Tensor<A>,
     expected: &Tensor<B>,
-    mut leave_out: impl FnMut(usize, f64, f64) -> bool,
 ) -> Verdict {
     // A scalar may be stored as a vector of one.
     let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
@@ -121,9 +111,6 @@ fn above<A: Real, B: Real>(
         }
         norm += b * b;
         largest = largest.max(b.abs());
-        if leave_out(at, a, b) {
-            continue;
-        }
         max_abs = max_abs.max((a - b).abs());
         difference += (a - b) * (a - b);
     }
@@ -131,106 +118,6 @@ fn above<A: Real, B: Real>(
     let relative = if norm > 0.0 { (difference / norm.max(noise)).sqrt() } else { difference.sqrt() };
     let scale = if largest > 0.0 { largest } else { 1.0 };
     Verdict::Distance { max_abs, relative, scale }
-}
-
-/// How outputs are judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Judge<'a> {
-    /// The distance that an optimizer may have moved an element of a weight in all steps; zero without steps.
-    pub reach: f64,
-    /// The smallest gradients of the steps; where absent, the expected gradients are those of the only step.
-    pub smallest: Option<&'a Smallest>,
-}
-
-/// For each gradient and each of its elements the smallest magnitude that it had in any step, in parts of the largest
-/// element of all gradients of that step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Smallest(Outputs<f64>);
-
-impl Smallest {
-    /// Adds the gradients of a step, which are among the tensors that it kept.
-    pub fn after<T: Real>(&mut self, kept: &Outputs<T>) {
-        let largest = largest(kept, state::GRADIENT);
-        for (name, tensor) in kept.iter().filter(|(name, _)| name.starts_with(state::GRADIENT)) {
-            let parts = tensor.map(|x| if largest > 0.0 { x.to_f64().abs() / largest } else { 0.0 });
-            match self.0.get_mut(name) {
-                Some(smallest) if smallest.data.len() == parts.data.len() => {
-                    smallest.data.iter_mut().zip(parts.data).for_each(|(a, b)| *a = a.min(b));
-                }
-                _ => {
-                    self.0.insert(name.clone(), parts);
-                }
-            }
-        }
-    }
-}
-
-impl Judge<'_> {
-    /// Compares two sets of outputs by name, in the order of the expected ones.
-    pub fn outputs<A: Real, B: Real>(self, found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
-        let kinds = kinds(expected);
-        let mut own = Smallest::default();
-        if self.smallest.is_none() && self.reach > 0.0 {
-            own.after(expected);
-        }
-        let smallest = self.smallest.unwrap_or(&own);
-        let compare = |(name, tensor): (&String, &Tensor<B>)| match found.get(name) {
-            Some(found) => {
-                let kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
-                self.named(
-                    name,
-                    kind.map_or_else(Kind::default, |(_, kind)| *kind),
-                    found,
-                    (tensor, smallest),
-                )
-            }
-            None => Comparison { name: name.clone(), verdict: Verdict::Missing, undetermined: 0 },
-        };
-        expected.iter().map(compare).collect()
-    }
-
-    /// Compares outputs with the tensors of the same names in `expected`; outputs that it lacks are left out.
-    ///
-    /// # Errors
-    /// [`StoreError`] for a tensor that is there and cannot be read.
-    pub fn with_source<A: Real>(
-        self,
-        found: &Outputs<A>,
-        expected: &dyn TensorSource,
-    ) -> Result<Vec<Comparison>, StoreError> {
-        let present = found.keys().filter(|name| expected.shape(name).is_some());
-        let read = |name: &String| Ok((name.clone(), expected.read(name)?));
-        let read: Outputs<f64> = present.map(read).collect::<Result<_, StoreError>>()?;
-        // A run that computes gradients computes all of them.
-        let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
-        let gradients = found.keys().any(is_gradient);
-        let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
-        let absent = absent.filter(|name| !found.contains_key(name));
-        let missing = absent.map(|name| Comparison { name, verdict: Verdict::Missing, undetermined: 0 });
-        Ok(self.outputs(found, &read).into_iter().chain(missing).collect())
-    }
-
-    /// Compares the tensor `name`: gradients, moments and updates may be zero but for rounding.
-    fn named<A: Real, B: Real>(
-        self,
-        name: &str,
-        kind: Kind,
-        found: &Tensor<A>,
-        (expected, smallest): (&Tensor<B>, &Smallest),
-    ) -> Comparison {
-        let weight = name.strip_prefix(state::MASTER).unwrap_or(name);
-        let gradient = smallest.0.get(&format!("{}{weight}", state::GRADIENT));
-        let mut undetermined = 0;
-        let verdict = above(kind, found, expected, |at, a, b| {
-            let of_rounding = gradient.and_then(|g| g.data.get(at)).is_some_and(|&part| part <= NOISE);
-            // Both may have gone all the way, in opposite directions.
-            let apart = (a - b).abs();
-            let leave_out = of_rounding && apart <= 2.0 * self.reach;
-            undetermined += u64::from(leave_out && apart > VISIBLE * self.reach);
-            leave_out
-        });
-        Comparison { name: name.to_owned(), verdict, undetermined }
-    }
 }
 
 /// The kinds of tensors that may be zero but for rounding, each with the prefix of its names.
@@ -254,13 +141,19 @@ fn largest<B: Real>(outputs: &Outputs<B>, prefix: &str) -> f64 {
     magnitudes.filter(|x| x.is_finite()).fold(0.0, f64::max)
 }
 
-/// Compares two sets of outputs by name, in the order of the expected ones; no optimizer has taken a step.
+/// Compares two sets of outputs by name, in the order of the expected ones.
 pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
-    Judge::default().outputs(found, expected)
+    let kinds = kinds(expected);
+    let compare = |(name, tensor): (&String, &Tensor<B>)| {
+        let kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
+        let kind = kind.map_or_else(Kind::default, |(_, kind)| *kind);
+        let verdict = found.get(name).map_or(Verdict::Missing, |found| above(kind, found, tensor));
+        Comparison { name: name.clone(), verdict }
+    };
+    expected.iter().map(compare).collect()
 }
 
-/// Compares outputs with the tensors of the same names in `expected`, as [`outputs`] does; outputs that it lacks are left
-/// out.
+/// Compares outputs with the tensors of the same names in `expected`; outputs that it lacks are left out.
 ///
 /// # Errors
 /// [`StoreError`] for a tensor that is there and cannot be read.
@@ -268,7 +161,16 @@ pub fn with_source<A: Real>(
     found: &Outputs<A>,
     expected: &dyn TensorSource,
 ) -> Result<Vec<Comparison>, StoreError> {
-    Judge::default().with_source(found, expected)
+    let present = found.keys().filter(|name| expected.shape(name).is_some());
+    let read = |name: &String| Ok((name.clone(), expected.read(name)?));
+    let read: Outputs<f64> = present.map(read).collect::<Result<_, StoreError>>()?;
+    // A run that computes gradients computes all of them.
+    let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
+    let gradients = found.keys().any(is_gradient);
+    let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
+    let absent = absent.filter(|name| !found.contains_key(name));
+    let missing = absent.map(|name| Comparison { name, verdict: Verdict::Missing });
+    Ok(outputs(found, &read).into_iter().chain(missing).collect())
 }
 
 #[cfg(test)]
@@ -313,32 +215,5 @@ mod tests {
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0])).within(f64::NAN));
         let expected: Outputs<f64> = [("y".to_owned(), vector(&[1.0]))].into_iter().collect();
         assert_eq!(outputs(&Outputs::<f64>::new(), &expected)[0].verdict, Verdict::Missing);
-    }
-
-    #[test]
-    fn what_rounding_makes_of_gradients_is_told_from_what_is_wrong() {
-        let set = |weight: [f64; 2], second: f64| -> Outputs<f64> {
-            let named = [
-                ("w", vector(&weight)),
-                ("grad.w", vector(&[1e-9, 0.5])),
-                ("optimizer.exp_avg_sq.w", vector(&[second])),
-                ("grad.other", vector(&[1.0])),
-                ("optimizer.exp_avg_sq.other", vector(&[1e-3])),
-            ];
-            named.into_iter().map(|(name, t)| (name.to_owned(), t)).collect()
-        };
-        let expected = set([1.0, 1.0], 1e-9);
-        let verdict = |found: &Outputs<f64>, reach: f64, name: &str| {
-            let rows = Judge { reach, smallest: None }.outputs(found, &expected);
-            let row = rows.into_iter().find(|row| row.name == name).unwrap();
-            (row.verdict.within(1e-4), row.undetermined)
-        };
-        // The first element's gradient is rounding: it may have gone either way, and no further.
-        let moved = set([1.001, 1.0], 1e-9);
-        assert_eq!(verdict(&moved, 1e-3, "w"), (true, 1));
-        assert_eq!(verdict(&moved, 1e-4, "w"), (false, 0));
-        assert_eq!(verdict(&set([1.0, 1.001], 1e-9), 1e-3, "w"), (false, 0));
-        // A second moment of zero is not what 1e-9 is.
-        assert_eq!(verdict(&set([1.0, 1.0], 0.0), 1e-3, "optimizer.exp_avg_sq.w"), (false, 0));
     }
 }

@@ -29,6 +29,8 @@ pub trait Real:
     const ONE: Self;
     /// Less than every other number.
     const NEG_INFINITY: Self;
+    /// The distance from one to the next number.
+    const EPSILON: f64;
 
     /// The nearest number to `x`.
     fn from_f64(x: f64) -> Self;
@@ -46,6 +48,7 @@ impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEG_INFINITY: Self = Self::NEG_INFINITY;
+    const EPSILON: f64 = Self::EPSILON;
 
     fn from_f64(x: f64) -> Self {
         x
@@ -60,6 +63,7 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEG_INFINITY: Self = Self::NEG_INFINITY;
+    const EPSILON: f64 = Self::EPSILON as f64;
 
     fn from_f64(x: f64) -> Self {
         x as f32

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use ithaca_ir::DType;
+use ithaca_ir::ops::random::mix;
 
 use crate::real::Real;
 
@@ -28,6 +29,49 @@ impl Storage {
         data.iter_mut().for_each(|x| *x = x.through(round));
     }
 }
+
+/// The rounding of the values of a run of the oracle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Every value is rounded as the storage says.
+    Nearest(Storage),
+    /// Weights, states and inputs are, as they are stored so; computed values are not.
+    Sources(Storage),
+    /// As `Nearest`, and each computed value then moves by a unit in its last place, down or up, or not at all, at random by the
+    /// seed: a sample of the errors that rounding can cause, also where it happens to cause none.
+    Random(Storage, u64),
+}
+
+impl Rounding {
+    /// Rounds the `at`th value of a run; `is_source` for one that the run reads.
+    pub(crate) fn keep<T: Real>(self, dtype: DType, data: &mut [T], (at, is_source): (u64, bool)) {
+        match self {
+            Rounding::Sources(_) if !is_source => {}
+            Rounding::Nearest(storage) | Rounding::Sources(storage) => storage.keep(dtype, data),
+            Rounding::Random(storage, seed) => {
+                storage.keep(dtype, data);
+                if is_source {
+                    return;
+                }
+                let unit = match (storage, dtype) {
+                    (Storage::AsTyped, DType::BF16) => UNITS[0],
+                    (Storage::AsTyped, DType::F16) => UNITS[1],
+                    _ => T::EPSILON,
+                };
+                let key = mix(mix(seed, 0), at);
+                for (i, x) in data.iter_mut().enumerate() {
+                    let bits = mix(key, i as u64) >> 62;
+                    let by = [-unit, 0.0, 0.0, unit][bits as usize];
+                    *x = x.through(|x| x + by * x);
+                }
+                storage.keep(dtype, data);
+            }
+        }
+    }
+}
+
+/// The distance of neighbouring numbers near one: of bf16, and of f16.
+const UNITS: [f64; 2] = [1.0 / 128.0, 1.0 / 1024.0];
 
 #[cfg(test)]
 mod tests {

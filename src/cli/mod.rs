@@ -519,7 +519,7 @@ pub struct RunArgs {
     /// Compare with the outputs in this safetensors file [default: those of the whole program].
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub expect: Option<PathBuf>,
-    /// The largest absolute and relative error that passes [default: 1e-4].
+    /// The largest absolute and relative error against `--expect` that passes [default: 1e-4].
     ///
     /// With `--storage typed` the default is 1e-2 for programs in f16 and 5e-2 in bf16, and the error of an element is
     /// relative to the largest element of its tensor.

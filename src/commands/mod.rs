@@ -23,6 +23,7 @@ mod schedule_text;
 mod serve;
 mod session;
 mod shard_weights;
+mod verdict;
 mod verify;
 
 use crate::cli::{Cli, Command};

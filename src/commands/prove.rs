@@ -2,17 +2,14 @@
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{Diagnostic, Module};
-use ithaca_kernels::compare::{Judge, Smallest};
-use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_kernels::{Storage, oracle};
 
-use super::run::{DEFAULT_TOLERANCE, Data, Expected, all, heading, judge, steps};
+use super::run::{Data, all, heading, steps, tensors};
 use super::session::{Done, Session};
+use super::verdict::{AgainstWhole, DEFAULT_TOLERANCE, against_file};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::job::Job;
-
-/// The largest absolute rounding error of double precision at these sizes.
-const EXACT: f64 = 1e-9;
 
 /// Compares the per-rank program of a job with its whole program; `about` follows the heading.
 pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, about: &str) -> Result<Done> {
@@ -20,30 +17,24 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
     let compiled = job.compile()?;
     refuse_hours(&compiled.per_rank)?;
     let data = Data::open(job, &args.subject, args.expect.as_deref())?;
-    (session.progress)("running the whole program");
     let inputs = data.inputs();
-    let mut smallest = Smallest::default();
-    let run = |module, after: &mut dyn FnMut(&Outputs<f64>)| {
-        let results = steps(args.steps, &data.weights(), |weights| {
-            let results = oracle::step::<f64>(module, weights, inputs.as_ref(), Storage::Wide)?;
-            after(&results.kept);
-            Ok(results)
-        });
-        results.map(all)
-    };
-    let whole = run(job.reference(), &mut |kept| smallest.after(kept))?;
-    (session.progress)("running the per-rank program");
-    let ranks = run(&compiled.per_rank, &mut |_| {})?;
+    let mut against_whole = AgainstWhole::new(&[(job, &compiled.per_rank)], Storage::Wide);
+    let ranks = steps(args.steps, &data.weights(), |weights| {
+        (session.progress)("running the per-rank program");
+        let results = oracle::step::<f64>(&compiled.per_rank, weights, inputs.as_ref(), Storage::Wide)?;
+        (session.progress)("running the whole program");
+        against_whole.step(0, (weights, inputs.as_ref()), &results)?;
+        Ok(results)
+    })?;
     let mut out = heading(job, &compiled.notes, &data);
     out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
-    let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
-    let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?.of_layout(&compiled.per_rank);
+    let verdict = against_whole.judgement();
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
         let expected =
-            judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance.unwrap_or(DEFAULT_TOLERANCE))?;
+            against_file(&all(ranks), &tensors(path)?, args.tolerance.unwrap_or(DEFAULT_TOLERANCE))?;
         out.push_str("per-rank program against the file\n");
         out.push_str(&expected.text);
         passed &= expected.passed;

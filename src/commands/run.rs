@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use ithaca_codegen::trace;
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
-use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
-use ithaca_kernels::compare::{self, Comparison, Verdict};
+use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::cpu::{Timings, Trace};
 use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
@@ -20,13 +18,13 @@ use ithaca_kernels::store::{
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 use ithaca_passes::import::OPTIONAL_INPUTS;
-use ithaca_passes::proof;
 
 use super::device::{Device, look_for_nan};
 use super::fault;
 use super::session::{Done, Session};
+use super::verdict::{AgainstWhole, Judgement, against_file, tolerance};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::files;
 use crate::ineffective;
 use crate::job::Job;
@@ -118,6 +116,8 @@ pub(super) fn run_job(
     let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &settings(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
+    let mut against_whole = (is_first && args.expect.is_none() && !args.unchecked)
+        .then(|| AgainstWhole::new(&[(job, &compiled.per_rank)], storage));
     let found = steps(args.steps, weights, |weights| {
         left -= 1;
         let execution = match &agreed {
@@ -133,7 +133,12 @@ pub(super) fn run_job(
         traffic = execution.traffic;
         timings.merge(&execution.timings);
         ran.push(execution.spans);
-        Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
+        let results = oracle::Results { outputs: execution.outputs, kept: execution.kept };
+        if let Some(against_whole) = &mut against_whole {
+            progress("running the whole program");
+            against_whole.step(0, (weights, inputs.as_ref()), &results)?;
+        }
+        Ok(results)
     })?;
     if !is_first {
         return Ok(Done::success(""));
@@ -156,41 +161,12 @@ pub(super) fn run_job(
     if args.timings {
         out.push_str(&timings_table(&timings));
     }
-    let after = compare::Judge { reach: job.reach(args.steps), smallest: None };
-    let tolerance = tolerance(&compiled.schedule, args);
-    let judgement = match &args.expect {
-        None if args.unchecked => Judgement { text: "compared with nothing\n".to_owned(), passed: true },
-        Some(path) => judge(&found, &Expected::<f32>::File(path), after, tolerance)?,
-        None => {
-            progress("running the whole program");
-            let mut smallest = compare::Smallest::default();
-            let whole = steps(args.steps, weights, |weights| {
-                let whole = oracle::step::<f32>(job.reference(), weights, inputs.as_ref(), Storage::Wide)?;
-                smallest.after(&whole.kept);
-                Ok(whole)
-            })?;
-            let after = compare::Judge { smallest: Some(&smallest), ..after };
-            judge(&found, &Expected::Whole(&all(whole)), after, tolerance)?.of_layout(&compiled.per_rank)
-        }
+    let judgement = match (&args.expect, against_whole) {
+        (Some(path), _) => against_file(&found, &tensors(path)?, tolerance(&compiled.schedule, args))?,
+        (None, Some(against_whole)) => against_whole.judgement(),
+        (None, None) => Judgement::none(),
     };
     out.push_str(&judgement.text);
-    if !judgement.passed && args.steps > 1 && args.expect.is_none() {
-        out.push_str(&format!(
-            "note: after several steps rounding errors grow through the optimizer; `ithaca verify --steps {}` compares in double \
-             precision and tells rounding from a real difference\n",
-            args.steps
-        ));
-    }
-    let chooses = |function: &Function| function.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
-    if !judgement.passed
-        && args.storage() == StorageArg::Typed
-        && compiled.per_rank.functions.values().any(chooses)
-    {
-        out.push_str(
-            "note: scores of experts are rounded in the run and not in the whole program, so a token with nearly equal scores may \
-             go to another expert; `ithaca verify` compares in double precision\n",
-        );
-    }
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
@@ -363,7 +339,7 @@ fn zero(shape: &[u64]) -> Tensor<f64> {
 }
 
 /// Opens the tensors at a path.
-fn tensors(path: &Path) -> Result<Box<dyn TensorSource>> {
+pub(super) fn tensors(path: &Path) -> Result<Box<dyn TensorSource>> {
     kind::expect_tensors(path)?;
     Ok(store::open(path)?)
 }
@@ -385,142 +361,6 @@ pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
         Some(&[batch, sequence]) => Some(Lengths { batch, sequence, target }),
         _ => None,
     })
-}
-
-/// The comparison of results that differ by rounding alone.
-pub(super) fn rounding() -> compare::Judge<'static> {
-    compare::Judge { reach: 0.0, smallest: None }
-}
-
-/// The expected outputs.
-pub(super) enum Expected<'a, T: Real> {
-    /// Those in a file; other outputs are not compared.
-    File(&'a Path),
-    /// Those of the whole program.
-    Whole(&'a Outputs<T>),
-}
-
-/// The default tolerance in single precision.
-pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
-
-/// The tolerance: the one asked for, or the default for the narrowest stored type.
-pub(super) fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
-    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
-    let of = |dtype| match dtype {
-        DType::BF16 => 5e-2,
-        DType::F16 => 1e-2,
-        DType::F64 | DType::F32 | DType::I32 | DType::Bool => DEFAULT_TOLERANCE,
-    };
-    let default = match args.storage() {
-        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(DEFAULT_TOLERANCE, f64::max),
-        StorageArg::Wide => DEFAULT_TOLERANCE,
-    };
-    args.tolerance.unwrap_or(default)
-}
-
-/// A comparison with expected outputs.
-pub(super) struct Judgement {
-    /// A row per output, and the verdict.
-    pub(super) text: String,
-    /// Whether every error is within the tolerance.
-    pub(super) passed: bool,
-}
-
-/// Compares outputs with the expected ones.
-///
-/// # Errors
-/// `C10` for an unreadable file, `C00` for a file without any of the outputs.
-pub(super) fn judge<A: Real, B: Real>(
-    found: &Outputs<A>,
-    expected: &Expected<'_, B>,
-    judge: compare::Judge<'_>,
-    tolerance: f64,
-) -> Result<Judgement> {
-    let rows = match expected {
-        Expected::Whole(whole) => judge.outputs(found, whole),
-        Expected::File(path) => {
-            let file = tensors(path)?;
-            judge.with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?
-        }
-    };
-    if rows.is_empty() {
-        let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        return Err(Failure::usage(format!(
-            "the file of expected outputs has none of the outputs: {}",
-            names.join(", ")
-        )));
-    }
-    Ok(table(&rows, tolerance))
-}
-
-fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
-    let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
-    let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
-    let mut passed = true;
-    // Writing to a string cannot fail.
-    for Comparison { name, verdict, undetermined: _ } in rows {
-        let within = verdict.within(tolerance);
-        passed &= within;
-        let mark = if within { "" } else { "  above tolerance" };
-        let _ = match verdict {
-            Verdict::Distance { max_abs, relative, scale: _ } => {
-                writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
-            }
-            Verdict::Shape { found, expected } => {
-                let is_last = found.len() + 1 == expected.len()
-                    && found.first() == expected.first()
-                    && found[1..] == expected[2..];
-                let hint = if is_last && name == "logits" {
-                    ": only those of the last token are computed; `--logits all` computes all"
-                } else {
-                    ""
-                };
-                writeln!(text, "{name:<width$} has shape {found:?}, expected {expected:?}{hint}")
-            }
-            Verdict::NotFinite { at, found, expected } => {
-                let hint = if found.is_nan() {
-                    "; `--look-for-nan` names the task that writes the first"
-                } else {
-                    ""
-                };
-                writeln!(text, "{name:<width$} is {found} at element {at}, expected {expected}{hint}")
-            }
-            Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
-        };
-    }
-    let excluded: u64 = rows.iter().map(|row| row.undetermined).sum();
-    if excluded > 0 {
-        let weights = rows.iter().filter(|row| row.undetermined > 0).count();
-        let _ = writeln!(
-            text,
-            "note: {} in {} excluded: their gradients are rounding errors, which the optimizer turns into full steps; \
-             they differ by no more than these steps",
-            counted(excluded, "element"),
-            counted(weights as u64, "weight")
-        );
-    }
-    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { PASSED } else { "FAILED" });
-    Judgement { text, passed }
-}
-
-/// The verdict of outputs within the tolerance.
-const PASSED: &str = "passed";
-
-impl Judgement {
-    /// The same of a comparison with the whole program: without collectives it proves no layout.
-    pub(super) fn of_layout(self, per_rank: &Module) -> Self {
-        if !self.passed || proof::n_collectives(per_rank) > 0 {
-            return self;
-        }
-        let verdict = format!("{PASSED}: ");
-        let without = "nothing is split: there is no communication to prove; outputs agree: ";
-        match self.text.rfind(&verdict) {
-            None => self,
-            Some(at) => {
-                Self { text: self.text[..at].to_owned() + without + &self.text[at + verdict.len()..], ..self }
-            }
-        }
-    }
 }
 
 /// The first lines of a report: model, layout, data, notes.

@@ -39,3 +39,4 @@ mod text;
 mod tidy;
 mod tier;
 mod training;
+mod verdicts;

@@ -35,13 +35,13 @@ const MAX_RANKS: u64 = 8;
 const CLOSE: f64 = 2e-3;
 
 /// A workload of a model, and how it is laid out.
-struct Drawn {
-    config: Value,
-    workload: Workload,
-    options: ShardOptions,
+pub(crate) struct Drawn {
+    pub(crate) config: Value,
+    pub(crate) workload: Workload,
+    pub(crate) options: ShardOptions,
 }
 
-fn draw(seed: u64) -> Drawn {
+pub(crate) fn draw(seed: u64) -> Drawn {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
     let all: Vec<&dyn Strategy> = STRATEGIES.iter().copied().filter(|s| s.name() != "ep").collect();

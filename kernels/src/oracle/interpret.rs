@@ -7,7 +7,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
-use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
+use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, state, structure};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::assigned::Assigned;
@@ -18,7 +19,7 @@ use crate::assemble::assemble;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::source;
-use crate::storage::Storage;
+use crate::storage::{Rounding, Storage};
 use crate::store::TensorSource;
 use crate::tensor::{Outputs, Tensor, index};
 
@@ -36,11 +37,30 @@ pub struct Results<T> {
     pub kept: Outputs<T>,
 }
 
+/// How a step is computed.
+#[derive(Clone, Copy)]
+pub struct StepOptions<'a> {
+    /// The rounding of its values.
+    pub rounding: Rounding,
+    /// Gradients under their stored names, which the update reads in place of those of the step: it computes both, and neither
+    /// depends on the other.
+    pub gradients: Option<&'a dyn TensorSource>,
+}
+
+impl StepOptions<'_> {
+    /// A step with this rounding, whose update reads its own gradients.
+    pub fn of(rounding: Rounding) -> Self {
+        Self { rounding, gradients: None }
+    }
+}
+
 struct Interpreter<'a, T: Real> {
     module: &'a Module,
     weights: &'a dyn TensorSource,
     inputs: &'a dyn TensorSource,
-    storage: Storage,
+    options: &'a StepOptions<'a>,
+    /// The number of values computed so far.
+    computed: u64,
     /// The weights and states assigned so far.
     assigned: Assigned<T>,
 }
@@ -49,14 +69,15 @@ pub(super) fn run<T: Real>(
     module: &Module,
     weights: &dyn TensorSource,
     inputs: &dyn TensorSource,
-    storage: Storage,
+    options: &StepOptions<'_>,
 ) -> Result<Results<T>, RunError> {
     let main = module.main().ok_or_else(|| RunError::NoMain(module.name.clone()))?;
     let function = &module.functions[main];
     if !function.params.is_empty() {
         return Err(RunError::invalid("`main` has parameters"));
     }
-    let mut interpreter = Interpreter { module, weights, inputs, storage, assigned: Assigned::default() };
+    let mut interpreter =
+        Interpreter { module, weights, inputs, options, computed: 0, assigned: Assigned::default() };
     let results = interpreter.call(main, (0, None), Vec::new(), 0)?;
     let mut outputs = Outputs::new();
     for (i, (output, held)) in function.outputs.iter().zip(results).enumerate() {
@@ -102,7 +123,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 return Err(RunError::invalid(format!("`{}` gives too few results", node.op.name())));
             }
             for (result, mut held) in node.results.iter().zip(results) {
-                self.keep(function.ty(*result), &mut held);
+                self.keep(&node.op, function.ty(*result), &mut held);
                 values[result.index()] = Some(held);
             }
             for v in node.operands.iter().chain(&node.results).filter(|v| last_use[v.index()] == Some(i)) {
@@ -143,6 +164,14 @@ impl<'a, T: Real> Interpreter<'a, T> {
                     Op::State(_) => (Target::State, source::load_state),
                     _ => (Target::Param, source::load),
                 };
+                if let Some(given) = self.options.gradients
+                    && function.phase == Phase::Update
+                    && binding.name.starts_with(state::GRADIENT)
+                    && given.shape(&binding.stored_name(layer)).is_some()
+                {
+                    let stored = source::load(space, binding, ty, layer, given)?;
+                    return Ok(vec![self.cut(ty, binding, &stored)]);
+                }
                 if let Some(held) = self.assigned.get(target, binding, layer, ty)? {
                     return Ok(vec![held]);
                 }
@@ -231,14 +260,16 @@ impl<'a, T: Real> Interpreter<'a, T> {
         Ok(carried)
     }
 
-    /// Rounds values of narrow types.
-    fn keep(&self, ty: &TensorType, held: &mut Held<T>) {
-        if self.storage == Storage::Wide {
+    /// Rounds the values of a result.
+    fn keep(&mut self, op: &Op, ty: &TensorType, held: &mut Held<T>) {
+        self.computed += 1;
+        let is_source = matches!(op, Op::Param(_) | Op::State(_) | Op::Input(_));
+        if self.options.rounding == Rounding::Nearest(Storage::Wide) {
             return;
         }
         for value in held {
             if let Value::Real(tensor) = Rc::make_mut(value) {
-                self.storage.keep(ty.dtype, &mut tensor.data);
+                self.options.rounding.keep(ty.dtype, &mut tensor.data, (self.computed, is_source));
             }
         }
     }

@@ -37,6 +37,6 @@ mod window;
 pub(crate) mod tests;
 
 pub use crate::assemble::assemble;
-pub use interpret::Results;
-pub use run::{Interpreted, run, run_ranks, step};
+pub use interpret::{Results, StepOptions};
+pub use run::{Interpreted, run, run_ranks, step, step_with};
 pub use value::{Elements, Held, Operand, ResultSpec, Value};

@@ -2,10 +2,10 @@
 
 use ithaca_ir::{Level, Module};
 
-use super::interpret::{self, Results};
+use super::interpret::{self, Results, StepOptions};
 use crate::error::RunError;
 use crate::real::Real;
-use crate::storage::Storage;
+use crate::storage::{Rounding, Storage};
 use crate::store::TensorSource;
 use crate::tensor::Outputs;
 
@@ -63,13 +63,26 @@ pub fn step<T: Interpreted>(
     inputs: &dyn TensorSource,
     storage: Storage,
 ) -> Result<Results<T>, RunError> {
-    T::step(module, weights, inputs, storage)
+    step_with(module, weights, inputs, &StepOptions::of(Rounding::Nearest(storage)))
+}
+
+/// As [`step`], with options.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_with<T: Interpreted>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    options: &StepOptions<'_>,
+) -> Result<Results<T>, RunError> {
+    T::step(module, weights, inputs, options)
 }
 
 /// A number type of the interpreter. The interpreter is compiled here, once for each type: crates that use it may not be
 /// optimised, and would run a copy of their own at half its speed.
 pub trait Interpreted: Real {
-    /// [`step`] with numbers of this type.
+    /// [`step_with`] numbers of this type.
     ///
     /// # Errors
     /// As [`step`].
@@ -77,7 +90,7 @@ pub trait Interpreted: Real {
         module: &Module,
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
-        storage: Storage,
+        options: &StepOptions<'_>,
     ) -> Result<Results<Self>, RunError>;
 }
 
@@ -89,9 +102,9 @@ macro_rules! interpreted {
                 module: &Module,
                 weights: &dyn TensorSource,
                 inputs: &dyn TensorSource,
-                storage: Storage,
+                options: &StepOptions<'_>,
             ) -> Result<Results<Self>, RunError> {
-                interpret::run(module, weights, inputs, storage)
+                interpret::run(module, weights, inputs, options)
             }
         })*
     };

@@ -19,8 +19,9 @@ use self::prompts::Prompts;
 use self::results::{Generated, continuations, expected};
 use self::saved::Prefix;
 use super::device::{Device, look_for_nan};
-use super::run::{self, Data, Expected, judge};
+use super::run::{self, Data};
 use super::session::{Done, Session};
+use super::verdict::{AgainstWhole, Judgement, against, tolerance};
 use crate::cli::{Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::{files, ineffective, subject};
@@ -233,6 +234,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let agreed = agreed.transpose()?;
     progress("running the schedules");
     let mut traffic = [Vec::new(), Vec::new()];
+    let kinds = [0, 1].map(|i| (&jobs[i], &compiled[i].per_rank));
+    let mut against_whole =
+        (is_first && args.expect.is_none() && !args.unchecked).then(|| AgainstWhole::new(&kinds, storage));
     let (found, kept) = generate(&request, &prompts, &before, table(), |kind, states, inputs, next| {
         let device = &devices[kind as usize];
         let execution = match &agreed {
@@ -243,7 +247,11 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
             },
         };
         traffic[kind as usize] = execution.traffic;
-        Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
+        let results = oracle::Results { outputs: execution.outputs, kept: execution.kept };
+        if let Some(against_whole) = &mut against_whole {
+            against_whole.step(kind as usize, (states, inputs), &results)?;
+        }
+        Ok(results)
     })?;
     if !is_first {
         return Ok(Done::success(""));
@@ -252,21 +260,13 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
     }
-    let tolerance = run::tolerance(&compiled[1].schedule, args);
-    let judgement = match &args.expect {
-        None if args.unchecked => run::Judgement { text: "compared with nothing\n".to_owned(), passed: true },
-        Some(path) => {
+    let judgement = match (&args.expect, against_whole) {
+        (Some(path), _) => {
             let expected = expected(path, &found, continued.as_deref())?;
-            judge(&found, &Expected::Whole(&expected), run::rounding(), tolerance)?
+            against(&found, &expected, tolerance(&compiled[1].schedule, args))
         }
-        None => {
-            progress("running the whole program");
-            let (whole, _) = generate(&request, &prompts, &before, table(), |kind, states, inputs, _| {
-                Ok(oracle::step::<f32>(jobs[kind as usize].reference(), states, inputs, Storage::Wide)?)
-            })?;
-            judge(&found, &Expected::Whole(&whole), run::rounding(), tolerance)?
-                .of_layout(&compiled[1].per_rank)
-        }
+        (None, Some(against_whole)) => against_whole.judgement(),
+        (None, None) => Judgement::none(),
     };
     out.push_str(&continuations(&found));
     out.push_str(&judgement.text);

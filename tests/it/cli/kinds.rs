@@ -212,7 +212,7 @@ fn per_rank_programs_are_checked_and_compared_with_a_whole_program() {
         "opt whole.ith --pipeline shard{strategy=ring,ring=4},lower-movements,lower-reshards -o own.ith",
     );
     let proven = said(at, "verify own.ith --program whole.ith");
-    assert!(proven.ends_with("passed: tolerance 1e-9\n") && !proven.contains("not checked"), "{proven}");
+    assert!(proven.contains("\npassed: no error is above") && !proven.contains("not checked"), "{proven}");
 
     // By hand: keys and values of another step are attended to, in layouts that fit.
     let text = std::fs::read_to_string(at.join("own.ith")).unwrap();

@@ -145,11 +145,11 @@ fn a_plan_runs_small_and_is_verified() {
     said(at, &format!("{PLAN} -o plan.json"));
     let run = said(at, "run plan.json --shrink");
     assert!(run.starts_with("llama-8.0b, ") && run.contains(" on 8 ranks ("), "{run}");
-    assert!(run.contains("\npassed: tolerance"), "{run}");
+    assert!(run.contains("\npassed: no error is above"), "{run}");
     assert_eq!(run, said(at, "run plan.json --shrink"), "the same seed gives the same numbers");
     assert_ne!(run, said(at, "run plan.json --shrink --seed 1"));
     let verified = said(at, "verify plan.json");
-    assert!(verified.contains("\npassed: tolerance 1e-9"), "{verified}");
+    assert!(verified.contains("\npassed: no error is above"), "{verified}");
     said(at, "run plan.json --shrink -o outputs.safetensors");
     let held = said(at, "run plan.json --shrink --expect outputs.safetensors --tolerance 0");
     assert!(held.contains("0.000e0"), "{held}");

@@ -1,41 +1,31 @@
 //! Training by the command line: every model's step agrees with the whole one, options belong together, and a pipeline that
 //! does not fit has repairs.
 
-use super::{line, refused, repository, said};
+use super::{refused, repository, said};
 use crate::tier;
 
+/// Biases of keys have gradients that are rounding alone, of which AdamW makes whole steps.
 #[test]
-fn steps_of_models_whose_gradients_vanish_agree() {
+fn steps_of_models_whose_gradients_vanish_pass() {
     let root = repository("");
-    // Biases of keys have gradients that are rounding alone, of which AdamW makes whole steps.
-    for (golden, layout) in [
-        ("gpt2", ""),
-        ("gpt2", "--strategy ring+megatron-tp --mesh ring=2,tp=2"),
-        ("gpt-neox", "--strategy ulysses --mesh ulysses=4"),
-        ("olmo2-biases-head-dim", "--strategy megatron-tp-sp --mesh tp=2"),
+    for (model, layout) in [
+        ("tests/goldens/gpt2", ""),
+        ("tests/goldens/gpt2", "--strategy ring+megatron-tp --mesh ring=2,tp=2"),
+        ("tests/goldens/gpt-neox", "--strategy ulysses --mesh ulysses=4"),
+        ("tests/goldens/olmo2-biases-head-dim", "--strategy megatron-tp-sp --mesh tp=2"),
+        ("tests/goldens/t5", "--target-seq 12 --strategy ring --mesh ring=2"),
+        ("examples/bert-large-uncased --shrink", ""),
+        ("examples/bert-large-uncased --shrink", "--strategy megatron-tp --mesh tp=2 --storage typed"),
     ] {
-        let out = said(
-            &root,
-            &format!("run tests/goldens/{golden} --mode train --seq 16 --batch 2 --steps 2 {layout}"),
-        );
-        let verdict = if layout.is_empty() { "no communication to prove; outputs agree" } else { "passed" };
-        assert!(out.ends_with(&format!("{verdict}: tolerance 1e-4\n")), "{golden} {layout}: {out}");
-    }
-}
-
-/// The second step of AdamW begins with weights that differ where gradients of the first were rounding alone, so in single
-/// precision its gradients may be a thousandth apart; in double precision nothing is.
-#[test]
-fn what_an_optimizer_makes_of_rounding_is_told_from_what_is_wrong() {
-    let root = repository("");
-    for (golden, seed) in [("t5", 0), ("t5-gated-own-head", 15)] {
-        let options = format!(
-            "--mode train --seq 48 --target-seq 12 --seed {seed} --strategy ring --mesh ring=3 --steps 2"
-        );
-        let out = said(&root, &format!("verify tests/goldens/{golden} {options}"));
-        assert!(out.ends_with("passed: tolerance 1e-9\n"), "{golden}: {out}");
-        let ran = line(&root, &format!("run tests/goldens/{golden} {options} --tolerance 1e-3"));
-        assert!(ran.code == 0 || ran.out.contains("`ithaca verify --steps 2`"), "{golden}: {ran:#?}");
+        for seed in 0..2 {
+            let args = format!("{model} --mode train --seq 16 --batch 2 --steps 2 --seed {seed} {layout}");
+            for command in ["run", "verify"] {
+                if command == "run" || !layout.contains("--storage") {
+                    let out = said(&root, &format!("{command} {args}"));
+                    assert!(out.contains(": no error is above ") && !out.contains("FAILED"), "{args}: {out}");
+                }
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! How emitted programs judge themselves: a step in half precision agrees with one device's, though an optimizer makes whole
-//! steps of rounding; errors are found; and the rules are those of the CPU.
+//! steps of rounding; and errors are found.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,6 @@ use ithaca_ir::ops::state;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_kernels::Outputs;
-use ithaca_kernels::compare::{self, Judge, Verdict};
 use ithaca_kernels::store::{self, RandomTensors, Stored};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
@@ -210,8 +209,49 @@ fn left_by_a_step() -> Outputs<f64> {
     .collect()
 }
 
+/// The verdict that the rules give.
+#[derive(Debug)]
+struct Stated {
+    largest: f64,
+    relative: f64,
+    by_reach: u64,
+}
+
+/// The rules, stated once more: an element of a weight whose gradient is at most 1e-5 of the largest of all gradients may differ by
+/// twice the reach of the steps; gradients and moments that are rounding are measured by 1e-4 of the largest of their kind.
+fn stated(name: &str, found: &Outputs<f64>, expected: &Outputs<f64>, reach: f64) -> Stated {
+    let largest_of = |prefix: &str| {
+        let tensors = expected.iter().filter(|(name, _)| name.starts_with(prefix));
+        tensors.flat_map(|(_, t)| &t.data).fold(0.0, |a: f64, x| a.max(x.abs()))
+    };
+    let weight = name.strip_prefix(state::MASTER).unwrap_or(name);
+    let gradient = expected.get(&format!("{}{weight}", state::GRADIENT));
+    let floor = if name.starts_with(state::SECOND_MOMENT) {
+        1e-8 * largest_of(state::SECOND_MOMENT)
+    } else {
+        let kind = [state::GRADIENT, state::FIRST_MOMENT].into_iter().find(|kind| name.starts_with(kind));
+        kind.map_or(0.0, |kind| (1e-4 * largest_of(kind)).min(1e-5))
+    };
+    let (found, expected) = (&found[name], &expected[name]);
+    let (mut stated, mut squares) = (Stated { largest: 0.0, relative: 0.0, by_reach: 0 }, 0.0);
+    for (i, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
+        let apart = (a - b).abs();
+        let is_rounding = gradient.is_some_and(|g| g.data[i].abs() <= 1e-5 * largest_of(state::GRADIENT));
+        if is_rounding && apart <= 2.0 * reach {
+            stated.by_reach += u64::from(apart > 1e-3 * reach);
+            continue;
+        }
+        stated.largest = stated.largest.max(apart);
+        squares += apart * apart;
+    }
+    let norm: f64 = expected.data.iter().map(|x| x * x).sum();
+    let size = norm.max(if norm > 0.0 { floor * floor * expected.data.len() as f64 } else { 0.0 });
+    stated.relative = if squares == 0.0 { 0.0 } else { (squares / size).sqrt() };
+    stated
+}
+
 #[test]
-fn the_judge_of_emitted_programs_is_the_cpus() {
+fn emitted_programs_judge_rounding_by_reach() {
     if !can_run() {
         return;
     }
@@ -246,20 +286,13 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
     let mut by_reach_of_all = 0;
     for (by, reach) in [(1e-3, 1e-3), (1e-3, 4e-4), (1e-3, 0.0), (1e-6, 1e-3), (1e-1, 1e-3)] {
         let found = moved(by, 7);
-        let rows = Judge { reach, smallest: None }.outputs(&found, &expected);
         for (name, largest, relative, by_reach) in verdicts(&found, reach) {
-            let row = rows.iter().find(|row| row.name == name).unwrap();
-            let Verdict::Distance { max_abs, relative: cpu, .. } = row.verdict else { panic!("{row:?}") };
-            let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+            let same = |a: f64, b: f64| (a.is_infinite() && a == b) || (a - b).abs() <= 1e-9 * b.abs();
+            let stated = stated(&name, &found, &expected, reach);
             by_reach_of_all += by_reach;
-            assert_eq!(by_reach, row.undetermined, "{name} by {by} within {reach}");
-            assert!(same(largest, max_abs), "{name} by {by} within {reach}: {largest} and {max_abs}");
-            // Where the reference is zero, the CPU measures the distance, and an emitted program reports an error.
-            let is_zero = expected[&name].data.iter().all(|x| *x == 0.0);
-            match is_zero && max_abs > 0.0 {
-                true => assert_eq!(relative, f64::INFINITY, "{name}"),
-                false => assert!(same(relative, cpu), "{name} by {by} within {reach}: {relative} and {cpu}"),
-            }
+            assert_eq!(by_reach, stated.by_reach, "{name} by {by} within {reach}");
+            assert!(same(largest, stated.largest), "{name} by {by} within {reach}: {largest}, {stated:?}");
+            assert!(same(relative, stated.relative), "{name} by {by} within {reach}: {relative}, {stated:?}");
         }
     }
     assert!(by_reach_of_all > 100);
@@ -277,9 +310,9 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
     assert!(row.1.is_nan() && row.2.is_nan(), "{row:?}");
 }
 
-/// Constants and names that emitted programs state once more.
+/// Names that emitted programs state once more.
 #[test]
-fn emitted_programs_have_the_constants_of_the_cpu() {
+fn emitted_programs_have_the_names_of_states() {
     let whole = module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
     let files = emitted(&lower(verify(&whole).unwrap()).unwrap(), None);
     let said = |file: &str, name: &str| -> String {
@@ -287,11 +320,6 @@ fn emitted_programs_have_the_constants_of_the_cpu() {
         let value = text.split_once(&format!(" {name} = ")).unwrap_or_else(|| panic!("{name}")).1;
         value.split_once(';').unwrap().0.trim_matches('"').to_owned()
     };
-    for (name, value) in
-        [("kNoise", compare::NOISE), ("kFloor", compare::FLOOR), ("kVisible", compare::VISIBLE)]
-    {
-        assert_eq!(said("runtime/compare.hpp", name).parse::<f64>().unwrap(), value, "{name}");
-    }
     for (name, prefix) in [
         ("kGradient", state::GRADIENT),
         ("kFirstMoment", state::FIRST_MOMENT),

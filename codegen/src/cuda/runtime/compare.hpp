@@ -1,6 +1,4 @@
-// Outputs and updated tensors, whole on rank 0, and the self-check: their distances from those of one GPU. The rules and
-// constants are those of the compiler's kernels/src/compare.rs, except that tensors above the noise are measured by their own
-// norm only.
+// Outputs and updated tensors, whole on rank 0, and the self-check: their distances from those of one GPU.
 //
 // An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone, a
 // weight may move either way, and is compared by the distance that the steps allow.
@@ -102,11 +100,11 @@ inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
     return out;
 }
 
-// Gradients below this part of the largest of all gradients are rounding; `NOISE` of the compiler.
+// Gradients below this part of the largest of all gradients are rounding.
 inline constexpr double kNoise = 1e-5;
-// Elements of rounding count as at least this part of the largest of their kind; `FLOOR` of the compiler.
+// Elements of rounding count as at least this part of the largest of their kind.
 inline constexpr double kFloor = 1e-4;
-// The part of the allowed distance from which a difference is reported; `VISIBLE` of the compiler.
+// The part of the allowed distance from which a difference is reported.
 inline constexpr double kVisible = 1e-3;
 
 // Half the relative distance of neighbouring numbers, by element type.

@@ -1,0 +1,234 @@
+//! Judges a step of ranks by its error, beside the error that one rank has in the same precision.
+//!
+//! The exact result is that of the whole program in double precision; its distance from the ranks' result is the ranks' error.
+//! Rounding has errors too, and how large they are depends on the program: a sum of large numbers may be zero. So the whole
+//! program is run in the precision of the ranks as well, also with other roundings ([`Rounding::Random`]), and a tensor is
+//! wrong where its error is out of proportion to these ([`Judge::proportion`]). No size of an error is right or wrong by itself.
+//! Ranks in double precision are judged by runs in single precision, whose errors are larger by the ratio of the units: the
+//! exact result shows no error of its own precision.
+//!
+//! Steps are judged one by one, each from the weights and states with which the ranks began it, and an update from the gradients
+//! that the ranks left: errors neither add up from step to step, nor does an optimizer turn those of a gradient into steps.
+
+use ithaca_ir::Module;
+
+use crate::Outputs;
+use crate::error::RunError;
+use crate::oracle::{Interpreted, Results, StepOptions, step_with};
+use crate::real::Real;
+use crate::storage::{Rounding, Storage};
+use crate::store::{TensorSource, Tensors};
+use crate::tensor::Tensor;
+
+/// The samples of one rank's error that are always taken, the first without a seed.
+const SAMPLES: u64 = 2;
+
+/// All samples, which are taken before a tensor is called wrong.
+const ALL_SAMPLES: u64 = 24;
+
+/// An error so many times too large is not due to samples that happen to be small.
+const BEYOND_CHANCE: f64 = 1000.0;
+
+/// The errors of ranks that add up `parts` parts of each sum are at most this many times those of one rank, per root of `parts`.
+const MARGIN: f64 = 6.0;
+
+/// A whole program, by which steps of ranks are judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge<'a> {
+    /// The whole program.
+    pub program: &'a Module,
+    /// How the ranks store values.
+    pub storage: Storage,
+    /// The number of parts in which the ranks take a sum that one rank takes at once, each rounded by itself.
+    pub parts: u64,
+}
+
+/// How a tensor compares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The tensor's name.
+    pub name: String,
+    /// What was found.
+    pub finding: Finding,
+}
+
+/// The errors of a tensor, or why there are none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finding {
+    /// Both have one shape, and every element is finite in both or −∞ in both.
+    Errors {
+        /// The error of the ranks.
+        ranks: Size,
+        /// The largest error of one rank in the same precision, at least half a unit in the last place.
+        one_rank: Size,
+    },
+    /// The shapes differ.
+    Shape {
+        /// The computed shape.
+        found: Vec<usize>,
+        /// That of the whole program.
+        expected: Vec<usize>,
+    },
+    /// A computed or an expected element is infinite or NaN.
+    NotFinite {
+        /// The first such element, counted in row-major order.
+        at: usize,
+        /// The computed element.
+        found: f64,
+        /// That of the whole program.
+        expected: f64,
+    },
+    /// The tensor was expected and not computed.
+    Missing,
+}
+
+/// The size of an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Size {
+    /// That of the element with the largest error.
+    pub largest: f64,
+    /// The Euclidean norm over that of the exact tensor; the norm itself where that is zero.
+    pub relative: f64,
+}
+
+impl Size {
+    fn scaled(self, by: f64) -> Size {
+        Size { largest: by * self.largest, relative: by * self.relative }
+    }
+
+    fn max(self, other: Size) -> Size {
+        Size { largest: self.largest.max(other.largest), relative: self.relative.max(other.relative) }
+    }
+}
+
+impl Judged {
+    /// The error of the ranks as a multiple of one rank's, by norm or by the largest element, whichever is more; infinite where
+    /// there is none.
+    pub fn ratio(&self) -> f64 {
+        let over = |error: f64, of: f64| if error == 0.0 { 0.0 } else { error / of };
+        match self.finding {
+            Finding::Errors { ranks, one_rank } => {
+                over(ranks.largest, one_rank.largest).max(over(ranks.relative, one_rank.relative))
+            }
+            Finding::Shape { .. } | Finding::NotFinite { .. } | Finding::Missing => f64::INFINITY,
+        }
+    }
+}
+
+impl Judge<'_> {
+    /// The largest ratio of errors that is due to rounding: errors of random signs in `n` parts add up to √n of one.
+    pub fn proportion(&self) -> f64 {
+        MARGIN * (self.parts.max(1) as f64).sqrt()
+    }
+
+    /// Whether a tensor is right.
+    pub fn accepts(&self, judged: &Judged) -> bool {
+        judged.ratio() <= self.proportion()
+    }
+
+    /// Compares the results of a step from `before`, in the order of the whole program's: outputs, then weights and states.
+    ///
+    /// # Errors
+    /// Those of the whole program.
+    pub fn step<T: Interpreted>(
+        &self,
+        (before, inputs): (&dyn TensorSource, &dyn TensorSource),
+        found: &Results<T>,
+    ) -> Result<Vec<Judged>, RunError> {
+        let gradients = Tensors::from(&found.kept);
+        let exact = self.run::<f64>((before, inputs), &gradients, Rounding::Sources(self.storage))?;
+        let exact = all(exact);
+        let found: std::collections::BTreeMap<&String, &Tensor<T>> =
+            found.outputs.iter().chain(&found.kept).collect();
+        let mut rows: Vec<Judged> =
+            exact.iter().map(|(name, exact)| judged::<T>(name, exact, &found)).collect();
+        let samples = |rows: &mut Vec<Judged>, seeds: std::ops::Range<u64>| {
+            for seed in seeds {
+                let rounding = match seed {
+                    0 => Rounding::Nearest(self.storage),
+                    seed => Rounding::Random(self.storage, seed),
+                };
+                let sample = all(self.run::<f32>((before, inputs), &gradients, rounding)?);
+                for row in rows.iter_mut() {
+                    let error = difference(&sample[&row.name], &exact[&row.name]);
+                    if let (Finding::Errors { one_rank, .. }, Ok(error)) = (&mut row.finding, error) {
+                        *one_rank = one_rank.max(error.scaled(T::EPSILON / <f32 as Real>::EPSILON));
+                    }
+                }
+            }
+            Ok::<_, RunError>(())
+        };
+        samples(&mut rows, 0..SAMPLES)?;
+        let part = |row: &Judged| row.ratio() / self.proportion();
+        if rows.iter().any(|row| part(row) > 1.0) && rows.iter().all(|row| part(row) < BEYOND_CHANCE) {
+            samples(&mut rows, SAMPLES..ALL_SAMPLES)?;
+        }
+        Ok(rows)
+    }
+
+    fn run<T: Interpreted>(
+        &self,
+        (before, inputs): (&dyn TensorSource, &dyn TensorSource),
+        gradients: &Tensors,
+        rounding: Rounding,
+    ) -> Result<Results<T>, RunError> {
+        let options = StepOptions { rounding, gradients: Some(gradients) };
+        step_with(self.program, before, inputs, &options)
+    }
+}
+
+/// Outputs, weights and states.
+fn all<T: Interpreted>(results: Results<T>) -> Outputs<T> {
+    let Results { mut outputs, kept } = results;
+    outputs.extend(kept);
+    outputs
+}
+
+/// A tensor of the ranks beside the exact one, of which one rank has half a unit in the last place as an error so far.
+fn judged<T: Interpreted>(
+    name: &str,
+    exact: &Tensor<f64>,
+    found: &std::collections::BTreeMap<&String, &Tensor<T>>,
+) -> Judged {
+    let finding = match found.get(&name.to_owned()) {
+        None => Finding::Missing,
+        Some(found) => match difference(found, exact) {
+            Ok(ranks) => {
+                let half = T::EPSILON / 2.0;
+                let largest =
+                    exact.data.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, x| a.max(x.abs()));
+                // A tensor of zeros has no last place.
+                let relative = if largest > 0.0 { half } else { 0.0 };
+                Finding::Errors { ranks, one_rank: Size { largest: half * largest, relative } }
+            }
+            Err(finding) => finding,
+        },
+    };
+    Judged { name: name.to_owned(), finding }
+}
+
+/// The error of a tensor.
+fn difference<T: Interpreted>(found: &Tensor<T>, exact: &Tensor<f64>) -> Result<Size, Finding> {
+    // A scalar may be stored as a vector of one.
+    let alike = found.shape == exact.shape || (found.data.len() == 1 && exact.data.len() == 1);
+    if !alike || found.data.len() != exact.data.len() {
+        return Err(Finding::Shape { found: found.shape.clone(), expected: exact.shape.clone() });
+    }
+    let (mut largest, mut squares, mut norm) = (0f64, 0f64, 0f64);
+    for (at, (found, &exact)) in found.data.iter().zip(&exact.data).enumerate() {
+        let found = found.to_f64();
+        // The logarithm of an empty sum.
+        if found == f64::NEG_INFINITY && exact == f64::NEG_INFINITY {
+            continue;
+        }
+        if !found.is_finite() || !exact.is_finite() {
+            return Err(Finding::NotFinite { at, found, expected: exact });
+        }
+        let error = (found - exact).abs();
+        largest = largest.max(error);
+        squares += error * error;
+        norm += exact * exact;
+    }
+    let relative = if norm > 0.0 { (squares / norm).sqrt() } else { squares.sqrt() };
+    Ok(Size { largest, relative })
+}

@@ -1,0 +1,216 @@
+//! The verdict of `run` and `verify`: outputs against the whole program, or against a file.
+
+use std::fmt::Write;
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::{DType, Module};
+use ithaca_kernels::compare::{self, Comparison, Verdict};
+use ithaca_kernels::judge::{Finding, Judge, Judged};
+use ithaca_kernels::oracle::{Interpreted, Results};
+use ithaca_kernels::store::{Renamed, TensorSource};
+use ithaca_kernels::{Outputs, Real, Storage};
+use ithaca_passes::proof;
+
+use crate::cli::{RunArgs, StorageArg};
+use crate::error::{Failure, Result};
+use crate::job::Job;
+
+/// The default tolerance of a comparison with a file.
+pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
+
+/// The tolerance of a comparison with a file: the one asked for, or the default for the narrowest stored type.
+pub(super) fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
+    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    let of = |dtype| match dtype {
+        DType::BF16 => 5e-2,
+        DType::F16 => 1e-2,
+        DType::F64 | DType::F32 | DType::I32 | DType::Bool => DEFAULT_TOLERANCE,
+    };
+    let default = match args.storage() {
+        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(DEFAULT_TOLERANCE, f64::max),
+        StorageArg::Wide => DEFAULT_TOLERANCE,
+    };
+    args.tolerance.unwrap_or(default)
+}
+
+/// The verdict of outputs that agree.
+const PASSED: &str = "passed";
+
+/// A comparison with expected outputs.
+pub(super) struct Judgement {
+    /// A row per output, and the verdict.
+    pub(super) text: String,
+    /// Whether every output agrees.
+    pub(super) passed: bool,
+}
+
+impl Judgement {
+    /// That of `--unchecked`.
+    pub(super) fn none() -> Self {
+        Self { text: "compared with nothing\n".to_owned(), passed: true }
+    }
+}
+
+/// The comparison of steps with the whole program.
+pub(super) struct AgainstWhole<'a> {
+    /// Those of the kinds of steps.
+    judges: Vec<Judge<'a>>,
+    /// Whether ranks communicate, without which no layout is proven.
+    communicates: bool,
+    /// The steps that were compared.
+    steps: u64,
+    /// The kind of the last of them.
+    kind: usize,
+    /// The first step that is wrong, else the last one.
+    rows: Vec<Judged>,
+    passed: bool,
+}
+
+impl<'a> AgainstWhole<'a> {
+    /// The comparison of steps of one kind or of several, each a job with its per-rank program; `storage` is that of the ranks.
+    pub(super) fn new(kinds: &[(&'a Job, &Module)], storage: Storage) -> Self {
+        let of = |(job, per_rank): &(&'a Job, &Module)| Judge {
+            program: job.reference(),
+            storage,
+            parts: per_rank.space.mesh.ranks(),
+        };
+        let communicates = kinds.iter().any(|(_, per_rank)| proof::n_collectives(per_rank) > 0);
+        let judges = kinds.iter().map(of).collect();
+        Self { judges, communicates, steps: 0, kind: 0, rows: Vec::new(), passed: true }
+    }
+
+    /// Compares the results of a step of a kind from `before`. Steps after a wrong one are not compared.
+    ///
+    /// # Errors
+    /// Those of the whole program.
+    pub(super) fn step<T: Interpreted>(
+        &mut self,
+        kind: usize,
+        before: (&dyn TensorSource, &dyn TensorSource),
+        found: &Results<T>,
+    ) -> Result<()> {
+        if self.passed {
+            let judge = &self.judges[kind];
+            self.steps += 1;
+            self.kind = kind;
+            self.rows = judge.step(before, found)?;
+            self.passed = self.rows.iter().all(|row| judge.accepts(row));
+        }
+        Ok(())
+    }
+
+    /// The verdict of all steps.
+    pub(super) fn judgement(self) -> Judgement {
+        let Self { judges, communicates, steps, kind, rows, passed } = self;
+        let judge = &judges[kind];
+        let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
+        let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "error", "of one rank");
+        // Writing to a string cannot fail.
+        for row in &rows {
+            let name = &row.name;
+            let mark = match judge.accepts(row) {
+                true => String::new(),
+                false => format!("  out of proportion: {:.0} times, by norm or element", row.ratio()),
+            };
+            let _ = match &row.finding {
+                Finding::Errors { ranks, one_rank } => {
+                    writeln!(
+                        text,
+                        "{name:<width$} {:>12.3e} {:>12.3e}{mark}",
+                        ranks.relative, one_rank.relative
+                    )
+                }
+                Finding::Shape { found, expected } => {
+                    writeln!(text, "{name:<width$} {}", of_shape(name, found, expected))
+                }
+                Finding::NotFinite { at, found, expected } => {
+                    writeln!(text, "{name:<width$} {}", not_finite(*at, *found, *expected))
+                }
+                Finding::Missing => writeln!(text, "{name:<width$} was not computed"),
+            };
+        }
+        let bound = judge.proportion();
+        let _ = match (passed, communicates) {
+            (true, true) => writeln!(text, "{PASSED}: no error is above {bound:.0} times that of one rank"),
+            (true, false) => writeln!(
+                text,
+                "nothing is split: there is no communication to prove; outputs agree: no error is above {bound:.0} times that of \
+                 one rank"
+            ),
+            (false, _) if steps > 1 => {
+                writeln!(text, "FAILED in step {steps}: an error is above {bound:.0} times that of one rank")
+            }
+            (false, _) => writeln!(text, "FAILED: an error is above {bound:.0} times that of one rank"),
+        };
+        Judgement { text, passed }
+    }
+}
+
+/// Compares outputs with those of a file; other outputs are not compared.
+///
+/// # Errors
+/// `C10` for an unreadable file, `C00` for a file without any of the outputs.
+pub(super) fn against_file<A: Real>(
+    found: &Outputs<A>,
+    file: &dyn TensorSource,
+    tolerance: f64,
+) -> Result<Judgement> {
+    let rows = compare::with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?;
+    if rows.is_empty() {
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        return Err(Failure::usage(format!(
+            "the file of expected outputs has none of the outputs: {}",
+            names.join(", ")
+        )));
+    }
+    Ok(table(&rows, tolerance))
+}
+
+/// Compares outputs with others of the same names.
+pub(super) fn against<A: Real>(found: &Outputs<A>, expected: &Outputs<f64>, tolerance: f64) -> Judgement {
+    table(&compare::outputs(found, expected), tolerance)
+}
+
+fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
+    let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
+    let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
+    let mut passed = true;
+    // Writing to a string cannot fail.
+    for Comparison { name, verdict } in rows {
+        let within = verdict.within(tolerance);
+        passed &= within;
+        let mark = if within { "" } else { "  above tolerance" };
+        let _ = match verdict {
+            Verdict::Distance { max_abs, relative, scale: _ } => {
+                writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
+            }
+            Verdict::Shape { found, expected } => {
+                writeln!(text, "{name:<width$} {}", of_shape(name, found, expected))
+            }
+            Verdict::NotFinite { at, found, expected } => {
+                writeln!(text, "{name:<width$} {}", not_finite(*at, *found, *expected))
+            }
+            Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
+        };
+    }
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { PASSED } else { "FAILED" });
+    Judgement { text, passed }
+}
+
+/// A tensor of another shape than expected.
+fn of_shape(name: &str, found: &[usize], expected: &[usize]) -> String {
+    let is_last =
+        found.len() + 1 == expected.len() && found.first() == expected.first() && found[1..] == expected[2..];
+    let hint = if is_last && name == "logits" {
+        ": only those of the last token are computed; `--logits all` computes all"
+    } else {
+        ""
+    };
+    format!("has shape {found:?}, expected {expected:?}{hint}")
+}
+
+/// An element that is infinite or NaN.
+fn not_finite(at: usize, found: f64, expected: f64) -> String {
+    let hint = if found.is_nan() { "; `--look-for-nan` names the task that writes the first" } else { "" };
+    format!("is {found} at element {at}, expected {expected}{hint}")
+}
