@@ -35,7 +35,7 @@ pub enum Verdict {
         /// The largest absolute difference of two elements.
         max_abs: f64,
         /// `‖a − b‖ / ‖b‖` in the Euclidean norm, where b is the expected tensor; `‖a − b‖` where b is zero. A gradient that is
-        /// only rounding (on average at most [`FLOOR`] times the largest of all gradients) is measured by that size instead
+        /// only rounding (on average at most `FLOOR` times the largest of all gradients) is measured by that size instead
         /// of its norm; so are moments, by the largest of their kind.
         relative: f64,
         /// The size by which the error of an element is measured: the magnitude of the largest expected element, for a
