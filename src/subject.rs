@@ -42,12 +42,13 @@ pub struct Model {
 /// `C01` for a missing file, `C02` for text that is not JSON, `C05` for another kind of file.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let config = serde_json::from_str(&kind::read(&file, Wanted::Model)?.text)
+    let config: Value = serde_json::from_str(&kind::read(&file, Wanted::Model)?.text)
         .map_err(|e| Diagnostic::new("C02", format!("`{}` is not JSON: {e}", file.display())))?;
     let folder = file.parent().map(Path::to_owned).unwrap_or_default();
     let named =
         folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
     let name = named.unwrap_or_else(|| "model".to_owned());
+    let config = import::text_part(&config).into_owned();
     Ok(Model { name, config, folder })
 }
 

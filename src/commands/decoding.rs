@@ -1,5 +1,6 @@
 //! What a plan of decoding means for those who wait for tokens, and how many of them there can be.
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::memory;
@@ -40,7 +41,7 @@ pub(super) fn summary(
             bytes(plan.memory.states),
             step / floor
         ),
-        format!("largest batch that fits in this layout: {least}{largest} sequences"),
+        format!("largest batch that fits in this layout: {least}{}", counted(largest, "sequence")),
     ]))
 }
 

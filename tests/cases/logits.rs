@@ -85,6 +85,13 @@ fn telling_fields() -> Vec<(&'static str, &'static str, Value)> {
         ("gemma2", "/layer_types/0", json!("full_attention")),
         ("gemma2", "/hidden_activation", json!("gelu")),
         ("gemma2-uncapped-biases", "/attn_logit_softcapping", json!(2.0)),
+        ("gemma3", "/rope_parameters/sliding_attention/rope_theta", json!(200.0)),
+        ("gemma3", "/rope_parameters/full_attention/factor", json!(2.0)),
+        ("gemma3", "/sliding_window", json!(8)),
+        ("gemma3", "/query_pre_attn_scalar", json!(16)),
+        ("glm4", "/rope_parameters/partial_rotary_factor", json!(0.75)),
+        ("glm4", "/attention_bias", json!(false)),
+        ("mistral3", "/text_config/rope_parameters/rope_theta", json!(400.0)),
         ("gpt2-inner-gelu", "/activation_function", json!("relu")),
         ("gpt2-scaled-by-layer", "/scale_attn_by_inverse_layer_idx", json!(false)),
         ("t5", "/relative_attention_max_distance", json!(40)),
@@ -124,6 +131,11 @@ fn the_older_spelling_gives_the_same_program(golden: &Golden) -> Result<(), Stri
         Some("gpt_neox") => ("rotary_emb_base", "rotary_pct"),
         _ => ("rope_theta", "partial_rotary_factor"),
     };
+    if let Some(window) = parameters.remove("sliding_attention") {
+        // Of several types of layer the window's has a base of its own, and the other's parameters are the model's.
+        fields.insert("rope_local_base_freq".to_owned(), window["rope_theta"].clone());
+        parameters = parameters.remove("full_attention").unwrap().as_object().unwrap().clone();
+    }
     fields.insert(theta.to_owned(), parameters.remove("rope_theta").unwrap());
     if let Some(factor) = parameters.remove("partial_rotary_factor") {
         fields.insert(part.to_owned(), factor);

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::Module;
-use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
+use ithaca_kernels::store::{MODEL_PREFIXES, Renamed, SafeTensorsFile, TensorSource};
 use ithaca_passes::import::{Workload, import};
 use serde_json::Value;
 
@@ -21,7 +21,8 @@ pub(crate) struct Golden {
     pub(crate) config: Value,
     /// A prefill of the inputs.
     pub(crate) module: Module,
-    pub(crate) weights: SafeTensorsFile,
+    /// By the names of the program.
+    pub(crate) weights: Renamed<'static, SafeTensorsFile>,
     pub(crate) io: SafeTensorsFile,
 }
 
@@ -43,7 +44,8 @@ impl Golden {
     pub(crate) fn open(name: &str) -> Golden {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
         let open = |file| SafeTensorsFile::open(folder.join(file)).unwrap();
-        let (io, weights) = (open("io.safetensors"), open("model.safetensors"));
+        let io = open("io.safetensors");
+        let weights = Renamed::new(open("model.safetensors"), &MODEL_PREFIXES);
         let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
         let config: Value = serde_json::from_str(&text).unwrap();
         let module = imported(&config, name, &io);

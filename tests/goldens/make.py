@@ -28,6 +28,9 @@ from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
 
+# The prefix of the text part of a model of text and images.
+TEXT = "language_model."
+
 # The label of a token that has none.
 IGNORED = -100
 
@@ -189,6 +192,30 @@ MODELS = {
              layer_types=["full_attention", "sliding_attention"]),
         1, 48,
     ),
+    "gemma3": (
+        "Gemma3",
+        dict(COMMON, num_hidden_layers=3, head_dim=16, sliding_window=7, query_pre_attn_scalar=20, rms_norm_eps=1e-3,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+             rope_parameters=dict(
+                 sliding_attention=dict(rope_type="default", rope_theta=300.0),
+                 full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0))),
+        2, 40,
+    ),
+    "glm4": (
+        "Glm4",
+        dict(COMMON, head_dim=16, num_key_value_heads=2, pad_token_id=0, eos_token_id=1, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)),
+        2, 40,
+    ),
+    "mistral3": (
+        "Mistral3",
+        dict(tie_word_embeddings=False,
+             text_config=dict(COMMON, model_type="mistral", head_dim=16, num_key_value_heads=2, sliding_window=None,
+                              rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+             vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                image_size=28, patch_size=14)),
+        2, 40,
+    ),
     "llama-ignored-labels": (
         "Llama",
         dict(COMMON, vocab_size=64, hidden_size=32, head_dim=4),
@@ -229,6 +256,10 @@ MODELS = {
         2, 40,
     ),
 }
+
+# Classes of models and of configurations that are not called as their models are.
+CLASSES = {"GPT2": "GPT2LMHeadModel", "Mistral3": "Mistral3ForConditionalGeneration"}
+CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig"}
 
 # Tokens without a label, by model: sequence and range of positions. One sequence has none, ranges are of all lengths.
 UNLABELLED = {
@@ -278,7 +309,7 @@ BUCKETS = [
 
 def model_of(family, model_class, settings):
     """A model with random weights."""
-    config = getattr(transformers, f"{family}Config")(**settings)
+    config = getattr(transformers, CONFIGURATIONS.get(family, f"{family}Config"))(**settings)
     # `eager` is the library's plain arithmetic.
     config._attn_implementation = "eager"
     model = getattr(transformers, model_class)(config).float().eval()
@@ -289,7 +320,7 @@ def model_of(family, model_class, settings):
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 # Norms of Gemma add one to their weight.
-                base = 0.0 if key.endswith("bias") or family == "Gemma2" else 1.0
+                base = 0.0 if key.endswith("bias") or family in ("Gemma2", "Gemma3") else 1.0
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
                 scale = 1.0 if "relative_attention_bias" in key else 0.1
@@ -320,9 +351,10 @@ def loss_of(logits, labels):
 def make(name):
     family, settings, batch, sequence = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    model = model_of(family, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM", settings)
-    input_ids = torch.randint(0, model.config.vocab_size, (batch, sequence))
-    labels = torch.randint(0, model.config.vocab_size, (batch, sequence))
+    model = model_of(family, CLASSES.get(family, f"{family}ForCausalLM"), settings)
+    vocab_size = model.config.get_text_config().vocab_size
+    input_ids = torch.randint(0, vocab_size, (batch, sequence))
+    labels = torch.randint(0, vocab_size, (batch, sequence))
     for row, start, end in UNLABELLED.get(name, []):
         labels[row, start:end] = IGNORED
     with torch.no_grad():
@@ -375,7 +407,9 @@ def stored_gradients(model):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         gradients = load_file(pathlib.Path(folder) / "model.safetensors")
-    return {f"grad.{key}": gradient for key, gradient in gradients.items() if not gradient.isnan().all()}
+    used = {key: gradient for key, gradient in gradients.items() if not gradient.isnan().all()}
+    # Of a model of text and images there is the text part.
+    return {f"grad.{key.removeprefix(TEXT)}": gradient for key, gradient in used.items()}
 
 
 def add_gradients(directory):
@@ -393,6 +427,7 @@ def add_gradients(directory):
     loss.backward()
     gradients = stored_gradients(model)
     stored = load_file(directory / "model.safetensors")
+    stored = {key.removeprefix(TEXT): tensor for key, tensor in stored.items()}
     strange = [key for key in gradients if stored[key.removeprefix("grad.")].shape != gradients[key].shape]
     assert not strange, strange
     tensors.update(gradients)
@@ -409,7 +444,7 @@ def add_tokens(directory):
     tokens = torch.zeros(len(lengths), steps, dtype=torch.int64)
     logits = []
     for row, length in enumerate(lengths):
-        prompts[row, :length] = torch.randint(0, model.config.vocab_size, (length,))
+        prompts[row, :length] = torch.randint(0, model.config.get_text_config().vocab_size, (length,))
         ids, past, of_steps = prompts[row : row + 1, :length], None, []
         for step in range(steps):
             with torch.no_grad():

@@ -8,6 +8,8 @@
 //! the other: `mlp.experts.gate_up_proj` `[experts, 2 · width, hidden]` and `mlp.experts.down_proj`
 //! `[experts, hidden, width]`.
 //!
+//! The text part of a model of text and images is saved as `language_model.model.layers.0…` or `model.language_model.layers.0…`.
+//!
 //! A program names tensors one way; this adapter finds them in the other ways too, the exact name always coming first.
 
 use std::collections::BTreeMap;
@@ -32,7 +34,13 @@ pub(super) struct Candidate {
 pub(super) fn candidates(name: &str, prefixes: &[&str]) -> impl Iterator<Item = Candidate> {
     let without = prefixes.iter().filter_map(|prefix| name.strip_prefix(prefix).map(str::to_owned));
     let with = prefixes.iter().map(move |prefix| format!("{prefix}{name}"));
-    std::iter::once(name.to_owned()).chain(without).chain(with).flat_map(|name| {
+    // The text part of a model of text and images, before version 5 of the library and from there on.
+    let of_text = [
+        Some(format!("language_model.{name}")),
+        name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}")),
+    ];
+    let of_text = of_text.into_iter().flatten();
+    std::iter::once(name.to_owned()).chain(without).chain(with).chain(of_text).flat_map(|name| {
         // Mixtral's module has two names.
         let alias = name.replace(".block_sparse_moe.", ".mlp.");
         let alias = (alias != name).then_some(alias);

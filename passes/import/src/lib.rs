@@ -44,7 +44,7 @@ use spec::Structure;
 
 pub use capacity::{Capacity, ExpertBound};
 pub use documents::Documents;
-pub use family::families;
+pub use family::{families, text_part};
 pub use shrink::{Detail, Shrink, SmallTokens, shrink};
 pub use workload::{Labels, Logits, Mode, Pages, Workload};
 

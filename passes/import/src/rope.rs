@@ -46,6 +46,8 @@ pub(super) enum Partial {
     Whole,
     /// `partial_rotary_factor` of a head is rotated.
     Factor,
+    /// As [`Factor`](Self::Factor), by default a half.
+    Half,
     /// As [`Factor`](Self::Factor), but the top level names it `rotary_pct` (default 0.25) and the base
     /// `rotary_emb_base`.
     Percent,
@@ -56,6 +58,7 @@ impl Partial {
     fn names(self) -> (&'static str, &'static str, f64) {
         match self {
             Partial::Whole | Partial::Factor => ("rope_theta", "partial_rotary_factor", 1.0),
+            Partial::Half => ("rope_theta", "partial_rotary_factor", 0.5),
             Partial::Percent => ("rotary_emb_base", "rotary_pct", 0.25),
         }
     }
@@ -129,6 +132,15 @@ impl<'a> Rope<'a> {
         Err(Diagnostic::new(code, message))
     }
 
+    /// The parameters of layers whose base is another, `theta` by default: those nested under their type, without scaling where
+    /// parameters are not nested.
+    pub(super) fn of_other_base(&self, theta: f64) -> Self {
+        let is_nested = |map: &Map<String, Value>| map.values().any(Value::is_object);
+        let parameters = self.parameters.filter(|map| is_nested(map));
+        let cx = RopeContext { theta, ..self.cx };
+        Self { cx, theta: None, partial: self.partial, original: self.original, parameters, ..*self }
+    }
+
     /// The factor by which YaRN scales the scores in addition to cosine and sine, if `mscale_all_dim` is given: the
     /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     ///
@@ -185,7 +197,7 @@ impl<'a> Rope<'a> {
             }
             Partial::Whole => head_dim,
             // Truncated towards zero, as in the library.
-            Partial::Factor | Partial::Percent => (head_dim as f64 * partial) as u64,
+            Partial::Factor | Partial::Half | Partial::Percent => (head_dim as f64 * partial) as u64,
         };
         if width != 0 && width.is_multiple_of(2) && width <= head_dim {
             return Ok(width);

@@ -7,7 +7,7 @@ use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
 use serde_json::{Map, Value, json};
 
-use super::family;
+use super::family::{self, text_part};
 use super::spec::{Bert, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 
 /// The target sizes of a small model.
@@ -109,6 +109,7 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
         let message = format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks");
         return Err(Diagnostic::new("M10", message));
     }
+    let config = &*text_part(config);
     let model = family::read(config, ignore)?;
     let mut small = config.as_object().cloned().unwrap_or_default();
     match &model.structure {

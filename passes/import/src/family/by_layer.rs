@@ -1,4 +1,4 @@
-//! Families with full and sliding attention by type of layer: Qwen2, Qwen3 and Gemma 2.
+//! Families with full and sliding attention by type of layer: Qwen2, Qwen3, Gemma 2 and 3.
 //!
 //! `layer_types` states the types.
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::sizes::{Defaults, HeadDim, KvHeads, Padding, USUAL, read_activation, read_sizes};
 use crate::fields::Fields;
 use crate::rope::{Rope, RopeContext};
-use crate::spec::{Biases, Kind, Layout, NormForm, Norms, QkNorm, Sizes, Spec, Spelling, window};
+use crate::spec::{Biases, Kind, Layout, NormForm, Norms, QkNorm, RotarySpec, Sizes, Spec, Spelling, window};
 
 /// Causal attention.
 const FULL: &str = "full_attention";
@@ -61,24 +61,53 @@ pub(super) fn used_window(fields: &mut Fields<'_>) -> Result<Option<u64>, Diagno
 /// by `hidden_activation` and does not read `hidden_act` and `sliding_window_size`. Older descriptions have these
 /// beside the fields in use; they must agree.
 pub(super) fn gemma2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
-    const LAYOUT: Layout = Layout {
-        norms: Norms {
-            before_attention: Some("input_layernorm"),
-            after_attention: Some("post_attention_layernorm"),
-            before_mlp: Some("pre_feedforward_layernorm"),
-            after_mlp: Some("post_feedforward_layernorm"),
-        },
-        ..Layout::USUAL
+    let sizes = gemma_sizes(fields, 256_000, 8192)?;
+    let width = fields.nullable_size("sliding_window", Some(4096))?;
+    fields.neutral("sliding_window_size", &[json!(width)])?;
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => (0..sizes.layers).map(|i| if i % 2 == 0 { SLIDING } else { FULL }).collect(),
     };
+    let caps = [("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)];
+    let [softcap, logit_cap] = caps.map(|(name, default)| cap(fields, name, default));
+    let rotary = Rope::read(fields, RopeContext::of(&sizes))?.of_model()?;
+    gemma(fields, sizes, (&types, width), (softcap?, logit_cap?), |_| Ok(rotary.clone()))
+}
+
+/// As Gemma 2, with queries and keys normalised and other rotary positions in layers that slide; scores and logits are capped only
+/// where a description says so.
+///
+/// Every sixth layer is full unless `layer_types` or `sliding_window_pattern` states otherwise.
+pub(super) fn gemma3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let sizes = gemma_sizes(fields, 262_208, 131_072)?;
+    let width = fields.nullable_size("sliding_window", Some(4096))?;
+    let pattern = fields.aliased_size(["sliding_window_pattern", "_sliding_window_pattern"], 6)?;
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => (1..=sizes.layers).map(|i| if i % pattern == 0 { FULL } else { SLIDING }).collect(),
+    };
+    let caps = ["attn_logit_softcapping", "final_logit_softcapping"].map(|name| fields.positive(name));
+    let [softcap, logit_cap] = caps;
+    let local = fields.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let cx = RopeContext { theta: 1_000_000.0, ..RopeContext::of(&sizes) };
+    let rope = Rope::read(fields, cx)?;
+    let of_window = rope.of_other_base(local);
+    let rotary = |ty: &str| if ty == SLIDING { &of_window } else { &rope }.of_layers(ty, &[FULL, SLIDING]);
+    let spec = gemma(fields, sizes, (&types, width), (softcap?, logit_cap?), rotary)?;
+    Ok(Spec { qk_norm: QkNorm::Head, ..spec })
+}
+
+/// The sizes of Gemma 2 and 3.
+fn gemma_sizes(fields: &mut Fields<'_>, vocab: u64, max_positions: u64) -> Result<Sizes, Diagnostic> {
     let defaults = Defaults {
-        vocab: 256_000,
+        vocab,
         hidden: 2304,
         ffn: 9216,
         layers: 26,
         heads: 8,
         head_dim: HeadDim::Fixed(256),
         kv_heads: KvHeads::Fixed(4),
-        max_positions: 8192,
+        max_positions,
         eps: ("rms_norm_eps", 1e-6),
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
         tied: true,
@@ -91,22 +120,34 @@ pub(super) fn gemma2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
         return Err(Diagnostic::new("M07", "`hidden_act` and `hidden_activation` differ")
             .help("the library computes `hidden_activation`; remove the other"));
     }
+    Ok(sizes)
+}
+
+/// What Gemma 2 and 3 have in common: types of layers with the width of the window, bounds of scores and of logits, and the rotary
+/// positions of a type.
+fn gemma(
+    fields: &mut Fields<'_>,
+    sizes: Sizes,
+    (types, width): (&[&str], Option<u64>),
+    (softcap, logit_cap): (Option<f64>, Option<f64>),
+    rotary: impl Fn(&str) -> Result<RotarySpec, Diagnostic>,
+) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        norms: Norms {
+            before_attention: Some("input_layernorm"),
+            after_attention: Some("post_attention_layernorm"),
+            before_mlp: Some("pre_feedforward_layernorm"),
+            after_mlp: Some("post_feedforward_layernorm"),
+        },
+        ..Layout::USUAL
+    };
     let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
-    let width = fields.nullable_size("sliding_window", Some(4096))?;
-    fields.neutral("sliding_window_size", &[json!(width)])?;
     // Selects the cache of keys and values for generation.
     fields.skip(&["cache_implementation"]);
-    let types = match fields.words("layer_types")? {
-        Some(types) => types,
-        None => (0..sizes.layers).map(|i| if i % 2 == 0 { SLIDING } else { FULL }).collect(),
-    };
     let scale = 1.0 / cap(fields, "query_pre_attn_scalar", 256.0)?.unwrap_or(256.0).sqrt();
-    let softcap = cap(fields, "attn_logit_softcapping", 50.0)?;
-    let logit_cap = cap(fields, "final_logit_softcapping", 30.0)?;
-    let rotary = Rope::read(fields, RopeContext::of(&sizes))?.of_model()?;
     let window = width.ok_or("`sliding_window` must be a number of tokens");
-    let spec = by_type(sizes, &types, window, |sizes, label, _, mask| {
-        Ok(Kind { scale, softcap, ..Kind::new(label, mask, rotary.clone(), sizes) })
+    let spec = by_type(sizes, types, window, |sizes, label, ty, mask| {
+        Ok(Kind { scale, softcap, ..Kind::new(label, mask, rotary(ty)?, sizes) })
     })?;
     let norm = NormForm::Rms { offset: 1.0 };
     Ok(Spec { layout: &LAYOUT, norm, bias, logit_cap, scaled_embedding: true, ..spec })

@@ -12,6 +12,8 @@ mod sizes;
 mod t5;
 mod uniform;
 
+use std::borrow::Cow;
+
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::Value;
 
@@ -21,7 +23,8 @@ use super::spec::{Dropouts, Model, Spec, Structure};
 
 /// The families that can be imported: `model_type` and a summary of its features.
 pub fn families() -> impl Iterator<Item = (&'static str, &'static str)> {
-    FAMILIES.iter().map(|family| (family.name, family.features))
+    let texts = WITH_TEXT.map(|(name, _)| (name, "the text part, `text_config`; images are left out"));
+    FAMILIES.iter().map(|family| (family.name, family.features)).chain(texts)
 }
 
 /// A `model_type` that can be imported.
@@ -47,7 +50,7 @@ enum Reader {
     Bert,
 }
 
-static FAMILIES: [Family; 15] = [
+static FAMILIES: [Family; 17] = [
     Family::new(
         "llama",
         "grouped heads, biases by flags; rotary default, linear, llama3, yarn",
@@ -91,6 +94,21 @@ static FAMILIES: [Family; 15] = [
             Reader::Decoder(by_layer::gemma2),
         )
     },
+    Family {
+        own: &["final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar"],
+        ..Family::new(
+            "gemma3_text",
+            "as gemma2, queries and keys normalised, rotary by type of layer, nothing capped by default",
+            &["Gemma3ForCausalLM"],
+            Reader::Decoder(by_layer::gemma3),
+        )
+    },
+    Family::new(
+        "glm4",
+        "norms before and after, neighbours of partly rotated heads, gate and up in one matrix; rotary as llama",
+        &["Glm4ForCausalLM"],
+        Reader::Decoder(uniform::glm4),
+    ),
     Family::new(
         "olmo2",
         "queries and keys normalised over all heads, norms after; rotary as llama",
@@ -234,11 +252,39 @@ impl DropoutFields {
     }
 }
 
+/// Models of text and images whose text part is imported, with the `model_type` of that part where it states none.
+const WITH_TEXT: [(&str, &str); 2] = [("mistral3", "mistral"), ("gemma3", "gemma3_text")];
+
+/// The text part of the description of a model of text and images; the description itself of all others.
+///
+/// The part is `text_config`, with the element type of the whole where it has none of its own, and with the whole's answer to whether
+/// the embedding is also the head: the library ties the weights of the whole model.
+pub fn text_part(config: &Value) -> Cow<'_, Value> {
+    let kind = config.get("model_type").and_then(Value::as_str);
+    let known = WITH_TEXT.into_iter().find(|(name, _)| kind == Some(name));
+    let part = config.get("text_config").and_then(Value::as_object);
+    let (Some((_, of_text)), Some(part)) = (known, part) else { return Cow::Borrowed(config) };
+    let mut part = part.clone();
+    part.entry("model_type").or_insert_with(|| of_text.into());
+    let is_stated = ["dtype", "torch_dtype"].iter().any(|key| part.get(*key).is_some_and(|v| !v.is_null()));
+    let inherited: &[&str] =
+        if is_stated { &["tie_word_embeddings"] } else { &["dtype", "torch_dtype", "tie_word_embeddings"] };
+    for key in inherited {
+        if let Some(value) = config.get(*key) {
+            part.insert((*key).to_owned(), value.clone());
+        }
+    }
+    // The class of the whole has its head, whatever class the part was made by.
+    part.remove("architectures");
+    Cow::Owned(Value::Object(part))
+}
+
 /// Reads a description.
 ///
 /// # Errors
 /// `M01` to `M07`, `M11`, `M12`.
 pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnostic> {
+    let config = &*text_part(config);
     let map = config.as_object().ok_or_else(|| {
         Diagnostic::new("M01", format!("a model is described by a JSON object, not by {}", kind_of(config)))
     })?;
@@ -260,7 +306,7 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
 }
 
 fn read_family(fields: &mut Fields<'_>) -> Result<&'static Family, Diagnostic> {
-    let names = || FAMILIES.iter().map(|family| family.name);
+    let names = || families().map(|(name, _)| name);
     let Some(name) = fields.word("model_type")? else {
         let refusal = Diagnostic::new("M02", "the description has no `model_type`");
         return Err(refusal.names("supported", "", names()));

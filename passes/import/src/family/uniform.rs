@@ -1,7 +1,8 @@
-//! Families whose layers are all alike: Llama, Mistral, Phi-3, OLMo 2, StarCoder2 and GPT-NeoX.
+//! Families whose layers are all alike: Llama, Mistral, Phi-3, GLM-4, OLMo 2, StarCoder2 and GPT-NeoX.
 //!
 //! A `sliding_window` applies to all layers.
 
+use ithaca_ir::ops::Pairs;
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::json;
 
@@ -61,6 +62,40 @@ pub(super) fn phi3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let window = fields.nullable_size("sliding_window", None)?;
     let cx = RopeContext { types: &["default"], partial: Partial::Factor, ..RopeContext::of(&sizes) };
     Ok(Spec { layout: &LAYOUT, ..alike(fields, cx, sizes, window)? })
+}
+
+/// As Llama with biased queries, keys and values, norms after attention and MLP too, gate and up in one matrix, and a part of each
+/// head rotated whose pairs are neighbours.
+pub(super) fn glm4(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        norms: Norms {
+            before_attention: Some("input_layernorm"),
+            after_attention: Some("post_self_attn_layernorm"),
+            before_mlp: Some("post_attention_layernorm"),
+            after_mlp: Some("post_mlp_layernorm"),
+        },
+        mlp: MlpLayout::GatedRows,
+        ..Layout::USUAL
+    };
+    let defaults = Defaults {
+        vocab: 151_552,
+        ffn: 13_696,
+        layers: 40,
+        head_dim: HeadDim::Fixed(128),
+        kv_heads: KvHeads::Fixed(2),
+        max_positions: 131_072,
+        eps: ("rms_norm_eps", 1.5625e-7),
+        padding: Padding::Token(151_329),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let qkv = fields.flag("attention_bias", true)?;
+    let cx = RopeContext { partial: Partial::Half, ..RopeContext::of(&sizes) };
+    let mut spec = alike(fields, cx, sizes, None)?;
+    for rotary in spec.kinds.iter_mut().filter_map(|kind| kind.rotary.as_mut()) {
+        rotary.pairs = Pairs::Neighbours;
+    }
+    Ok(Spec { layout: &LAYOUT, bias: Biases { qkv, ..Biases::default() }, ..spec })
 }
 
 /// As Llama, with queries and keys normalised over all heads of a token, and norms after attention and MLP instead of
