@@ -101,6 +101,9 @@ impl From<LaunchError> for Failure {
                 .help(
                     "or start each rank yourself: `RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ithaca run plan.json --launch`",
                 ),
+            LaunchError::NoSecret { .. } => diagnostic
+                .help("give all processes one secret: `export ITHACA_JOB_SECRET=$(openssl rand -hex 32)`; `mpirun` passes it on with `-x ITHACA_JOB_SECRET`, `srun` by itself")
+                .help("or run all processes on one machine, with `MASTER_ADDR=127.0.0.1`"),
             LaunchError::Taken { .. } => diagnostic
                 .help("set ITHACA_PORT to a free port of the host of rank 0, the same for all processes"),
             LaunchError::Absent { .. } | LaunchError::Unreached { .. } => diagnostic

@@ -1,7 +1,7 @@
 //! Ranks in processes of their own: the binary, started once for each rank as a launcher would, prints and writes what it
 //! does with a thread per rank, and nobody is left waiting when one does not come, contradicts the others, or dies.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::tier;
 const GOLDENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens");
 
 /// What launchers set; a test may itself be run under one.
-const VARIABLES: [&str; 12] = [
+const VARIABLES: [&str; 13] = [
+    "ITHACA_JOB_SECRET",
     "RANK",
     "WORLD_SIZE",
     "MASTER_ADDR",
@@ -43,10 +44,14 @@ fn free_port() -> u16 {
 
 /// Starts one rank, which finds the others at `port`.
 fn start(rank: u64, world: u64, port: (&str, u16), args: &[&str]) -> Child {
+    started(rank, world, port, args).spawn().unwrap()
+}
+
+fn started(rank: u64, world: u64, port: (&str, u16), args: &[&str]) -> Command {
     let mut command = ithaca(args);
     command.arg("--launch").env("MASTER_ADDR", "127.0.0.1").env(port.0, port.1.to_string());
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-    command.spawn().unwrap()
+    command
 }
 
 /// Starts all ranks and waits for them.
@@ -284,6 +289,111 @@ fn strangers_at_the_door_are_not_let_in() {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     }
     drop((silent, talking));
+}
+
+/// The resident memory of a process, bytes.
+fn memory(child: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/statm", child.id())).unwrap();
+    4096 * status.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+/// What a stranger reads first from a rank that listens: magic, the number of the job, a nonce.
+const OPENING: usize = 48;
+
+/// Strangers that send much, send back what they read, or say nothing, while the second rank is still to come.
+#[test]
+fn strangers_neither_end_a_run_nor_fill_its_memory() {
+    let secret = ("ITHACA_JOB_SECRET", "a secret of at least sixteen bytes");
+    let port = free_port();
+    let rank = |rank, secret: (&str, &str)| {
+        let mut command = started(rank, 2, ("ITHACA_PORT", port), &TWO);
+        command.env(secret.0, secret.1).spawn().unwrap()
+    };
+    let first = rank(0, secret);
+    let mut strangers = vec![wait_until(port, true).unwrap()];
+    let before = memory(&first);
+    for _ in 0..tier::count(150, 1000) {
+        let Ok(mut stranger) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+        stranger.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut opening = [0; OPENING];
+        // Where too many are waiting it is dropped.
+        if stranger.read_exact(&mut opening).is_ok() {
+            let _ = stranger.write_all(&[&opening[..], &[0; 40], &vec![0xff; 1 << 20]].concat());
+        }
+        strangers.push(stranger);
+    }
+    let grown = memory(&first).saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes");
+    // One with another secret is a stranger too, and sees nothing of the run.
+    let other = [&TWO[..], &["--timeout", "1"]].concat();
+    let other = started(1, 2, ("ITHACA_PORT", port), &other)
+        .env(secret.0, "another secret of sixteen bytes")
+        .spawn()
+        .unwrap();
+    let said = refusals(vec![other.wait_with_output().unwrap()]).remove(0);
+    assert!(said.contains("cannot reach rank 0"), "{said}");
+    drop(strangers);
+    let second = rank(1, secret);
+    for child in [first, second] {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+}
+
+/// A listener at the port of rank 0 that does not know the secret: the other rank shows it nothing but its proof.
+#[test]
+fn a_false_rank_0_receives_no_tensors() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let thread = std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        let mut echo = [0; OPENING];
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            stream.write_all(&[&b"ITHACA04"[..], &[0; OPENING - 8]].concat()).unwrap();
+            let n = stream.read(&mut echo).unwrap_or(0);
+            seen.push(n);
+        }
+        seen
+    });
+    let args = [&TWO[..], &["--mode", "train", "--timeout", "1"]].concat();
+    let mut command = started(1, 2, ("ITHACA_PORT", port), &args);
+    command.env("ITHACA_JOB_SECRET", "a secret of at least sixteen bytes");
+    let said = refusals(vec![command.output().unwrap()]).remove(0);
+    assert!(said.contains("belongs to another job, or has another secret"), "{said}");
+    assert_eq!(thread.join().unwrap(), [0, 0]);
+}
+
+#[test]
+fn without_a_secret_other_machines_are_not_reached() {
+    let said = |secret: &[(&str, &str)]| {
+        let mut command = started(1, 2, ("ITHACA_PORT", 29_500), &[&TWO[..], &["--timeout", "1"]].concat());
+        // An address of documentation (RFC 5737).
+        command.env("MASTER_ADDR", "192.0.2.1").envs(secret.iter().copied());
+        refusals(vec![command.output().unwrap()]).remove(0)
+    };
+    let none = said(&[]);
+    assert!(
+        none.contains("C17") && none.contains("no secret") && none.contains("ITHACA_JOB_SECRET"),
+        "{none}"
+    );
+    let short = said(&[("ITHACA_JOB_SECRET", "short")]);
+    assert!(short.contains("needs at least 16"), "{short}");
+    let set = said(&[("ITHACA_JOB_SECRET", "a secret of at least sixteen bytes")]);
+    assert!(set.contains("cannot reach rank 0 at 192.0.2.1"), "{set}");
+}
+
+/// Rank 0 listens at the address of the host, and at no other of the machine.
+#[test]
+fn rank_0_listens_at_its_address_only() {
+    let port = free_port();
+    let mut first = start(0, 2, ("ITHACA_PORT", port), &TWO);
+    drop(wait_until(port, true));
+    assert!(TcpStream::connect(("127.0.0.2", port)).is_err());
+    first.kill().unwrap();
+    first.wait().unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The rank of a process and the address of rank 0, from the environment that launchers set.
 
 use super::error::LaunchError;
-use crate::digest::fnv1a;
+use super::handshake::JobKey;
 
 /// The number of ports after `MASTER_PORT` that rank 0 tries.
 const PORTS: u16 = 8;
@@ -19,6 +19,18 @@ const LAUNCHERS: [(&str, &str, &[&str]); 4] = [
 const LOCAL_RANKS: [&str; 4] =
     ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
+/// The variable with the secret of a job.
+pub(super) const SECRET: &str = "ITHACA_JOB_SECRET";
+
+/// The fewest bytes of a secret.
+const SECRET_BYTES: usize = 16;
+
+/// Whether the id of a run is one that nobody guesses, as `torchrun --standalone` makes it.
+fn is_uuid(id: &str) -> bool {
+    let parts: Vec<usize> = id.split('-').map(str::len).collect();
+    parts == [8, 4, 4, 4, 12] && id.bytes().all(|c| c == b'-' || c.is_ascii_hexdigit())
+}
+
 /// The variables of a launcher, for one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchEnv {
@@ -31,15 +43,15 @@ pub struct LaunchEnv {
     /// The ports of rank 0, which listens on the first that is free: `ITHACA_PORT`, or the eight after `MASTER_PORT`;
     /// the launcher itself uses `MASTER_PORT`.
     pub ports: Vec<u16>,
-    /// The number by which processes of one job recognise each other.
-    pub job: u64,
+    /// The key by which processes of one job recognise each other.
+    pub key: JobKey,
     /// Its number among the processes of its machine, where the launcher says it.
     pub local_rank: Option<u64>,
 }
 
 impl LaunchEnv {
     /// Reads the environment by `variable`: `RANK` and `WORLD_SIZE`, or the variables of `mpirun` and `srun` for them;
-    /// `MASTER_ADDR`; and `MASTER_PORT` or `ITHACA_PORT`.
+    /// `MASTER_ADDR`; `MASTER_PORT` or `ITHACA_PORT`; and `ITHACA_JOB_SECRET`.
     ///
     /// # Errors
     /// [`LaunchError::Environment`] with every variable that is missing or malformed.
@@ -67,6 +79,11 @@ impl LaunchEnv {
         } else {
             number("MASTER_PORT", 1, u64::from(u16::MAX) - 1)
         };
+        if let Some(secret) = variable(SECRET)
+            && secret.len() < SECRET_BYTES
+        {
+            wrong.push(format!("{SECRET} has {} bytes and needs at least {SECRET_BYTES}", secret.len()));
+        }
         let host = variable("MASTER_ADDR").filter(|host| !host.trim().is_empty());
         if host.is_none() {
             wrong.push("MASTER_ADDR is not set".to_owned());
@@ -91,10 +108,10 @@ impl LaunchEnv {
         let host = host.trim().to_owned();
         let mut names: Vec<String> = job_names.iter().filter_map(|name| variable(name)).collect();
         names.extend([env!("CARGO_PKG_VERSION").to_owned(), port.to_string()]);
-        // The separator distinguishes the names from their concatenation.
-        let job = fnv1a(names.iter().flat_map(|name| name.bytes().chain([0xff])));
+        let secret = variable(SECRET).or_else(|| variable("TORCHELASTIC_RUN_ID").filter(|id| is_uuid(id)));
+        let key = JobKey::of(secret.as_deref(), &names);
         let local_rank = LOCAL_RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok());
-        Ok(LaunchEnv { rank, world, host, ports, job, local_rank })
+        Ok(LaunchEnv { rank, world, host, ports, key, local_rank })
     }
 
     /// The address of rank 0, for messages.
@@ -159,10 +176,21 @@ mod tests {
     fn jobs_are_distinguished() {
         let job = |id: &str, port: &str| {
             let variables = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", port)];
-            of(&[&variables[..], &[("TORCHELASTIC_RUN_ID", id)]].concat()).unwrap().job
+            of(&[&variables[..], &[("TORCHELASTIC_RUN_ID", id)]].concat()).unwrap().key
         };
         assert_eq!(job("x", "1"), job("x", "1"));
         assert_ne!(job("x", "1"), job("y", "1"));
         assert_ne!(job("x", "1"), job("x", "2"));
+        let uuid = "0f8fad5b-d9cb-469f-a165-70867728950e";
+        assert!(job(uuid, "1").is_secret() && !job("my-job", "1").is_secret());
+    }
+
+    #[test]
+    fn secrets_are_of_some_length() {
+        let variables = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+        let with = |secret: &str| of(&[&variables[..], &[(SECRET, secret)]].concat());
+        assert_eq!(with("short").unwrap_err(), ["ITHACA_JOB_SECRET has 5 bytes and needs at least 16"]);
+        let [a, b] = ["a", "b"].map(|letter| with(&letter.repeat(16)).unwrap().key);
+        assert!(a.is_secret() && a != b);
     }
 }

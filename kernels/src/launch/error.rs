@@ -6,6 +6,14 @@ pub enum LaunchError {
     /// The environment does not name the rank of this process.
     #[error("the environment does not say which process this is: {}", .0.join("; "))]
     Environment(Vec<String>),
+    /// Other machines could connect, and nothing distinguishes the processes of this job from strangers.
+    #[error(
+        "MASTER_ADDR is {host}, which other machines reach, and the job has no secret by which its processes know each other"
+    )]
+    NoSecret {
+        /// The host of rank 0.
+        host: String,
+    },
     /// Rank 0 cannot listen at its address.
     #[error("rank 0 cannot listen on {address}: {source}")]
     Taken {

@@ -46,13 +46,15 @@ impl Kind {
         match self {
             Kind::Block => limits.block.saturating_add(STREAM),
             Kind::Result | Kind::Update => limits.tensors,
-            Kind::Hello | Kind::Addresses | Kind::Agree | Kind::Shared | Kind::ExitCode | Kind::Abort => {
-                SMALL
-            }
+            Kind::Hello => HELLO,
+            Kind::Addresses | Kind::Agree | Kind::Shared | Kind::ExitCode | Kind::Abort => SMALL,
             Kind::Connected | Kind::End | Kind::Finalize => 0,
         }
     }
 }
+
+/// The limit of an introduction, bytes.
+const HELLO: u64 = 64;
 
 /// The limit of frames without tensors, bytes.
 pub(super) const SMALL: u64 = 1 << 20;

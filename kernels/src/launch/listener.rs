@@ -1,7 +1,9 @@
-//! The handshake by which two processes make sure that they belong to one job.
+//! Connections to and from other processes of the job: those of strangers are dropped.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -9,12 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::error::LaunchError;
 use super::frame::{self, Kind, Limits};
+use super::handshake::{self, HANDSHAKE, JobKey, Ranks};
 
-/// The first bytes of both sides of a connection, followed by the number of the job.
-const MAGIC: [u8; 8] = *b"ITHACA03";
-
-/// The time limit of a handshake.
-pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// The most connections at a time that have not proven to be of this job; further ones are dropped.
+const STRANGERS: usize = 64;
 
 /// The time limit of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -54,19 +54,24 @@ type Handshake = Result<Arrival, String>;
 /// Accepts the connections of other processes.
 pub(super) struct Listener {
     listener: TcpListener,
-    job: u64,
+    key: JobKey,
+    /// The rank of this process.
+    own: u64,
+    /// Connections that have not proven to be of this job.
+    strangers: Arc<AtomicUsize>,
     sender: Sender<Handshake>,
     handshakes: Receiver<Handshake>,
-    /// The connections that were not of this job.
-    strays: Vec<String>,
+    /// The number of connections that were not of this job, and the last of them.
+    strays: (u64, String),
 }
 
 impl Listener {
-    pub(super) fn new(listener: TcpListener, job: u64) -> io::Result<Listener> {
+    pub(super) fn new(listener: TcpListener, key: &JobKey, own: u64) -> io::Result<Listener> {
         // Accepting must not block, so that deadlines hold.
         listener.set_nonblocking(true)?;
         let (sender, handshakes) = mpsc::channel();
-        Ok(Listener { listener, job, sender, handshakes, strays: Vec::new() })
+        let (key, strangers) = (key.clone(), Arc::default());
+        Ok(Listener { listener, key, own, strangers, sender, handshakes, strays: (0, String::new()) })
     }
 
     /// The next connection before the deadline.
@@ -81,34 +86,45 @@ impl Listener {
         loop {
             // Each handshake has a thread of its own, so a silent peer delays no other.
             while let Ok((stream, address)) = self.listener.accept() {
-                let (job, sender) = (self.job, self.sender.clone());
+                if self.strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS {
+                    self.strangers.fetch_sub(1, Ordering::Relaxed);
+                    self.stray(format!(
+                        "{address} was dropped: {STRANGERS} others had not said who they are"
+                    ));
+                    continue;
+                }
+                let (key, own, sender) = (self.key.clone(), self.own, self.sender.clone());
+                let strangers = Arc::clone(&self.strangers);
                 let handshake = move || {
+                    let result = accept_handshake(stream, address, &strangers, (&key, own));
                     // The listener may be gone by then.
-                    let _ = sender.send(accept_handshake(stream, address, job));
+                    let _ = sender.send(result);
                 };
                 if let Err(error) = std::thread::Builder::new().name("handshake".to_owned()).spawn(handshake)
                 {
-                    self.strays
-                        .push(format!("{address} was dropped, as no thread could be started ({error})"));
+                    self.strangers.fetch_sub(1, Ordering::Relaxed);
+                    self.stray(format!("{address} was dropped, as no thread could be started ({error})"));
                 }
             }
             check()?;
             match self.handshakes.recv_timeout(POLL) {
                 Ok(Ok(arrival)) => return Ok(arrival),
-                Ok(Err(stray)) => self.strays.push(stray),
+                Ok(Err(stray)) => self.stray(stray),
                 Err(_) if Instant::now() >= deadline => return Ok(Arrival::TimedOut),
                 Err(_) => {}
             }
         }
     }
 
+    fn stray(&mut self, last: String) {
+        self.strays = (self.strays.0 + 1, last);
+    }
+
     /// The connections that were not of this job, as the end of a message.
     pub(super) fn strays(&self) -> String {
-        match self.strays.as_slice() {
-            [] => String::new(),
-            [.., last] => {
-                format!("; {} connections were not of this job (the last: {last})", self.strays.len())
-            }
+        match &self.strays {
+            (0, _) => String::new(),
+            (n, last) => format!("; {n} connections were not of this job (the last: {last})"),
         }
     }
 
@@ -128,64 +144,36 @@ impl Listener {
     }
 }
 
-/// The listening side of a handshake.
-fn accept_handshake(mut stream: TcpStream, address: SocketAddr, job: u64) -> Handshake {
-    let exchange = |stream: &mut TcpStream| -> io::Result<[u8; 16]> {
-        stream.set_nonblocking(false)?;
-        set_timeouts(stream)?;
-        stream.write_all(&preamble(job))?;
-        read_preamble(stream)
-    };
+/// The listening side of a handshake, and the introduction after it.
+fn accept_handshake(
+    mut stream: TcpStream,
+    address: SocketAddr,
+    strangers: &AtomicUsize,
+    (key, own): (&JobKey, u64),
+) -> Handshake {
     let address = canonical(address);
-    let found = exchange(&mut stream).map_err(|_| format!("{address} closed without a handshake"))?;
-    check_preamble(&found, job).map_err(|why| format!("{address} {why}"))?;
+    let known = stream.set_nonblocking(false).map_err(|error| error.to_string());
+    let known = known.and_then(|()| handshake::accept(&mut stream, key, own));
+    strangers.fetch_sub(1, Ordering::Relaxed);
+    let rank = known.map_err(|why| format!("{address} {why}"))?;
+    set_timeouts(&stream).map_err(|error| format!("{address} was lost ({error})"))?;
     let why = match frame::read(&mut stream, Limits::default) {
-        Ok((Kind::Hello, body)) if let Ok(hello) = frame::decode(&body) => {
-            return Ok(Arrival::Incoming(Incoming { hello, stream, address }));
-        }
+        Ok((Kind::Hello, body)) => match frame::decode::<Hello>(&body) {
+            Ok(hello) if hello.rank == rank => {
+                return Ok(Arrival::Incoming(Incoming { hello, stream, address }));
+            }
+            Ok(hello) => format!("it proved to be rank {rank}, and says that it is rank {}", hello.rank),
+            Err(_) => "its first frame is malformed".to_owned(),
+        },
         Ok(_) => "its first frame is malformed".to_owned(),
         Err(error) => error.to_string(),
     };
     Ok(Arrival::Unidentified(format!("{address} is of this job and did not send its rank: {why}")))
 }
 
-/// The connecting side of a handshake; the caller sends its [`Hello`] next.
-///
-/// # Errors
-/// Why the other side is not a process of this job.
-pub(super) fn start_handshake(stream: &mut TcpStream, job: u64) -> Result<(), String> {
-    let found = set_timeouts(stream).and_then(|()| read_preamble(stream));
-    let found = found.map_err(|error| format!("sends nothing ({error})"))?;
-    check_preamble(&found, job)?;
-    stream.write_all(&preamble(job)).map_err(|error| format!("closed the connection ({error})"))
-}
-
 fn set_timeouts(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(HANDSHAKE))?;
     stream.set_write_timeout(Some(HANDSHAKE))
-}
-
-fn preamble(job: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..].copy_from_slice(&job.to_le_bytes());
-    bytes
-}
-
-fn read_preamble(stream: &mut TcpStream) -> io::Result<[u8; 16]> {
-    let mut found = [0; 16];
-    stream.read_exact(&mut found)?;
-    Ok(found)
-}
-
-fn check_preamble(found: &[u8; 16], job: u64) -> Result<(), String> {
-    if *found == preamble(job) {
-        Ok(())
-    } else if found.starts_with(&MAGIC) {
-        Err("belongs to another job".to_owned())
-    } else {
-        Err("is not a process of ithaca".to_owned())
-    }
 }
 
 /// The address; one of IPv4 that is mapped into IPv6 becomes IPv4.
@@ -202,7 +190,11 @@ pub(super) enum ConnectError {
 }
 
 /// Tries once to connect to another process of the job.
-pub(super) fn connect(host: &str, port: u16, job: u64, deadline: Instant) -> Result<TcpStream, ConnectError> {
+pub(super) fn connect(
+    (host, port): (&str, u16),
+    (key, ranks): (&JobKey, Ranks),
+    deadline: Instant,
+) -> Result<TcpStream, ConnectError> {
     let unreachable = |error: io::Error| ConnectError::Unreachable(error.to_string());
     let mut last = ConnectError::Unreachable("the host has no address".to_owned());
     for address in (host, port).to_socket_addrs().map_err(unreachable)? {
@@ -218,7 +210,8 @@ pub(super) fn connect(host: &str, port: u16, job: u64, deadline: Instant) -> Res
         if stream.local_addr().is_ok_and(|own| stream.peer_addr().is_ok_and(|peer| own == peer)) {
             continue;
         }
-        match start_handshake(&mut stream, job) {
+        let proven = handshake::connect(&mut stream, key, ranks);
+        match proven.and_then(|()| set_timeouts(&stream).map_err(|error| error.to_string())) {
             Ok(()) => return Ok(stream),
             Err(why) => last = ConnectError::Stray(why),
         }

@@ -6,10 +6,10 @@
 //!
 //! # Rendezvous
 //!
-//! Rank 0 listens at the address of its [`LaunchEnv`]; the others connect to it and retry until a deadline. On every
-//! connection the listening side sends first: a magic word and the number of the job. The connecting side closes the
-//! connection when it reads anything else, and the listening side drops a peer that answers anything else, so that
-//! neither another service nor another job is mistaken for a process of this one. When all have connected, rank 0 sends
+//! Rank 0 listens at the address of its [`LaunchEnv`] and no other; the others connect to it and retry until a deadline. On every
+//! connection both sides first prove that they know the secret of the job (`handshake.rs`), and a peer that does not is dropped,
+//! so that neither another service, nor another job, nor a stranger is taken for a process of this one. Without a secret
+//! processes connect on the loopback interface only. When all have connected, rank 0 sends
 //! each the addresses of all, and the other pairs connect, the higher rank to the lower. Each process reports to rank 0
 //! when it is connected to all others, and rank 0 tells all when the last has reported; no other data is sent until then.
 //! The peers of a process that ends meanwhile notice its closed connection, and send the error over all connections.
@@ -30,6 +30,7 @@ mod connections;
 mod environment;
 pub(crate) mod error;
 mod frame;
+mod handshake;
 mod listener;
 mod peers;
 mod process;
@@ -37,5 +38,6 @@ mod rendezvous;
 
 pub use environment::LaunchEnv;
 pub use error::LaunchError;
+pub use handshake::JobKey;
 pub use process::{Agreement, NextStep, Process, Step};
 pub use rendezvous::join;

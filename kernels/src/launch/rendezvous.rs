@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,8 @@ use super::connections::Connections;
 use super::environment::LaunchEnv;
 use super::error::LaunchError;
 use super::frame::{FrameError, Kind};
-use super::listener::{
-    Arrival, ConnectError, HANDSHAKE, Hello, Incoming, Listener, POLL, canonical, connect,
-};
+use super::handshake::{HANDSHAKE, Ranks};
+use super::listener::{Arrival, ConnectError, Hello, Incoming, Listener, POLL, canonical, connect};
 use super::peers::{self, Peer, Peers, Stage, refuse_all};
 use super::process::Process;
 
@@ -41,6 +40,9 @@ pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> 
     let start = Instant::now();
     let rendezvous = Rendezvous { env, start, deadline: start + timeout };
     let mut peers = Peers::new();
+    if env.world > 1 && !env.key.is_secret() && !rendezvous.is_local() {
+        return Err(LaunchError::NoSecret { host: env.host.clone() });
+    }
     let connected = match env.rank {
         0 if env.world == 1 => Ok(()),
         0 => rendezvous.host(&mut peers),
@@ -66,7 +68,7 @@ impl Rendezvous<'_> {
     /// Rank 0: waits for all others, sends their addresses, and reports when all are connected.
     fn host(&self, peers: &mut Peers) -> Result<(), LaunchError> {
         let taken = |source| LaunchError::Taken { address: self.env.address(), source };
-        let mut listener = Listener::new(self.listen().map_err(taken)?, self.env.job).map_err(taken)?;
+        let mut listener = Listener::new(self.listen().map_err(taken)?, &self.env.key, 0).map_err(taken)?;
         let ports = match self.gather(&mut listener, peers) {
             Ok(ports) => ports,
             Err(error) => {
@@ -147,14 +149,16 @@ impl Rendezvous<'_> {
 
     /// Another rank: connects to rank 0 and to the lower ranks, and waits for the higher ranks.
     fn visit(&self, peers: &mut Peers) -> Result<(), LaunchError> {
-        let LaunchEnv { rank, world, job, ref host, ref ports, .. } = *self.env;
+        let LaunchEnv { rank, world, ref key, ref host, ref ports, .. } = *self.env;
         let first = self.connect_to((0, host, ports), self.deadline, peers)?;
         let root = first.peer_addr().map(canonical);
         let setup = |source| LaunchError::Setup { address: self.env.address(), source };
         let root = root.map_err(setup)?;
-        let listener = TcpListener::bind((self.own_address(root.ip()), 0)).map_err(setup)?;
+        // The interface that reaches rank 0; the other ranks reach this one by the same.
+        let own = first.local_addr().map_err(setup)?.ip();
+        let listener = TcpListener::bind((own, 0)).map_err(setup)?;
         let port = listener.local_addr().map_err(setup)?.port();
-        let mut listener = Listener::new(listener, job).map_err(setup)?;
+        let mut listener = Listener::new(listener, key, rank).map_err(setup)?;
         let connected = |peers: &mut Peers, peer: Peer, hello: Hello| {
             let rank = peer.rank;
             peers.entry(rank).insert_entry(peer).get().send(Kind::Hello, &hello)
@@ -228,41 +232,46 @@ impl Rendezvous<'_> {
             missing,
             world,
             seconds: self.start.elapsed().as_secs(),
-            strays: listener.strays(),
+            strays: self.only_local() + &listener.strays(),
         }
     }
 
-    /// Listens on the first port that is free; on the loopback interface where the host is named so.
+    /// Whether rank 0 is reached on the loopback interface only. A host that is not known is reached nowhere.
+    fn is_local(&self) -> bool {
+        let LaunchEnv { host, ports, .. } = self.env;
+        let port = ports.first().copied().unwrap_or_default();
+        let addresses = (host.as_str(), port).to_socket_addrs().into_iter().flatten();
+        addresses.into_iter().all(|address| canonical(address).ip().is_loopback())
+    }
+
+    /// As the end of a message: rank 0 listens where no other machine reaches it, though its host has a name.
+    fn only_local(&self) -> String {
+        let LaunchEnv { rank, host, .. } = self.env;
+        if *rank > 0 || !self.is_local() || host == "localhost" || host.parse::<IpAddr>().is_ok() {
+            return String::new();
+        }
+        format!(
+            "; `{host}` is a loopback address on the machine of rank 0: other machines need another MASTER_ADDR"
+        )
+    }
+
+    /// Listens at the address of the host, on the first port that is free.
     fn listen(&self) -> io::Result<TcpListener> {
         let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
         for &port in &self.env.ports {
-            let hosts: Vec<SocketAddr> = if is_local(&self.env.host) {
-                (self.env.host.as_str(), port).to_socket_addrs()?.collect()
-            } else {
-                // IPv6 accepts IPv4 as well where the system has it.
-                vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
-            };
+            let hosts: Vec<SocketAddr> = (self.env.host.as_str(), port).to_socket_addrs()?.collect();
             for host in hosts {
                 match TcpListener::bind(host) {
                     Ok(listener) => return Ok(listener),
                     Err(error) => last = error,
                 }
-                // The IPv4 port may be free where the IPv6 port is taken, but not every process would find it.
+                // Another address may be free where this one is taken, but not every process would find it.
                 if last.kind() == ErrorKind::AddrInUse {
                     break;
                 }
             }
         }
         Err(last)
-    }
-
-    /// The address on which a rank listens that reached rank 0 at `root`.
-    fn own_address(&self, root: IpAddr) -> IpAddr {
-        match root {
-            root if is_local(&self.env.host) && root.is_loopback() => root,
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        }
     }
 
     /// Connects to another process of this job by rank, host and ports; retries while it is not there yet.
@@ -278,7 +287,7 @@ impl Rendezvous<'_> {
         loop {
             let mut last = String::new();
             for &port in ports {
-                match self.attempt(host, port, deadline, peers)? {
+                match self.attempt((other, host, port), deadline, peers)? {
                     Ok(stream) => return Ok(stream),
                     Err(ConnectError::Unreachable(why)) => last = why,
                     Err(ConnectError::Stray(why)) => {
@@ -305,16 +314,16 @@ impl Rendezvous<'_> {
     /// polled meanwhile.
     fn attempt(
         &self,
-        host: &str,
-        port: u16,
+        (other, host, port): (u64, &str, u16),
         deadline: Instant,
         peers: &Peers,
     ) -> Result<Result<TcpStream, ConnectError>, LaunchError> {
         let (sender, result) = mpsc::channel();
-        let (host, job) = (host.to_owned(), self.env.job);
+        let (host, key) = (host.to_owned(), self.env.key.clone());
+        let ranks = Ranks { connecting: self.env.rank, listening: other };
         let attempt = move || {
             // The caller may have given up.
-            let _ = sender.send(connect(&host, port, job, deadline));
+            let _ = sender.send(connect((&host, port), (&key, ranks), deadline));
         };
         if let Err(error) = std::thread::Builder::new().name("connect".to_owned()).spawn(attempt) {
             return Ok(Err(ConnectError::Unreachable(error.to_string())));
@@ -345,11 +354,6 @@ fn poll<T>(
         peers::check(peers, stage)?;
         std::thread::sleep(POLL);
     }
-}
-
-/// Whether a host names this machine itself, so that no other machine needs to reach it.
-fn is_local(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]

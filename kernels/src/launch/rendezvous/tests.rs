@@ -3,10 +3,12 @@
 use std::sync::mpsc::Receiver;
 
 use super::super::frame::{self, Limits};
-use super::super::listener::start_handshake;
+use super::super::handshake::{self, JobKey};
 use super::*;
 
-const JOB: u64 = 7;
+fn key() -> JobKey {
+    JobKey::of(None, &["test".to_owned()])
+}
 
 /// Longer than a test should wait, shorter than the timeout of the processes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -21,7 +23,7 @@ fn process(rank: u64, world: u64, port: u16) -> Receiver<String> {
     let env = LaunchEnv {
         rank,
         world,
-        job: JOB,
+        key: key(),
         host: "127.0.0.1".to_owned(),
         ports: vec![port],
         local_rank: None,
@@ -42,20 +44,20 @@ fn all_fail_with(processes: impl IntoIterator<Item = Receiver<String>>, message:
 }
 
 /// A process that is connected to rank 0 and has not sent its rank.
-fn unidentified(port: u16) -> TcpStream {
+fn unidentified(rank: u64, port: u16) -> TcpStream {
     let mut stream = loop {
         match TcpStream::connect(("127.0.0.1", port)) {
             Ok(stream) => break stream,
             Err(_) => std::thread::sleep(POLL),
         }
     };
-    start_handshake(&mut stream, JOB).unwrap();
+    handshake::connect(&mut stream, &key(), Ranks { connecting: rank, listening: 0 }).unwrap();
     stream
 }
 
 /// A process that has sent its rank and port.
 fn identified(hello: Hello, port: u16) -> TcpStream {
-    let mut stream = unidentified(port);
+    let mut stream = unidentified(hello.rank, port);
     frame::write(&mut stream, Kind::Hello, &frame::encode(&hello)).unwrap();
     stream
 }
@@ -73,7 +75,7 @@ fn a_process_that_ends_before_all_have_arrived_is_named() {
 fn a_process_that_ends_before_it_sends_its_rank_ends_the_rendezvous() {
     let port = free_port();
     let processes = [0, 1].map(|rank| process(rank, 3, port));
-    drop(unidentified(port));
+    drop(unidentified(2, port));
     all_fail_with(processes, ["127.0.0.1:", "is of this job and did not send its rank"]);
 }
 
@@ -103,7 +105,7 @@ fn rank_0_is_named_when_it_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let processes = [1, 2].map(|rank| process(rank, 4, port));
-        let mut listener = Listener::new(listener, JOB).unwrap();
+        let mut listener = Listener::new(listener, &key(), 0).unwrap();
         let mut arrived = BTreeMap::new();
         while arrived.len() < 2 {
             match listener.next(Instant::now() + TIME_LIMIT, || Ok(())) {
@@ -135,7 +137,7 @@ fn all_processes_connect() {
     let env = move |rank| LaunchEnv {
         rank,
         world: 5,
-        job: JOB,
+        key: key(),
         host: "127.0.0.1".to_owned(),
         ports: vec![port],
         local_rank: None,
