@@ -38,7 +38,7 @@ pub enum StoreError {
     },
     /// An element type that is not read.
     #[error(
-        "tensor `{name}` of {store} has element type {dtype}, which is not supported; supported are F64, F32, F16, BF16, I64 and I32"
+        "tensor `{name}` of {store} has element type {dtype}, which is not supported; supported are F64, F32, F16, BF16, F8_E4M3, I64 and I32"
     )]
     UnsupportedType {
         /// Where it is.
@@ -47,6 +47,14 @@ pub enum StoreError {
         name: String,
         /// The type, as the file spells it.
         dtype: String,
+    },
+    /// A weight of few bits with scales, where a part of it is needed as it is stored.
+    #[error("tensor `{name}` of {store} has scales for blocks of it, and is not cut as it is stored")]
+    Scaled {
+        /// Where it is.
+        store: String,
+        /// The name.
+        name: String,
     },
     /// The tensor has another shape than the program says.
     #[error("tensor `{name}` of {store} has shape {found:?}, but the program needs {expected:?}")]

@@ -12,6 +12,7 @@ mod layered;
 mod memory;
 mod random;
 mod renamed;
+mod scaled;
 mod stored;
 mod whole;
 mod write;

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 
 use super::error::StoreError;
+use super::scaled::unscaled;
 use super::source::TensorSource;
 use crate::tensor::{Tensor, index};
 
@@ -145,7 +146,7 @@ impl<S: TensorSource> TensorSource for Renamed<'_, S> {
             return Err(self.source.missing(name));
         };
         let stored = self.source.read(&name)?;
-        let Some(part) = part else { return Ok(stored) };
+        let Some(part) = part else { return unscaled(&self.source, &name, stored) };
         let shape: Vec<usize> = shape.into_iter().map(index).collect();
         let n: usize = shape.iter().product();
         Ok(Tensor::new(shape, stored.data[index(part) * n..][..n].to_vec()))

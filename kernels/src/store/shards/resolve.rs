@@ -3,6 +3,7 @@
 use ithaca_ir::ops::{Binding, source};
 
 use crate::store::renamed::{Candidate, MODEL_PREFIXES, candidates};
+use crate::store::scaled::scales_of;
 use crate::store::{Checkpoint, StoreError, TensorSource};
 
 /// The binding `of` for a layer, of stored shape `stored`, as this checkpoint has it: under its own name, without or with
@@ -27,6 +28,9 @@ pub(super) fn resolve(
         let members = source::members(&name, stored.first().copied().unwrap_or(1));
         let is_absent = |member: &&String| from.shape(member).is_none();
         match members.iter().filter(is_absent).count() {
+            0 if members.iter().any(|member| from.shape(&scales_of(member)).is_some()) => {
+                return Err(StoreError::Scaled { store: from.description(), name });
+            }
             0 => return Ok(Some(Binding { name, stored: stored.to_vec(), ..of.clone() })),
             absent if absent < members.len() => {
                 partly = partly.or_else(|| members.iter().find(is_absent).cloned());

@@ -15,7 +15,7 @@ mod uniform;
 use std::borrow::Cow;
 
 use ithaca_ir::{DType, Diagnostic};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use self::known::{GENERATION, INERT, must_be_neutral};
 use super::fields::Fields;
@@ -292,8 +292,13 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
     let family = read_family(fields)?;
     let class = read_class(fields, family)?;
     let dtype = read_dtype(fields)?;
+    let has_scaled_weights = has_scaled_weights(map);
     for (name, neutral) in must_be_neutral().into_iter().filter(|(name, _)| !family.own.contains(name)) {
-        fields.neutral(name, &neutral)?;
+        if name == QUANTIZATION && has_scaled_weights {
+            fields.skip(&[name]);
+        } else {
+            fields.neutral(name, &neutral)?;
+        }
     }
     let structure = match family.reader {
         Reader::Decoder(read) => Structure::Decoder(Box::new(read(fields)?)),
@@ -303,6 +308,18 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
     let dropout = family.dropout.read(fields)?;
     fields.finish(&[INERT, GENERATION])?;
     Ok(Model { family: family.name, dtype, structure, dropout })
+}
+
+/// The field of how weights are stored in fewer bits.
+const QUANTIZATION: &str = "quantization_config";
+
+/// Whether weights are stored in eight bits with a scale for each block of 128 × 128, which are read as their products. Inputs of such
+/// products that a server rounds to eight bits as well stay as they are.
+fn has_scaled_weights(config: &Map<String, Value>) -> bool {
+    let Some(Value::Object(how)) = config.get(QUANTIZATION) else { return false };
+    how.get("quant_method") == Some(&json!("fp8"))
+        && how.get("weight_block_size") == Some(&json!([128, 128]))
+        && how.get("fmt").is_none_or(|format| format == "e4m3")
 }
 
 fn read_family(fields: &mut Fields<'_>) -> Result<&'static Family, Diagnostic> {

@@ -120,6 +120,12 @@ fn what_is_not_computed_is_refused() {
     refused(&with(&deepseek(), json!({"scoring_func": "softmax"})), "M05", &["scoring_func"]);
     refused(&with(&deepseek(), json!({"topk_method": "greedy"})), "M05", &["topk_method"]);
     refused(&with(&deepseek(), json!({"quantization_config": {"bits": 8}})), "M05", &["quantization_config"]);
+    let blocks = |size: u64| {
+        json!({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+            "weight_block_size": [size, size]}})
+    };
+    ok(&with(&deepseek(), blocks(128)));
+    refused(&with(&deepseek(), blocks(64)), "M05", &["quantization_config"]);
     refused(&with(&deepseek(), json!({"surprise": 1})), "M06", &["surprise"]);
 }
 
