@@ -1,6 +1,7 @@
 //! Reading and writing whole files.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
@@ -8,12 +9,59 @@ use ithaca_kernels::store::WholeFile;
 
 use crate::error::{Failure, Result};
 
-/// The text of a file.
+/// The largest text, plan or program, bytes.
+pub const MAX_TEXT: u64 = 256 << 20;
+
+/// The largest configuration, cluster file or file of rules, bytes.
+pub const MAX_SMALL: u64 = 16 << 20;
+
+/// The path that stands for standard input.
+const STANDARD_INPUT: &str = "-";
+
+/// Whether a path stands for standard input.
+pub fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == STANDARD_INPUT
+}
+
+/// The text of a file of at most [`MAX_TEXT`] bytes, or of standard input for the path `-`.
 ///
 /// # Errors
-/// `C01` for a file that is missing, unreadable or not UTF-8.
+/// `C01` for a file that is missing, unreadable, too large or not UTF-8, and for a device or a pipe.
 pub fn read_text(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| failed(path, &e))
+    read_within(path, MAX_TEXT)
+}
+
+/// As [`read_text`], of at most `most` bytes.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_within(path: &Path, most: u64) -> Result<String> {
+    let mut text = String::new();
+    let read = |from: &mut dyn Read, text: &mut String| {
+        from.take(most + 1).read_to_string(text).map_err(|e| failed(path, &e))
+    };
+    let n = if is_standard_input(path) {
+        read(&mut std::io::stdin().lock(), &mut text)?
+    } else {
+        // A device may have no end, and a pipe may wait for its writer when it is opened.
+        let about = std::fs::metadata(path).map_err(|e| failed(path, &e))?;
+        if !about.is_file() && !about.is_dir() {
+            return Err(no_file(path));
+        }
+        let mut file = File::open(path).map_err(|e| failed(path, &e))?;
+        read(&mut file, &mut text)?
+    };
+    if n as u64 <= most {
+        return Ok(text);
+    }
+    let message = format!("`{}` has more than {} MiB, the most that is read", path.display(), most >> 20);
+    Err(Diagnostic::new("C01", message).into())
+}
+
+/// The refusal of a device or a pipe.
+pub fn no_file(path: &Path) -> Failure {
+    let message = format!("`{}` is a device or a pipe, and not a file", path.display());
+    Diagnostic::new("C01", message).help("name a file, or `-` for standard input").into()
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Failure {
@@ -34,7 +82,15 @@ impl TextFile {
     /// # Errors
     /// As [`read_text`].
     pub fn read(path: &Path) -> Result<Self> {
-        Ok(Self { name: path.display().to_string(), text: read_text(path)? })
+        Self::read_within(path, MAX_TEXT)
+    }
+
+    /// Reads the file at `path`, of at most `most` bytes.
+    ///
+    /// # Errors
+    /// As [`read_text`].
+    pub fn read_within(path: &Path, most: u64) -> Result<Self> {
+        Ok(Self { name: path.display().to_string(), text: read_within(path, most)? })
     }
 
     /// The failure for mistakes in the text.
@@ -82,31 +138,66 @@ pub fn check_file(path: &Path) -> Result<()> {
     Err(Diagnostic::new("C01", message).help("name a file in the folder").into())
 }
 
-/// Writes several files into a folder, which is created if needed. All files are written under temporary names first.
+/// Writes several files into a folder, which is created if needed. All files are written under temporary names first; where one
+/// cannot be written, nothing is changed.
 ///
 /// # Errors
-/// `C01` for a folder that cannot be created or is not writable.
+/// `C01` for a folder that cannot be created or is not writable, for a file that is in the way, and for a link that leads out of
+/// the folder.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     if folder.is_file() {
         let message = format!("`{}` is a file, and the output is a folder", folder.display());
         return Err(Diagnostic::new("C01", message).help("name another path, as in `-o out/`").into());
     }
-    let existed = folder.exists();
-    std::fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
-    let result = write_staged(folder, files);
-    if result.is_err() && !existed {
-        // The folder was created for this output only.
-        let _ = std::fs::remove_dir_all(folder);
+    for (name, _) in files {
+        check_inside(folder, &folder.join(name))?;
+    }
+    let mut created = Vec::new();
+    let result = write_staged(folder, files, &mut created);
+    if result.is_err() {
+        // Those that have files of others meanwhile stay.
+        created.iter().rev().for_each(|folder| drop(std::fs::remove_dir(folder)));
     }
     result
 }
 
-fn write_staged(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
+/// Checks that a file of a folder can be written there, as far as the path exists.
+fn check_inside(folder: &Path, path: &Path) -> Result<()> {
+    let there = path.ancestors().find(|path| path.symlink_metadata().is_ok());
+    let Some(there) = there.filter(|there| there.starts_with(folder) && *there != folder) else {
+        return Ok(());
+    };
+    // A link to nothing leads somewhere too.
+    let inside = std::fs::canonicalize(folder).and_then(|folder| Ok((folder, std::fs::canonicalize(there)?)));
+    let problem = match inside {
+        Ok((folder, place)) if !place.starts_with(&folder) => "is a link that leads out of the folder",
+        Ok((_, place)) if there == path && place.is_dir() => "is a folder, where a file is to be written",
+        Ok((_, place)) if there != path && !place.is_dir() => "is a file, where a folder is to be",
+        Ok(_) => return Ok(()),
+        Err(_) => "is a link that leads nowhere",
+    };
+    let message = format!("`{}` {problem}", there.display());
+    Err(Diagnostic::new("C01", message).help("remove it, or name another folder").into())
+}
+
+/// Creates a folder and those above it, and notes which.
+fn create_folder(folder: &Path, created: &mut Vec<PathBuf>) -> Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder.parent() {
+        create_folder(parent, created)?;
+    }
+    std::fs::create_dir(folder).map_err(|e| failed(folder, &e))?;
+    created.push(folder.to_owned());
+    Ok(())
+}
+
+fn write_staged(folder: &Path, files: &[(PathBuf, Vec<u8>)], created: &mut Vec<PathBuf>) -> Result<()> {
     let mut staged = Vec::new();
     for (name, contents) in files {
         let path = folder.join(name);
-        let parent = path.parent().unwrap_or(folder).to_owned();
-        std::fs::create_dir_all(&parent).map_err(|e| failed(&parent, &e))?;
+        create_folder(path.parent().unwrap_or(folder), created)?;
         let mut file = WholeFile::create(&path).map_err(|e| failed(&path, &e))?;
         file.write_all(contents).map_err(|e| failed(&path, &e))?;
         staged.push((file, path));

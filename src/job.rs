@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ithaca_ir::diagnostic::printable;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_passes::cluster::Cluster;
@@ -48,7 +49,7 @@ impl Job {
     /// A job of a program and its layout: without a plan, known weights or notes.
     pub fn new(registry: &Registry, program: Module, (options, cluster): (ShardOptions, Cluster)) -> Self {
         Self {
-            title: program.name.clone(),
+            title: printable(&program.name),
             program,
             plain: None,
             options,

@@ -78,9 +78,6 @@ pub enum Wanted {
 /// The first bytes, by which text and other files are distinguished.
 const HEAD: usize = 4096;
 
-/// The largest JSON and TOML files that are read whole, bytes; larger files are classified by their first bytes.
-const MOST: u64 = 1 << 28;
-
 impl Kind {
     /// The kind of the file or folder at `path`.
     ///
@@ -88,18 +85,23 @@ impl Kind {
     /// `C01` for a path that does not exist or is not readable.
     pub fn of(path: &Path) -> Result<Kind> {
         let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+        if files::is_standard_input(path) {
+            return Ok(Kind::Stream);
+        }
         let about = std::fs::metadata(path).map_err(|e| failed(&e))?;
         if about.is_dir() {
             return Ok(Kind::Folder);
         }
         if !about.is_file() {
-            return Ok(Kind::Stream);
+            return Err(files::no_file(path));
         }
         let mut head = Vec::with_capacity(HEAD);
         let file = File::open(path).map_err(|e| failed(&e))?;
         file.take(HEAD as u64).read_to_end(&mut head).map_err(|e| failed(&e))?;
         Ok(match Kind::of_head(&head) {
-            Kind::Json | Kind::Text if about.len() <= MOST => Kind::of_text(&files::read_text(path)?),
+            Kind::Json | Kind::Text if about.len() <= files::MAX_TEXT => {
+                Kind::of_text(&files::read_text(path)?)
+            }
             kind => kind,
         })
     }
@@ -323,8 +325,13 @@ pub fn expect_tensors(path: &Path) -> Result<()> {
 /// # Errors
 /// As [`expect`].
 pub fn read(path: &Path, wanted: Wanted) -> Result<TextFile> {
-    expect(path, wanted)?;
-    TextFile::read(path)
+    let kind = expect(path, wanted)?;
+    let is_small = match kind {
+        Kind::Config | Kind::Cluster | Kind::Rules => true,
+        Kind::Plan | Kind::Program(_) | Kind::Schedule => false,
+        _ => matches!(wanted, Wanted::Model | Wanted::Cluster | Wanted::Rules),
+    };
+    TextFile::read_within(path, if is_small { files::MAX_SMALL } else { files::MAX_TEXT })
 }
 
 /// A text without its leading blanks and comments.

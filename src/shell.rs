@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use ithaca_ir::diagnostic::printable_lines;
 use ithaca_ir::wrap::wrapped;
 use ithaca_passes::registry::Registry;
 
@@ -58,7 +59,7 @@ pub fn main(registry: &Registry) -> ExitCode {
     }
     match outcome {
         Ok(done) => {
-            let written = std::io::stdout().lock().write_all(done.text.as_bytes());
+            let written = std::io::stdout().lock().write_all(printable_lines(&done.text).as_bytes());
             match written {
                 Ok(()) => ExitCode::from(done.code),
                 // The reader of a pipe may close it early.
@@ -100,7 +101,7 @@ fn in_lines(text: String) -> String {
 
 fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
     let text = match format {
-        ErrorFormat::Human => in_lines(failure.render()),
+        ErrorFormat::Human => printable_lines(&in_lines(failure.render())),
         ErrorFormat::Json => failure.to_json(),
     };
     // There is no other place to report a failed write to.

@@ -64,7 +64,7 @@ impl Diagnostic {
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
-            message: message.into(),
+            message: printable(&message.into()),
             span: None,
             label: String::new(),
             helps: Vec::new(),
@@ -155,6 +155,31 @@ pub type Diagnostics = Vec<Diagnostic>;
 
 /// The verifier stops after this many mistakes.
 pub(crate) const MAX_DIAGNOSTICS: usize = 64;
+
+/// A name of others as it may be printed: control characters, which could change what a terminal shows, and characters that change
+/// the direction of text are escaped.
+///
+/// ```
+/// use ithaca_ir::diagnostic::printable;
+/// assert_eq!(printable("ok\u{1b}[2J\n"), "ok\\u{1b}[2J\\n");
+/// ```
+pub fn printable(name: &str) -> String {
+    escaped(name, |c| c.is_control())
+}
+
+/// A text of several lines as it may be printed, escaped as [`printable`] does but for the ends of lines and tabs.
+pub fn printable_lines(text: &str) -> String {
+    escaped(text, |c| c.is_control() && c != '\n' && c != '\t')
+}
+
+fn escaped(text: &str, is_hidden: impl Fn(char) -> bool) -> String {
+    let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_hidden(c) || turns(c) { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
 
 /// A number of things, for messages: `1 rank`, `2 ranks`; of a noun whose plural ends in `s`.
 pub fn counted(n: impl Into<u128>, noun: &str) -> String {

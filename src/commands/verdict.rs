@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::diagnostic::printable;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DType, Module};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
@@ -107,7 +108,7 @@ impl<'a> AgainstWhole<'a> {
         let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "error", "of one rank");
         // Writing to a string cannot fail.
         for row in &rows {
-            let name = &row.name;
+            let name = &printable(&row.name);
             let mark = match judge.accepts(row) {
                 true => String::new(),
                 false => format!("  out of proportion: {:.0} times, by norm or element", row.ratio()),
@@ -177,6 +178,7 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
     let mut passed = true;
     // Writing to a string cannot fail.
     for Comparison { name, verdict } in rows {
+        let name = &printable(name);
         let within = verdict.within(tolerance);
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };

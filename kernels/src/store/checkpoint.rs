@@ -95,7 +95,7 @@ impl Checkpoint {
     pub fn open(index: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = index.as_ref().to_owned();
         let corrupt = |reason: String| StoreError::Corrupt { path: path.clone(), format: "index", reason };
-        let text = std::fs::read_to_string(&path).map_err(StoreError::io("open", &path))?;
+        let text = super::whole::read_document(&path).map_err(StoreError::io("open", &path))?;
         let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()))?;
         let map = json.get("weight_map").and_then(|m| m.as_object());
         let map = map.ok_or_else(|| corrupt("it has no `weight_map`".to_owned()))?;

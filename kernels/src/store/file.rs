@@ -50,11 +50,15 @@ impl SafeTensorsFile {
         let corrupt =
             |reason: String| StoreError::Corrupt { path: path.to_owned(), format: "safetensors", reason };
         let io = StoreError::io("open", path);
-        let mut file = File::open(path).map_err(&io)?;
-        let about = file.metadata().map_err(&io)?;
+        // A pipe would wait for its writer when it is opened.
+        let about = std::fs::metadata(path).map_err(&io)?;
         if about.is_dir() {
             return Err(io(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
         }
+        if !about.is_file() {
+            return Err(corrupt("it is a device or a pipe, and not a file".to_owned()));
+        }
+        let mut file = File::open(path).map_err(&io)?;
         if about.len() < LENGTH_BYTES {
             return Err(corrupt(format!(
                 "it has {} bytes, fewer than the 8 of a header's length",

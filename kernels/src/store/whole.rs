@@ -4,7 +4,7 @@
 //! written directly, and the target of a symbolic link is replaced, not the link.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{NamedTempFile, TempPath};
@@ -53,6 +53,30 @@ impl WholeFile {
     pub fn finish(self) -> std::io::Result<()> {
         let Some((temporary, path)) = self.beside else { return Ok(()) };
         temporary.persist(path).map_err(|e| e.error)
+    }
+}
+
+/// The largest document that is read whole, bytes.
+const MAX_DOCUMENT: u64 = 256 << 20;
+
+/// The text of a document beside tensors, such as an index.
+///
+/// # Errors
+/// When it cannot be read, is too large, or is a device or a pipe.
+pub(super) fn read_document(path: &Path) -> std::io::Result<String> {
+    let invalid = |why: &str| std::io::Error::new(ErrorKind::InvalidInput, why.to_owned());
+    let about = std::fs::metadata(path)?;
+    if !about.is_file() && !about.is_dir() {
+        return Err(invalid("it is a device or a pipe, and not a file"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_DOCUMENT { Err(invalid("it has more than 256 MiB")) } else { Ok(text) }
+}
+
+impl Seek for WholeFile {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        self.file.seek(to)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::StoreError;
@@ -41,19 +41,21 @@ impl Entry {
     }
 }
 
-/// A safetensors file in the making, a tensor after another.
+/// A safetensors file in the making.
 ///
 /// Nothing is seen at its path before [`finish`](Self::finish); dropped, it leaves nothing.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
     out: BufWriter<WholeFile>,
-    /// Bytes of the tensors that are still to come, the next one last.
-    expected: Vec<usize>,
+    /// Where each tensor begins in the file, and its bytes; `None` once it is written.
+    expected: Vec<Option<(u64, usize)>>,
+    /// Where the next bytes are written.
+    position: u64,
 }
 
 impl Writer {
-    /// Begins a file of these tensors, whose elements will come in this order.
+    /// Begins a file of these tensors, in this order.
     ///
     /// # Errors
     /// [`StoreError::Io`] when the folder is missing or cannot be written to.
@@ -75,11 +77,17 @@ impl Writer {
         let mut out = BufWriter::new(WholeFile::create(path).map_err(&io)?);
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(&io)?;
         out.write_all(&header).map_err(&io)?;
-        let expected = entries.iter().rev().map(Entry::bytes).collect();
-        Ok(Self { path: path.to_owned(), out, expected })
+        let position = 8 + header.len() as u64;
+        let mut start = position;
+        let expected = entries.iter().map(|entry| {
+            let bytes = entry.bytes();
+            start += bytes as u64;
+            Some((start - bytes as u64, bytes))
+        });
+        Ok(Self { path: path.to_owned(), out, expected: expected.collect(), position })
     }
 
-    /// Writes the elements of the next tensor, little-endian, row-major.
+    /// Writes the elements of the next tensor that is still to come, little-endian, row-major.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -87,8 +95,26 @@ impl Writer {
     /// # Panics
     /// When they are not as many bytes as its entry says: a bug of the caller.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        assert_eq!(self.expected.pop(), Some(bytes.len()), "tensors come in the order of the header");
-        self.out.write_all(bytes).map_err(StoreError::io("write", &self.path))
+        let next = self.expected.iter().position(Option::is_some).expect("a tensor is still to come");
+        self.put(next, bytes)
+    }
+
+    /// Writes the elements of a tensor, by its place in the order.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    ///
+    /// # Panics
+    /// As [`append`](Self::append), and when it was written before.
+    pub fn put(&mut self, tensor: usize, bytes: &[u8]) -> Result<(), StoreError> {
+        let (start, expected) = self.expected[tensor].take().expect("each tensor is written once");
+        assert_eq!(bytes.len(), expected, "a tensor has the bytes that the header says");
+        let io = StoreError::io("write", &self.path);
+        if self.position != start {
+            self.out.seek(SeekFrom::Start(start)).map_err(&io)?;
+        }
+        self.position = start + bytes.len() as u64;
+        self.out.write_all(bytes).map_err(io)
     }
 
     /// Gives the file its name.
@@ -99,8 +125,8 @@ impl Writer {
     /// # Panics
     /// When tensors are still to come: a bug of the caller.
     pub fn finish(self) -> Result<(), StoreError> {
-        assert!(self.expected.is_empty(), "all tensors of the header were written");
-        let Self { path, out, expected: _ } = self;
+        assert!(self.expected.iter().all(Option::is_none), "all tensors of the header were written");
+        let Self { path, out, expected: _, position: _ } = self;
         let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
         file.and_then(|file| file.keep().and_then(|()| file.finish())).map_err(StoreError::io("write", &path))
     }

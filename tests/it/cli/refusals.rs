@@ -386,3 +386,74 @@ fn messages_say_what_a_value_should_be() {
         assert!(refusal.contains(says), "{arguments}: {refusal}");
     }
 }
+
+/// A device has no end, and a pipe nobody who writes.
+#[test]
+fn devices_pipes_and_large_files_are_not_read() {
+    let folder = workplace();
+    let at = folder.path();
+    let pipe = at.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let large = std::fs::File::create(at.join("large.json")).unwrap();
+    large.set_len(300 << 20).unwrap();
+    let config = format!("{{\"model_type\": \"llama\"{}}}", " ".repeat(17 << 20));
+    std::fs::write(at.join("config.json"), config).unwrap();
+    for (args, says) in [
+        ("explain /dev/zero", "`/dev/zero` is a device or a pipe"),
+        ("explain pipe", "is a device or a pipe"),
+        ("verify /dev/zero", "is a device or a pipe"),
+        ("plan /dev/zero --gpus 2 --seq 16", "is a device or a pipe"),
+        ("plan examples/gpt2 --gpus 2 --seq 16 --cluster /dev/zero", "is a device or a pipe"),
+        ("opt pipe --pipeline lower-reshards", "is a device or a pipe"),
+        ("plan examples/gpt2 --gpus 2 --seq 16 --documents /dev/zero", "is a device or a pipe"),
+        ("plan config.json --gpus 2 --seq 16", "has more than 16 MiB"),
+        ("run examples/gpt2 --shrink --seq 16 --weights pipe", "is a device or a pipe"),
+        ("run examples/gpt2 --shrink --seq 16 --weights /dev/zero", "is a device or a pipe"),
+    ] {
+        let said = refused(at, args);
+        assert!(said.contains(says), "{args}: {said}");
+    }
+    refused(at, "explain large.json");
+}
+
+#[test]
+fn names_cannot_change_what_a_terminal_shows() {
+    let folder = workplace();
+    let at = folder.path();
+    let name = "\u{1b}[2J\u{202e}x";
+    let said = refused(at, &format!("explain {name}"));
+    assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}') && said.contains("\\u{1b}"), "{said}");
+}
+
+/// Neither through a link nor in the way of a folder is anything written, nor are folders made for it.
+#[cfg(unix)]
+#[test]
+fn an_output_that_is_blocked_changes_nothing() {
+    let folder = workplace();
+    let at = folder.path();
+    said(at, "plan examples/llama-3-8b --gpus 8 --seq 1024 -o plan.json");
+    let emit = |out: &str| refused(at, &format!("emit plan.json --target cuda -o {out}"));
+    std::fs::create_dir_all(at.join("elsewhere")).unwrap();
+    std::fs::create_dir_all(at.join("linked")).unwrap();
+    std::os::unix::fs::symlink("../elsewhere", at.join("linked/runtime")).unwrap();
+    assert!(emit("linked").contains("leads out of the folder"));
+    std::fs::write(at.join("elsewhere/victim"), "mine").unwrap();
+    std::fs::create_dir_all(at.join("file-linked")).unwrap();
+    std::os::unix::fs::symlink("../elsewhere/victim", at.join("file-linked/main.cu")).unwrap();
+    assert!(emit("file-linked").contains("leads out of the folder"));
+    assert_eq!(std::fs::read_to_string(at.join("elsewhere/victim")).unwrap(), "mine");
+    std::fs::create_dir_all(at.join("blocked/main.cu")).unwrap();
+    assert!(emit("blocked").contains("is a folder, where a file is to be written"));
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(at.join(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((names("blocked"), names("linked")), (vec!["main.cu".to_owned()], vec!["runtime".to_owned()]));
+    assert_eq!(names("elsewhere"), ["victim"]);
+    // A link to the folder itself is where the user wants the files.
+    std::fs::create_dir_all(at.join("real")).unwrap();
+    std::os::unix::fs::symlink("real", at.join("name")).unwrap();
+    said(at, "emit plan.json --target cuda -o name");
+    said(at, "emit plan.json --target cuda -o name");
+    assert!(at.join("real/main.cu").exists());
+}

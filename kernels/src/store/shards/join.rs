@@ -52,13 +52,17 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
         check(&whole_entry, parts.get(*name).map_or(&[], Vec::as_slice), rest.as_ref(), from)?;
         entries.extend(members(&whole_entry));
     }
+    // The order of a checkpoint, in which the tensors of stacks alternate.
+    entries.sort_by(|a, b| a.order().cmp(&b.order()));
+    let places: BTreeMap<String, usize> =
+        entries.iter().enumerate().map(|(i, entry)| (entry.name.clone(), i)).collect();
     let mut file = Writer::create(to, &index.about, &entries)?;
     for (name, whole) in order {
         let held = parts.remove(name).unwrap_or_default();
         let whole_entry = whole.entry(name);
         let stored = tensor(&whole_entry, &held, rest.as_ref())?;
         for (member, entry) in members(&whole_entry).enumerate() {
-            file.append(&stored[member * entry.bytes()..][..entry.bytes()])?;
+            file.put(places[&entry.name], &stored[member * entry.bytes()..][..entry.bytes()])?;
         }
     }
     file.finish()?;

@@ -106,7 +106,7 @@ impl Index {
     /// [`StoreError::Io`] when it is missing; [`ShardError::Invalid`] for another document or version.
     pub(super) fn read(folder: &Path) -> Result<Self, ShardError> {
         let path = folder.join(INDEX);
-        let text = std::fs::read_to_string(&path).map_err(StoreError::io("open", &path))?;
+        let text = crate::store::whole::read_document(&path).map_err(StoreError::io("open", &path))?;
         parse(&path, &text)
     }
 }

@@ -1,5 +1,7 @@
 //! Checking a cluster: whether every number is possible.
 
+use std::ops::RangeInclusive;
+
 use ithaca_ir::Diagnostic;
 
 use crate::cluster::{
@@ -9,6 +11,9 @@ use crate::cluster::{
 
 /// The largest cluster, devices.
 const MAX_DEVICES: u64 = 1 << 20;
+
+/// The largest memory of a device, bytes.
+const MAX_BYTES: u64 = 1 << 50;
 
 /// Checks every number of a cluster.
 pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
@@ -57,20 +62,21 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
     sourced(&key("memory_bytes"), memory_bytes)?;
-    if memory_bytes.value == 0 {
-        return Err(impossible(&key("memory_bytes"), "is 0: it must be positive"));
+    if !(1..=MAX_BYTES).contains(&memory_bytes.value) {
+        let problem = format!("is {}: it must be from 1 to {MAX_BYTES}", memory_bytes.value);
+        return Err(impossible(&key("memory_bytes"), &problem));
     }
     sourced(&key("reserve_fraction"), reserve_fraction)?;
     if !(0.0..1.0).contains(&reserve_fraction.value) {
         let problem = format!("is {}: it must be at least 0 and below 1", reserve_fraction.value);
         return Err(impossible(&key("reserve_fraction"), &problem));
     }
-    positive(&key("memory_bandwidth"), memory_bandwidth)?;
+    rate(&key("memory_bandwidth"), memory_bandwidth)?;
     positive(&key("launch_seconds"), launch_seconds)?;
     optional(&key("graph_launch_seconds"), graph_launch_seconds.as_ref())?;
     optional(&key("price_per_hour"), price_per_hour.as_ref())?;
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
-        positive(&key(&format!("peak.{k}")), peak)?;
+        rate(&key(&format!("peak.{k}")), peak)?;
     }
     for (k, part) in [("matmul", matmul), ("memory", memory)] {
         fraction(&key(&format!("efficiency.{k}")), part)?;
@@ -101,7 +107,7 @@ fn check_shared(
 ) -> Result<(), Diagnostic> {
     if let Some(SharedCores { cores, flops }) = shared_cores {
         count(&key("shared_cores.cores"), cores)?;
-        positive(&key("shared_cores.flops"), flops)?;
+        rate(&key("shared_cores.flops"), flops)?;
     }
     measured.map_or(Ok(()), |measured| has_source(&key("measured"), &measured.source))
 }
@@ -150,7 +156,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     } = level;
     let key = |k: &str| format!("{path}.{k}");
     count(&key("devices"), devices)?;
-    positive(&key("bandwidth"), bandwidth)?;
+    rate(&key("bandwidth"), bandwidth)?;
     positive(&key("contention"), contention)?;
     if contention.value < 1.0 {
         let problem = format!("is {}: at least 1 device uses a link", contention.value);
@@ -182,12 +188,23 @@ fn count(key: &str, n: &Sourced<u64>) -> Result<(), Diagnostic> {
     }
 }
 
+/// A positive number, not so small or large that times and sums of it are no numbers.
 fn positive(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
+    within(key, number, 1e-12..=1e12)
+}
+
+/// Bytes or FLOPs per second.
+fn rate(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
+    within(key, number, 1.0..=1e24)
+}
+
+fn within(key: &str, number: &Sourced<f64>, possible: RangeInclusive<f64>) -> Result<(), Diagnostic> {
     sourced(key, number)?;
-    if number.value.is_finite() && number.value > 0.0 {
+    if possible.contains(&number.value) {
         return Ok(());
     }
-    Err(impossible(key, &format!("is {}: it must be positive and finite", number.value)))
+    let (least, most) = possible.into_inner();
+    Err(impossible(key, &format!("is {:e}: it must be from {least:e} to {most:e}", number.value)))
 }
 
 /// A number that may be left out.
@@ -250,9 +267,15 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_refused_by_key() {
-        for (to, code) in
-            [("-3.35e12", "M21"), ("0", "M21"), ("nan", "M21"), ("inf", "M21"), ("\"fast\"", "M20")]
-        {
+        for (to, code) in [
+            ("-3.35e12", "M21"),
+            ("0", "M21"),
+            ("1e-320", "M21"),
+            ("1e300", "M21"),
+            ("nan", "M21"),
+            ("inf", "M21"),
+            ("\"fast\"", "M20"),
+        ] {
             let d = refusal("3.35e12", to);
             assert_eq!(d.code, code, "{d}");
             assert!(d.message.contains("accelerator.memory_bandwidth"), "{d}");
