@@ -60,14 +60,12 @@ pub enum RunError {
         capacity: u64,
     },
     /// A new token of a sequence is to be written into a page that the table does not name, or that is no page of the rank.
-    #[error("token {token} of sequence {sequence} is to be written into page {page}, {}", if *page < 0 { "which is none" } else { "which is not one of the rank's" })]
+    #[error("token {token} of sequence {sequence} has no page in the table that the rank has")]
     NoPage {
         /// The number of the token.
         token: u64,
         /// The number of the sequence on its rank.
-        sequence: usize,
-        /// The entry of the table.
-        page: i32,
+        sequence: u64,
     },
     /// Ranks that hold the same elements disagree.
     #[error("output `{output}`: rank {rank} has {found} at {at:?}, but an earlier rank has {expected}")]

@@ -95,10 +95,11 @@ pub(super) fn print(
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
     let bound = bound(schedule);
+    let pages = pages(&cx, &ran).map_or(String::new(), |pages| format!(" {{{}}},", list(&pages)));
     let rest = match (program.counts, capacity(schedule, &ran), program.workspace) {
         (0, None, 0) => String::new(),
         (bytes, None, 0) => format!(" {bytes},"),
-        (bytes, tokens, workspace) => format!(" {bytes}, {}, {workspace},", tokens.unwrap_or(0)),
+        (bytes, tokens, workspace) => format!(" {bytes}, {}, {workspace},{pages}", tokens.unwrap_or(0)),
     };
     let _ = writeln!(
         out,
@@ -343,10 +344,23 @@ fn bound(schedule: &Schedule) -> String {
 /// The tokens that the least cache has room for.
 fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
     let caches = computed(schedule, ran).filter_map(|op| match op {
-        Op::Cache(Cache::Append { over, .. }) => Some(schedule.space.dims[*over].valid),
+        Op::Cache(Cache::Append { over, .. } | Cache::GatherPages { over, .. }) => {
+            Some(schedule.space.dims[*over].valid)
+        }
         _ => None,
     });
     caches.min()
+}
+
+/// The pages of caches: tokens of a page, pages of all ranks, and the groups of sequences that have pages of their own.
+fn pages(cx: &Context<'_>, ran: &[FrameId]) -> Option<[u64; 3]> {
+    let (pages, slots) = computed(cx.schedule, ran).find_map(|op| match op {
+        Op::Cache(Cache::AppendPages { pages, slots, .. }) => Some((*pages, *slots)),
+        _ => None,
+    })?;
+    let axes = |source: &Source| Some(source.ty.layout.split[source.ty.position(pages)?].clone());
+    let groups = cx.program.sources.values().find_map(axes).map_or(1, |axes| cx.program.mesh.degree(&axes));
+    Some([cx.schedule.space.size(slots), cx.schedule.space.size(pages), groups])
 }
 
 /// The largest change of a weight's element by one optimizer step; zero without an optimizer.

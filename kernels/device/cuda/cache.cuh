@@ -68,6 +68,54 @@ __global__ void append(const Bits* x, Bits* cache, Appended a, unsigned long lon
     }
 }
 
+// Caches in pages: the table [sequences, entries] says which page has which tokens of a sequence.
+struct Paged {
+    const int32_t* table;
+    Inverse pages, slots;  // those of the rank
+    int64_t entries, page_tokens, n_slots;
+
+    static constexpr int64_t kElsewhere = -1, kNoPage = -2;
+
+    // Where the rank has a token: the page times the slots that it has of each, plus the slot.
+    __device__ int64_t row_of(int64_t sequence, int64_t position) const {
+        const Division entry = divide(position, page_tokens);
+        const int64_t slot = slots.token_at(entry.remainder);
+        if (slot < 0) return kElsewhere;
+        const int64_t page = entry.quotient < entries ? pages.token_at(table[sequence * entries + entry.quotient]) : -1;
+        return page < 0 ? kNoPage : page * n_slots + slot;
+    }
+};
+
+// Writes the new rows [sequences, rows, inner] whose slots the rank has. Where a sequence has more tokens than entries of the
+// table, `overflow` becomes what `append` makes of it; where a token has no page, its second highest bit, 2^32 times the
+// position of the token, and the sequence.
+template <typename Bits>
+__global__ void append_pages(const Bits* x, Bits* cache, const int32_t* start, const int32_t* end, Sequence rows, Paged pages,
+                             int64_t n_rows, int64_t inner, unsigned long long* overflow, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, inner), row = divide(at.quotient, n_rows);
+        const int64_t sequence = row.quotient, last = end[sequence], capacity = pages.entries * pages.page_tokens;
+        if (last > capacity && at.remainder == 0 && row.remainder == 0)
+            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(last << 32 | capacity));
+        const int64_t position = start[sequence] + position_of(rows, row.remainder);
+        if (position >= last || position >= capacity) continue;
+        const int64_t to = pages.row_of(sequence, position);
+        if (to >= 0) cache[to * inner + at.remainder] = x[i];
+        else if (to == Paged::kNoPage && at.remainder == 0)
+            atomicMax(overflow, 1ull << 62 | static_cast<unsigned long long>(position << 32 | sequence));
+    }
+}
+
+// The tokens of each sequence [sequences, tokens, inner], zero where it has no page.
+template <typename Bits>
+__global__ void gather_pages(const Bits* cache, Bits* z, Sequence tokens, Paged pages, int64_t n_tokens, int64_t inner, int64_t n) {
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, inner), token = divide(at.quotient, n_tokens);
+        const int64_t from = pages.row_of(token.quotient, position_of(tokens, token.remainder));
+        z[i] = from >= 0 ? cache[from * inner + at.remainder] : Bits{};
+    }
+}
+
 // The row of each sequence's last new token; zero without one, and where another rank has it. The walk goes over the result:
 // where lengths and the first row of x are.
 template <typename Bits>

@@ -82,7 +82,7 @@ const OF_FLOAT: [&str; 35] = [
 ];
 
 /// Kernels that move elements.
-const OF_BITS: [&str; 9] = [
+const OF_BITS: [&str; 11] = [
     "copy_box",
     "repeat",
     "gather_pieces",
@@ -91,6 +91,8 @@ const OF_BITS: [&str; 9] = [
     "cut",
     "embed",
     "append",
+    "append_pages",
+    "gather_pages",
     "last_token",
 ];
 

@@ -124,6 +124,16 @@ structs! {
         capacity: i64,
     }
 
+    /// The pages of a cache, and the table that says which page has which tokens.
+    Paged "ithaca::kernel::Paged" {
+        table: Pointer,
+        pages: Inverse,
+        slots: Inverse,
+        entries: i64,
+        page_tokens: i64,
+        n_slots: i64,
+    }
+
     /// A band, or a table of strips.
     Mask "ithaca::kernel::Mask" {
         left: i64,

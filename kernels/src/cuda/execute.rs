@@ -201,6 +201,9 @@ fn run(
             (Some(Exceeded::Cache { tokens, capacity }), _) => {
                 return Err(RunError::CacheFull { tokens, capacity });
             }
+            (Some(Exceeded::Page { token, sequence }), _) => {
+                return Err(RunError::NoPage { token, sequence });
+            }
             (Some(Exceeded::Expert(most)), Some(deal)) => {
                 let what = deal.overflow(&schedule.space, most);
                 return Err(RunError::Experts(format!("rank {}: {what}", local.rank.0)));

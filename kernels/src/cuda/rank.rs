@@ -54,6 +54,8 @@ pub(super) enum Exceeded {
     Expert([u64; 2]),
     /// The tokens of a sequence, and those that its cache may have.
     Cache { tokens: u64, capacity: u64 },
+    /// A token without a page, and its sequence on the rank.
+    Page { token: u64, sequence: u64 },
 }
 
 impl<'a> LocalRank<'a> {
@@ -144,15 +146,18 @@ impl<'a> LocalRank<'a> {
     /// The bound that the data of a run exceed. All work has ended.
     pub(super) fn overflow(&self) -> Result<Option<Exceeded>, CudaError> {
         const OF_A_CACHE: u64 = 1 << 63;
+        const OF_A_PAGE: u64 = 1 << 62;
         let mut found = [0; WORD];
         // SAFETY: the word has this size, and no work runs.
         unsafe { self.device.download(self.overflow, &mut found) }?;
         let found = u64::from_ne_bytes(found);
-        let [high, low] = [(found & !OF_A_CACHE) >> 32, found & u64::from(u32::MAX)];
+        let of = |kind: u64| (found & !kind) >> 32;
+        let low = found & u64::from(u32::MAX);
         Ok(match found {
             0 => None,
-            OF_A_CACHE.. => Some(Exceeded::Cache { tokens: high, capacity: low }),
-            _ => Some(Exceeded::Expert([high, low])),
+            OF_A_CACHE.. => Some(Exceeded::Cache { tokens: of(OF_A_CACHE), capacity: low }),
+            OF_A_PAGE.. => Some(Exceeded::Page { token: of(OF_A_PAGE), sequence: low }),
+            _ => Some(Exceeded::Expert([of(0), low])),
         })
     }
 

@@ -91,8 +91,8 @@ enum InPage {
     Row(usize),
     /// In a slot that another rank has.
     Elsewhere,
-    /// The table has this page, which is none or not the rank's.
-    No(i32),
+    /// The table has no page of the rank.
+    No,
 }
 
 /// The pages of a rank, and the table that says which page has which tokens.
@@ -129,7 +129,7 @@ impl<'a> Pages<'a> {
         let page = if entry < self.entries { self.table[sequence * self.entries + entry] } else { -1 };
         let (pages, own) = &self.pages;
         match u64::try_from(page).ok().and_then(|page| self.space.index_at(*pages, own.clone(), page)) {
-            None => InPage::No(page),
+            None => InPage::No,
             Some(page) => {
                 InPage::Row(index((page - own.start) * (held.end - held.start) + (slot - held.start)))
             }
@@ -157,7 +157,7 @@ fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Re
             let to = match pages.place(sequence, position) {
                 InPage::Row(row) => row * width,
                 InPage::Elsewhere => continue,
-                InPage::No(page) => return Err(RunError::NoPage { token: position, sequence, page }),
+                InPage::No => return Err(RunError::NoPage { token: position, sequence: sequence as u64 }),
             };
             let from = (sequence * positions.len() + row) * width;
             cache[to..to + width].copy_from_slice(&data[from..from + width]);
@@ -179,7 +179,7 @@ fn gather_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, over: DimId) -> Re
     for ((sequence, position), row) in places.zip(gathered.chunks_mut(width.max(1))) {
         match pages.place(sequence, position) {
             InPage::Row(from) => row.copy_from_slice(&data[from * width..(from + 1) * width]),
-            InPage::No(_) => {}
+            InPage::No => {}
             InPage::Elsewhere => {
                 let slots = &call.space.dims[slots].name;
                 return Err(call.invalid(&format!("with tokens in slots `{slots}` that the rank lacks")));

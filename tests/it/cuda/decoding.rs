@@ -15,7 +15,7 @@ use ithaca_kernels::oracle;
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
-use ithaca_passes::import::{self, Workload};
+use ithaca_passes::import::{self, Pages, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
@@ -144,8 +144,14 @@ struct Schedules {
 
 impl Schedules {
     /// Of a model in a folder: in a layout and on one device.
-    fn of(folder: &str, [batch, chunk, capacity]: [u64; 3], layout: &ShardOptions) -> [Self; 2] {
-        let steps = [Workload::decode(batch, capacity), Workload::cached(batch, chunk, capacity)];
+    fn of(
+        folder: &str,
+        [batch, chunk, capacity]: [u64; 3],
+        pages: Option<Pages>,
+        layout: &ShardOptions,
+    ) -> [Self; 2] {
+        let mut steps = [Workload::decode(batch, capacity), Workload::cached(batch, chunk, capacity)];
+        steps.iter_mut().for_each(|workload| workload.pages = pages);
         let config = std::fs::read_to_string(root().join(folder).join("config.json")).unwrap();
         let config = serde_json::from_str(&config).unwrap();
         let module = |workload: &Workload| import::program(&config, "model", workload).unwrap();
@@ -181,15 +187,28 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
         ("ulysses", &[("ulysses", "2")], 40),
         ("ring", &[("ring", "2")], 16),
         ("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16),
+    ]
+    .map(|layout| (layout, None));
+    // Tokens of a page, and the pages for prompts of 40 and 17 tokens and 24 behind each, with one that is left.
+    let paged = [
+        (("single", &[][..], 16), Some((4, 28))),
+        (("megatron-tp", &[("tp", "2")], 40), Some((16, 8))),
+        (("decode-context", &[("dcp", "2")], 7), Some((4, 28))),
+        (("data-parallel", &[("dp", "2")], 40), Some((16, 8))),
+        (("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16), Some((4, 28))),
     ];
+    let layouts = layouts.into_iter().chain(paged);
     let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
-    let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
-    let cases: Vec<_> = tier::one_in(9, cases)
+    let cases = models.into_iter().flat_map(|model| layouts.clone().map(move |layout| (model, layout)));
+    let cases: Vec<_> = tier::one_in(11, cases)
         .into_iter()
-        .map(|(model, (strategy, axes, chunk))| {
+        .map(|(model, ((strategy, axes, chunk), pages))| {
             let folder = format!("tests/goldens/{model}");
-            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], &options(strategy, axes));
-            (format!("{model} under {strategy} {axes:?}, {chunk} tokens at a time"), folder, ranks, whole)
+            let of = pages.map(|(tokens, count)| Pages { tokens, count: Some(count) });
+            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], of, &options(strategy, axes));
+            let name =
+                format!("{model} under {strategy} {axes:?}, {chunk} tokens at a time, pages {pages:?}");
+            (name, folder, ranks, whole)
         })
         .collect();
     let programs: Vec<Program<'_>> = cases
@@ -250,7 +269,12 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
 fn nvcc_compiles_decoding_for_every_architecture_without_warnings() {
     let Some((cuda, nccl)) = homes() else { return };
     let layout = options("megatron-tp+decode-context", &[("tp", "2"), ("dcp", "2")]);
-    let [ranks, whole] = Schedules::of("examples/llama-3-8b", [4, 512, 8192], &layout);
+    let [ranks, whole] = Schedules::of(
+        "examples/llama-3-8b",
+        [4, 512, 8192],
+        Some(Pages { tokens: 16, count: None }),
+        &layout,
+    );
     let out = tempfile::tempdir().unwrap();
     super::write_files(&emitted_steps(ranks.steps(), Some(whole.steps())), out.path());
     make_without_warnings("decoding", out.path(), &[], &cuda, &nccl);

@@ -22,8 +22,9 @@ inline constexpr const char* kDecodeHelp =
     "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs prompts.safetensors --steps 64\n";
 
-// The input that has the number of new tokens of each sequence, that of their ids, and the state that has the last ones.
-inline constexpr const char *kNewTokens = "new_tokens", *kIds = "input_ids", *kLastToken = "cache.token";
+// The inputs that have the number of new tokens of each sequence, their ids and the table of pages, and the state that has the
+// last tokens.
+inline constexpr const char *kNewTokens = "new_tokens", *kIds = "input_ids", *kPages = "pages", *kLastToken = "cache.token";
 
 // The programs of a step of prompts and of a step of a token.
 struct Continuing {
@@ -91,6 +92,39 @@ class Prompts {
     }
 };
 
+// The pages of each sequence [sequence entry], -1 where it has none yet: a sequence is given pages as it grows.
+class PageTable {
+  public:
+    PageTable(const Program& program, int64_t batch) : pages_(program.pages), given_(program.pages.groups), lengths_(batch) {
+        if (pages_.tokens == 0) return;
+        shape_ = source_named(program, kPages).stored_shape();
+        table_.assign(shape_[0] * shape_[1], -1);
+    }
+    // Gives sequences pages for so many more tokens each, and the table to a step.
+    void grow(const std::vector<int32_t>& more, Tensors& inputs) {
+        if (pages_.tokens == 0) return;
+        const auto batch = static_cast<int64_t>(more.size()), each = pages_.count / pages_.groups;
+        for (int64_t i = 0; i < batch; ++i) {
+            const int64_t group = i * pages_.groups / batch, had = pages_of(lengths_[i]);
+            lengths_[i] += more[i];
+            for (int64_t entry = had; entry < pages_of(lengths_[i]); ++entry) {
+                if (given_[group] == each)
+                    throw Error("the sequences need more than " + std::to_string(pages_.count) + " pages of " +
+                                std::to_string(pages_.tokens) + " tokens, for which the program was emitted");
+                table_[i * shape_[1] + entry] = static_cast<int32_t>(group * each + given_[group]++);
+            }
+        }
+        inputs.inputs.set(kPages, shape_, table_);
+    }
+
+  private:
+    int64_t pages_of(int64_t length) const { return (length + pages_.tokens - 1) / pages_.tokens; }
+
+    Pages pages_;
+    std::vector<int64_t> given_, lengths_, shape_;  // pages that a group was given, tokens of a sequence
+    std::vector<int32_t> table_;
+};
+
 // By sequence, the next token after every step that continued it, and its logits; on rank 0.
 struct Generated {
     std::vector<std::vector<double>> tokens, logits;
@@ -112,6 +146,7 @@ class Decoder : NotCopied {
     void generate(const Prompts& prompts, int64_t steps, bool has_logits, const Generated* given, const Run& run) {
         const auto batch = static_cast<int64_t>(prompts.ids.size());
         generated = {std::vector<std::vector<double>>(batch), std::vector<std::vector<double>>(batch)};
+        PageTable pages(prompts_.program, batch);
         for (int64_t start = 0; start < prompts.longest(); start += prompts.chunk) {
             std::vector<int32_t> ids, more;
             std::vector<bool> ends;
@@ -124,6 +159,7 @@ class Decoder : NotCopied {
             Tensors inputs;
             inputs.inputs.set(kIds, {batch, prompts.chunk}, ids);
             inputs.inputs.set(kNewTokens, {batch}, more);
+            pages.grow(more, inputs);
             prompts_.read_inputs(inputs);
             run(prompts_, "prompts", start / prompts.chunk);
             add(prompts_, ends, has_logits);
@@ -131,8 +167,9 @@ class Decoder : NotCopied {
         const std::vector<int32_t> one(batch, 1);
         Tensors inputs;
         inputs.inputs.set(kNewTokens, {batch}, one);
-        token_.read_inputs(inputs);
         for (int64_t step = 0; step < steps; ++step) {
+            pages.grow(one, inputs);
+            if (step == 0 || token_.program.pages.tokens > 0) token_.read_inputs(inputs);
             if (given != nullptr) {
                 std::vector<int32_t> last;
                 for (const auto& tokens : given->tokens) last.push_back(static_cast<int32_t>(tokens[step]));

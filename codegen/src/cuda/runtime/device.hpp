@@ -132,6 +132,11 @@ struct ExpertBound {
     double share = 0;
 };
 
+// The pages of caches, which the sequences of a group share. Zero without any.
+struct Pages {
+    int64_t tokens = 0, count = 0, groups = 1;
+};
+
 // A schedule, as main.cu states it.
 struct Program {
     Mesh mesh;
@@ -148,6 +153,7 @@ struct Program {
     int64_t counts = 0;     // bytes of the counts of filled rows of a collective
     int64_t capacity = 0;   // tokens that a cache has room for; zero without one
     int64_t workspace = 0;  // bytes that the kernels of a task share
+    Pages pages = {};
 };
 
 // All memory of a program is allocated before it runs. Programs that run in turns on a device share the arena, and the weights
@@ -224,6 +230,11 @@ class Device : NotCopied {
             std::snprintf(text, sizeof text, "a sequence of %llu tokens in a cache of %llu", static_cast<unsigned long long>(demand),
                           static_cast<unsigned long long>(found & 0xffffffff));
             fail(__FILE__, __LINE__, "appending to caches", text);
+        }
+        if (found >> 62 != 0) {
+            std::snprintf(text, sizeof text, "token %llu of sequence %llu has no page in the table that the rank has",
+                          static_cast<unsigned long long>(demand & 0x3fffffff), static_cast<unsigned long long>(found & 0xffffffff));
+            fail(__FILE__, __LINE__, "appending to pages", text);
         }
         std::snprintf(text, sizeof text,
                       "expert %llu was chosen by %llu of %lld tokens and has slots for %lld; `--expert-bound %.2f` has slots for all of "

@@ -9,7 +9,7 @@ use super::view::{Cx, RowsAlong, View, bits_of, float, place, signed, step};
 use crate::address::Region;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::structs::{Appended, Inverse, Walk};
+use crate::structs::{Appended, Inverse, Paged, Walk};
 
 impl Cx<'_> {
     pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
@@ -26,9 +26,8 @@ impl Cx<'_> {
                 self.launch("token_positions", n, arguments)
             }
             Cache::Append { over, rows } => self.append((*over, *rows), [x[0], x[1], x[2], x[3]], z[0]),
-            Cache::AppendPages { .. } | Cache::GatherPages { .. } => {
-                LowerError::unsupported(format!("`{}` on a device", op.name()))
-            }
+            Cache::AppendPages { rows, .. } => self.append_pages(*rows, [x[0], x[1], x[2], x[3], x[4]], z[0]),
+            Cache::GatherPages { over, .. } => self.gather_pages(*over, [x[0], x[1]], z[0]),
             Cache::LastToken { over } => self.last_token(*over, [x[0], x[1], x[2]], z[0]),
             Cache::Argmax { over, .. } => {
                 let RowsAlong { walk, n, width, strides: [stride] } = self.rows(*over, [x[0].ty])?;
@@ -82,6 +81,65 @@ impl Cx<'_> {
         let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
         let arguments = arguments![x.at, z.at, appended, overflow, n];
         self.launch(&format!("append<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+    }
+
+    /// The rows of a step at their positions in pages, in place or in a copy of them.
+    fn append_pages(
+        &self,
+        rows: DimId,
+        [cache, x, start, end, table]: [View<'_>; 5],
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
+        let inner: i64 = lx.extents[2..].iter().product();
+        let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
+        let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
+        let (sequence, paged) = (self.sequence(x.ty, rows)?, self.paged(z, table)?);
+        let arguments = arguments![
+            x.at,
+            z.at,
+            start.at,
+            end.at,
+            sequence,
+            paged,
+            lx.extents[1],
+            inner / each,
+            overflow,
+            n
+        ];
+        self.launch(&format!("append_pages<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+    }
+
+    /// The tokens of sequences that are in pages.
+    fn gather_pages(
+        &self,
+        over: DimId,
+        [cache, table]: [View<'_>; 2],
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        let local = self.local(z.ty);
+        let inner: i64 = local.extents[2..].iter().product();
+        let each = self.neighbours(z.ty.dtype, &[cache.at, z.at], &[inner]);
+        let n = local.size / each;
+        let (sequence, paged) = (self.sequence(z.ty, over)?, self.paged(cache, table)?);
+        let arguments = arguments![cache.at, z.at, sequence, paged, local.extents[1], inner / each, n];
+        self.launch(&format!("gather_pages<{}>", bits_of(z.ty.dtype, each)), n, arguments)
+    }
+
+    /// The rank's part of a cache `[page slot …]` under a table `[sequence entry]`.
+    fn paged(&self, cache: View<'_>, table: View<'_>) -> Result<Paged, LowerError> {
+        let (&[pages, slots, ..], &[_, entries]) = (&cache.ty.dims[..], &table.ty.dims[..]) else {
+            return LowerError::unsupported("pages of sequences in more than one dimension");
+        };
+        Ok(Paged {
+            table: table.at,
+            pages: self.inverse(cache.ty, pages)?,
+            slots: self.inverse(cache.ty, slots)?,
+            entries: self.extent_along(table.ty, entries)?,
+            page_tokens: signed(self.space.size(slots)),
+            n_slots: self.extent_along(cache.ty, slots)?,
+        })
     }
 
     fn last_token(&self, over: DimId, [x, start, end]: [View<'_>; 3], z: View<'_>) -> Result<(), LowerError> {
