@@ -11,7 +11,8 @@ use ithaca_ir::schedule::Stream;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Arena, DType, FuncId, Mask, Module, Op, Rank, ValueId};
 use ithaca_kernels::cpu::{Communicator, Mailboxes};
-use ithaca_kernels::oracle::Results;
+use ithaca_kernels::judge::Judge;
+use ithaca_kernels::oracle::{self, Results};
 use ithaca_kernels::store::{Layered, StoreError, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, RunError, Storage, cpu};
@@ -261,8 +262,9 @@ const CHANGES: &[(&str, Change)] = &[
     ),
     ("tokens shifted by one", Change::Read(|name| name == "input_ids", |data| data.rotate_left(1))),
     (
-        "a weight 1.01 times as large",
-        Change::Read(is_weight, |data| data.iter_mut().for_each(|x| *x *= 1.01)),
+        // All of it would be nothing where a norm follows.
+        "every second element of a weight 1.01 times as large",
+        Change::Read(is_weight, |data| data.iter_mut().step_by(2).for_each(|x| *x *= 1.01)),
     ),
     (
         "a weight with a row of zeros",
@@ -482,7 +484,7 @@ impl Communicator for Tampered {
 enum Fate {
     /// There is nothing to change, or the changed program is refused.
     Nothing,
-    /// The results are the right ones, bit for bit.
+    /// The results are the right ones, bit for bit or but for rounding.
     Same,
     /// The ranks noticed it themselves.
     Error,
@@ -516,11 +518,13 @@ fn fate(case: &Case, ran: &Ran, change: &Change, choices: &mut Choices) -> Fate 
         (!names.is_empty()).then(|| names[choices.below(names.len())].clone())
     };
     let mut found = right.clone();
+    let mut changed = None;
     match change {
         Change::Op(_) | Change::After(..) | Change::Skip(_) => {
             let Some(program) = program(&case.job.program, change, choices) else { return Fate::Nothing };
             let job = ithaca::job::Job { program, ..case.job.clone() };
             let Ok(compiled) = job.compile() else { return Fate::Nothing };
+            changed = Some(job.program);
             let options = cpu::Options { storage: case.storage, ..cpu::Options::default() };
             match cpu::execute(&compiled.schedule, &before, &case.tensors, &options) {
                 Ok(ran) => found = Results { outputs: ran.outputs, kept: ran.kept },
@@ -590,6 +594,15 @@ fn fate(case: &Case, ran: &Ran, change: &Change, choices: &mut Choices) -> Fate 
     let judge = case.judge();
     let rows = judge.step((&before, &case.tensors), &found).unwrap();
     if rows.iter().all(|row| judge.accepts(row)) {
+        // A softmax does not see the bias of keys: with the other sign too, the results are the right ones.
+        let is_same = changed.is_some_and(|program| {
+            let exact = oracle::step::<f64>(&program, &before, &case.tensors, Storage::Wide).unwrap();
+            let wide = Judge { storage: Storage::Wide, ..judge };
+            wide.step((&before, &case.tensors), &exact).unwrap().iter().all(|row| wide.accepts(row))
+        });
+        if is_same {
+            return Fate::Same;
+        }
         let worst = rows.iter().max_by(|a, b| a.ratio().total_cmp(&b.ratio())).unwrap();
         return Fate::Passed(format!("{:.2} of {:.1}: {worst:?}", worst.ratio(), judge.proportion()));
     }
@@ -652,7 +665,7 @@ fn wrong_results_fail() {
                 continue;
             }
             let (ran, case) = &cases[(c + k) % cases.len()];
-            for seed in 0..tier::count(1, 8) {
+            for seed in 0..tier::count(1, 2) {
                 match fate(case, ran, change, &mut Choices::from_seed(seed * 1009 + k as u64)) {
                     Fate::Failed => failed += 1,
                     Fate::Error => errors += 1,
