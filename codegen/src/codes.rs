@@ -10,6 +10,7 @@ const fn code(code: &'static str, rule: &'static str) -> Code {
 pub const EMIT: &[Code] = &[
     code("S40", "every task and collective of the schedule has an emitted form"),
     code("S42", "dropout of an emitted attention is keyed by position"),
+    code("S43", "every operation of the program has a form in PyTorch"),
 ];
 
 /// The sections of this crate's codes, with their titles.

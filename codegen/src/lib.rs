@@ -1,4 +1,4 @@
-//! Artifacts from verified schedules and modules: CUDA/NCCL programs, JSON, pictures.
+//! Artifacts from verified schedules and modules: CUDA/NCCL programs, PyTorch modules, JSON, pictures.
 //!
 //! Everything here is text made from data: no file is written, no tool is looked for, and the same schedule always
 //! gives the same bytes.
@@ -11,4 +11,12 @@ pub mod dot;
 pub mod json;
 pub mod mermaid;
 pub mod svg;
+pub mod torch;
 pub mod trace;
+
+/// The refusal of dropout by a stream of random numbers, which is the order of one device.
+fn dropout_of_a_device() -> ithaca_ir::Diagnostic {
+    let message = "dropout of an emitted attention is keyed by the order in which a device computes: the ranks would drop other \
+                   weights than one device does, and backward other ones than forward";
+    ithaca_ir::Diagnostic::new("S42", message).help("key it by position: dropout=uniform(…, keyed=position)")
+}

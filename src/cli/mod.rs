@@ -483,6 +483,8 @@ pub enum Target {
     Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
+    /// One Python module for PyTorch, to run under torchrun: gloo on CPUs, NCCL on GPUs.
+    Torch,
 }
 
 /// A plan, or a model with a layout.

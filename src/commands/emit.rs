@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
+use ithaca_codegen::{cuda, dot, json, mermaid, svg, torch, trace};
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
@@ -37,6 +37,10 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Svg => svg::emit(&compiled.per_rank),
         Target::Mermaid => mermaid::emit(&compiled.per_rank),
         Target::Trace => trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule)),
+        Target::Torch => {
+            let whole = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
+            torch::emit(&compiled.per_rank, &whole)?
+        }
         Target::Cuda => {
             let Some(folder) = &args.output else {
                 let refusal =

@@ -135,11 +135,7 @@ fn check_dropout(schedule: &Schedule) -> Result<(), Diagnostic> {
         _ => false,
     };
     if schedule.frames.values().flat_map(|f| &f.tasks).any(|task| attention(&task.work)) {
-        let message = "dropout of an emitted attention is keyed by the order in which a device computes: the ranks \
-                       would drop other weights than one device does, and backward other ones than forward";
-        return Err(
-            Diagnostic::new("S42", message).help("key it by position: dropout=uniform(…, keyed=position)")
-        );
+        return Err(crate::dropout_of_a_device());
     }
     Ok(())
 }

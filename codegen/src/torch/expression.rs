@@ -1,0 +1,410 @@
+//! An operation as an expression of PyTorch.
+
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{
+    Attention, Binary, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides, Unary,
+    Window,
+};
+use ithaca_ir::{DType, Diagnostic, DimId, Node, Op, TensorType};
+
+use super::function::{Scope, place};
+use super::python::{literal, mask, real, stored_name, string, tuple};
+
+impl Scope<'_> {
+    /// The expression of an operation that every rank carries out by itself.
+    ///
+    /// # Errors
+    /// `S42`, `S43`.
+    pub(super) fn expression(&self, node: &Node) -> Result<String, Diagnostic> {
+        let x = |i: usize| self.of(node.operands[i]).to_owned();
+        let ty = |i: usize| self.function.ty(node.operands[i]);
+        let text = |i: usize| self.ty(node.operands[i]);
+        let result = |i: usize| self.ty(node.results[i]);
+        let result_type = |i: usize| self.function.ty(node.results[i]);
+        let dim = |dim: DimId| string(&self.module.space.dims[dim].name);
+        let dims = |i: usize| string(&self.dims(ty(i)));
+        let at = |i: usize, over: DimId| ty(i).position(over).unwrap_or_default();
+        let all = || node.operands.iter().map(|&v| self.of(v)).collect::<Vec<_>>().join(", ");
+        let space = &self.module.space;
+        Ok(match &node.op {
+            Op::Param(b) => format!("weight({}, {}{})", stored_name(&b.name), result(0), place(b)),
+            Op::State(b) => format!("state({}, {}{})", stored_name(&b.name), result(0), place(b)),
+            Op::Input(b) => format!("given({}, {}{})", stored_name(&b.name), result(0), place(b)),
+            Op::Fill { value } => format!("fill({}, {})", real(*value), result(0)),
+            Op::Positions => format!("positions({})", result(0)),
+            Op::Einsum => self.einsum(&[ty(0), ty(1)], result_type(0), &[x(0), x(1)]),
+            Op::AccumulateProduct => {
+                format!("{} + {}", x(2), self.einsum(&[ty(0), ty(1)], result_type(0), &[x(0), x(1)]))
+            }
+            Op::Sum => self.einsum(&[ty(0)], result_type(0), &[x(0)]),
+            Op::Expand => format!(
+                "expand({}, {}, {}, {})",
+                x(0),
+                dims(0),
+                string(&self.dims(result_type(0))),
+                result(0)
+            ),
+            Op::Select { over, position } => {
+                format!("select({}, {}, {}, {position})", x(0), text(0), dim(*over))
+            }
+            Op::Embed { over, .. } => format!("embed({}, {}, {}, {})", x(0), x(1), text(0), dim(*over)),
+            Op::Scale { factor } => format!("{} * {}", x(0), real(*factor)),
+            Op::Cast { to } => format!("{}.to({})", x(0), dtype(*to)),
+            Op::Unary(f) => unary(*f, &x(0)),
+            Op::Binary(f) => {
+                let y = self.aligned(&x(1), ty(1), ty(0));
+                match f {
+                    Binary::Add => format!("{} + {y}", x(0)),
+                    Binary::Sub => format!("{} - {y}", x(0)),
+                    Binary::Mul => format!("{} * {y}", x(0)),
+                    Binary::Div => format!("{} / {y}", x(0)),
+                    Binary::LogAddExp => format!("log_add_exp({}, {y})", x(0)),
+                }
+            }
+            Op::Fused(Fused::Gated { of }) => format!("{} * {}", unary(*of, &x(0)), x(1)),
+            Op::Fused(Fused::GatedBackward { of }) => {
+                format!("gated_backward({}, {})", all(), string(of.name()))
+            }
+            Op::Fused(Fused::AddRmsNorm { over, eps, offset }) => {
+                let w = self.aligned(&x(2), ty(2), ty(0));
+                let (at, eps, offset) = (at(0, *over), real(*eps), real(*offset));
+                format!("add_rms_norm({}, {}, {w}, {at}, {eps}, {offset})", x(0), x(1))
+            }
+            Op::Fused(Fused::AddLayerNorm { over, eps }) => {
+                let [w, b] = [2, 3].map(|i| self.aligned(&x(i), ty(i), ty(0)));
+                format!("add_layer_norm({}, {}, {w}, {b}, {}, {})", x(0), x(1), at(0, *over), real(*eps))
+            }
+            Op::Window(Window::Concat { .. }) => {
+                format!("concat({}, {}, {}, {})", x(0), x(1), dims(0), dims(1))
+            }
+            Op::Window(Window::Cut { to, start }) => {
+                format!("{}.narrow(-1, {start}, {}).contiguous()", x(0), space.size(*to))
+            }
+            Op::RmsNorm { over, eps, offset } => {
+                let w = self.aligned(&x(1), ty(1), ty(0));
+                let offset =
+                    if *offset == 0.0 { String::new() } else { format!(", offset={}", real(*offset)) };
+                format!("rms_norm({}, {w}, {}, eps={}{offset})", x(0), at(0, *over), real(*eps))
+            }
+            Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+                let w = self.aligned(&x(1), ty(1), ty(0));
+                format!(
+                    "rms_norm_backward({}, {w}, {}, {}, eps={}, lacks={}, offset={})",
+                    x(0),
+                    x(2),
+                    at(0, *over),
+                    real(*eps),
+                    lacks(ty(0), ty(1)),
+                    real(*offset)
+                )
+            }
+            Op::RmsScale { over, eps } | Op::Gradient(Gradient::RmsScale { over, eps }) => {
+                let n: u64 = over.iter().map(|&d| space.size(d)).product();
+                let [squares, w] = [1, 2].map(|i| self.aligned(&x(i), ty(i), ty(0)));
+                let operands = format!("{}, {squares}, {w}", x(0));
+                if matches!(node.op, Op::RmsScale { .. }) {
+                    format!("rms_scale({operands}, {n}, {})", real(*eps))
+                } else {
+                    let lacks = format!("({}, {})", lacks(ty(0), ty(1)), lacks(ty(0), ty(2)));
+                    format!("rms_scale_backward({operands}, {}, {n}, {}, {lacks})", x(3), real(*eps))
+                }
+            }
+            Op::LayerNorm { over, eps } => {
+                let [w, b] = [1, 2].map(|i| self.aligned(&x(i), ty(i), ty(0)));
+                format!("layer_norm({}, {w}, {b}, {}, eps={})", x(0), at(0, *over), real(*eps))
+            }
+            Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+                let w = self.aligned(&x(1), ty(1), ty(0));
+                let lacks = lacks(ty(0), ty(1));
+                format!(
+                    "layer_norm_backward({}, {w}, {}, {}, eps={}, lacks={lacks})",
+                    x(0),
+                    x(2),
+                    at(0, *over),
+                    real(*eps)
+                )
+            }
+            Op::Softmax { over } => format!("F.softmax({}, {})", x(0), at(0, *over)),
+            Op::Gradient(Gradient::Softmax { over }) => {
+                format!("softmax_backward({}, {}, {})", x(0), x(1), at(0, *over))
+            }
+            Op::Rotary(r) => {
+                let attrs = self.attributes(node, &["over"]);
+                format!("rotary({}, {}, {}, {}, {}{attrs})", x(0), x(1), dims(0), dims(1), dim(r.over))
+            }
+            Op::Attention(a) => {
+                let returns = match a.returns {
+                    Returns::Output => String::new(),
+                    other => format!(", returns={}", string(other.name())),
+                };
+                let parts = if a.parts.is_some() { ", parts=True" } else { "" };
+                format!("attention({}, {}{returns}{parts})", all(), self.attention(a, [text(0), text(1)])?)
+            }
+            Op::AttentionBackward(a) => {
+                format!("attention_backward({}, {})", all(), self.attention(a, [text(0), text(1)])?)
+            }
+            Op::Scores { attention, columns } => {
+                let ty = result_type(0);
+                let columns = space.max_extent(*columns, ty.axes_of(*columns));
+                format!(
+                    "scores({}, columns={columns}, {})",
+                    all(),
+                    self.attention(attention, [text(0), text(1)])?
+                )
+            }
+            Op::Weigh { attention, .. } => {
+                // The queries and heads of lse, the tokens of v.
+                let mut queries = ty(1).clone();
+                queries.dims.push(attention.width);
+                queries.layout.split.push(Default::default());
+                let types = [self.type_text(&queries), text(2)];
+                format!("weigh({}, to={}, {})", all(), result(0), self.attention(attention, types)?)
+            }
+            Op::Merge => format!("merge({})", all()),
+            Op::MergeParts { .. } => format!("merge_parts({})", all()),
+            Op::Accumulate => format!("accumulate({})", all()),
+            Op::Sink => format!("sink({})", all()),
+            Op::Gradient(Gradient::Sink) => {
+                format!("sink_backward({}, {})", all(), lacks(ty(2), result_type(2)))
+            }
+            Op::RowLse { over, parts } => {
+                let parts = if parts.is_some() { ", parts=True" } else { "" };
+                format!("row_lse({}, {}, {}{parts})", x(0), text(0), dim(*over))
+            }
+            Op::Repeat { from, to } => {
+                format!("repeat({}, {}, {}, {}, {})", x(0), text(0), result(0), dim(*from), dim(*to))
+            }
+            Op::SumCopies { from, to } => {
+                format!("sum_copies({}, {}, {}, {}, {})", x(0), text(0), result(0), dim(*from), dim(*to))
+            }
+            Op::Take { to } => format!("take({}, {}, {})", x(0), text(0), dim(*to)),
+            Op::Join { to } => {
+                let first = result_type(0).position(*to).map(|i| dim(ty(0).dims[i])).unwrap_or_default();
+                format!("join({}, text={}, to={}, first={first})", all(), result(0), dim(*to))
+            }
+            Op::Slice { .. } => format!("local_slice({}, {}, {})", x(0), text(0), result(0)),
+            Op::Random(Random::Key { seed }) => format!("key({seed})"),
+            Op::Random(Random::FoldIn) => format!("fold_in({})", all()),
+            Op::Random(Random::LayerKey) => format!("layer_key({}, layer)", x(0)),
+            Op::Random(Random::DropoutMask { rate, seed }) => {
+                format!("dropout_mask({}, {}, {}, {seed})", x(0), result(0), real(*rate))
+            }
+            Op::Random(Random::Dropout { rate }) => format!("dropout({}, {})", all(), real(*rate)),
+            Op::Experts(experts) => self.experts(node, experts),
+            Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+                format!("cross_entropy({}, {}, {}, {}, {ignore})", all(), text(0), text(1), dim(*over))
+            }
+            Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
+                format!(
+                    "cross_entropy_backward({}, {}, {}, {}, {ignore})",
+                    all(),
+                    text(0),
+                    text(1),
+                    dim(*over)
+                )
+            }
+            Op::Loss(Loss::Pick { over, ignore }) => {
+                format!("pick({}, {}, {}, {}, {ignore})", all(), text(0), text(1), dim(*over))
+            }
+            Op::Loss(Loss::Valid { ignore }) => {
+                format!("valid({}, {}, {ignore}, {})", x(0), text(0), result(0))
+            }
+            Op::Gradient(Gradient::Unary(of)) => format!("unary_backward({}, {})", all(), string(of.name())),
+            Op::Gradient(Gradient::Embed { over, padding }) => {
+                let padding = padding.map(|row| format!(", padding={row}")).unwrap_or_default();
+                format!(
+                    "embed_backward({}, {}, {}, {}, {}{padding})",
+                    all(),
+                    result(0),
+                    dim(*over),
+                    dims(0),
+                    dims(1)
+                )
+            }
+            Op::Optimizer(Optimizer::AdamW(_)) => format!("adamw({}{})", all(), self.attributes(node, &[])),
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+                format!("clip_factor({}, {})", x(0), real(*max_norm))
+            }
+            op => return Err(self.refused(op)),
+        })
+    }
+
+    fn refused(&self, op: &Op) -> Diagnostic {
+        let message = format!("`{}` of `@{}` has no form in PyTorch", op.name(), self.function.name);
+        Diagnostic::new("S43", message).help("emit `--target cuda`, or run the plan")
+    }
+
+    /// The names of a type's dimensions.
+    fn dims(&self, ty: &TensorType) -> String {
+        let names: Vec<&str> = ty.dims.iter().map(|&d| self.module.space.dims[d].name.as_str()).collect();
+        names.join(" ")
+    }
+
+    /// A sum of products, dimensions as letters: their own names where these are letters.
+    fn einsum(&self, operands: &[&TensorType], result: &TensorType, variables: &[String]) -> String {
+        let mut letters: Vec<(DimId, char)> = Vec::new();
+        let all =
+            || operands.iter().flat_map(|ty| ty.dims.iter().copied()).chain(result.dims.iter().copied());
+        let own = |d: DimId| match self.module.space.dims[d].name.as_bytes() {
+            [c] if c.is_ascii_alphabetic() => Some(char::from(*c)),
+            _ => None,
+        };
+        let taken: Vec<char> = all().filter_map(own).collect();
+        for d in all() {
+            if letters.iter().all(|(known, _)| *known != d) {
+                let is_free = |c: &char| !taken.contains(c) && letters.iter().all(|(_, used)| used != c);
+                let letter = own(d).or_else(|| ('a'..='z').chain('A'..='Z').find(is_free));
+                letters.push((d, letter.unwrap_or('_')));
+            }
+        }
+        let word = |ty: &TensorType| -> String {
+            ty.dims
+                .iter()
+                .filter_map(|d| letters.iter().find(|(known, _)| known == d))
+                .map(|(_, c)| *c)
+                .collect()
+        };
+        let inputs: Vec<String> = operands.iter().map(|ty| word(ty)).collect();
+        let wider = if operands[0].dtype == result.dtype {
+            String::new()
+        } else {
+            format!(", dtype={}", dtype(result.dtype))
+        };
+        format!("einsum(\"{}->{}\", {}{wider})", inputs.join(","), word(result), variables.join(", "))
+    }
+
+    /// An operand with its dimensions where those of another have them.
+    fn aligned(&self, variable: &str, ty: &TensorType, like: &TensorType) -> String {
+        if like.dims.ends_with(&ty.dims) {
+            return variable.to_owned();
+        }
+        let places: Vec<usize> = ty.dims.iter().filter_map(|&d| like.position(d)).collect();
+        if !places.is_sorted() {
+            return format!("align({variable}, {}, {})", string(&self.dims(ty)), string(&self.dims(like)));
+        }
+        let first = like.dims.iter().position(|&d| ty.has(d)).unwrap_or_default();
+        let index = like.dims[first..].iter().map(|&d| if ty.has(d) { ":" } else { "None" });
+        format!("{variable}[{}]", index.collect::<Vec<_>>().join(", "))
+    }
+
+    /// The attributes of an operation as keyword arguments, but for some.
+    fn attributes(&self, node: &Node, without: &[&str]) -> String {
+        let names = Names { space: &self.module.space, functions: &self.module.functions };
+        let attrs = node.op.attrs(names);
+        let kept = attrs.iter().filter(|(key, _)| !without.contains(key));
+        let one = |(key, value): &(&str, ithaca_ir::ops::Attr)| {
+            // Scalings have arguments, or none.
+            let value = match value {
+                ithaca_ir::ops::Attr::Word(word) if *key == "scaling" => format!("({}, {{}})", string(word)),
+                value => literal(value),
+            };
+            format!(", {key}={value}")
+        };
+        kept.map(one).collect()
+    }
+
+    /// The keyword arguments of attention, for queries and keys of these types.
+    fn attention(&self, a: &Attention, [q, k]: [String; 2]) -> Result<String, Diagnostic> {
+        let mut out = format!("types=({q}, {k}), mask={}, scale={}", mask(&a.mask), real(a.scale));
+        if let Some(cap) = a.softcap {
+            out.push_str(&format!(", softcap={}", real(cap)));
+        }
+        if let Some(bias) = a.bias {
+            let sides = match bias.sides {
+                Sides::Both => "both",
+                Sides::Before => "before",
+            };
+            let buckets = string(&self.module.space.dims[bias.buckets].name);
+            out.push_str(&format!(", bias=({buckets}, {}, \"{sides}\")", bias.max_distance));
+        }
+        if let Some(dropout) = a.dropout {
+            if dropout.keyed == Keyed::Stream {
+                return Err(crate::dropout_of_a_device());
+            }
+            out.push_str(&format!(", dropout=({}, {})", real(dropout.rate), dropout.seed));
+        }
+        if a.starts {
+            out.push_str(", starts=True");
+        }
+        Ok(out)
+    }
+
+    fn experts(&self, node: &Node, experts: &Experts) -> String {
+        let space = &self.module.space;
+        let operands: Vec<&str> = node.operands.iter().map(|&v| self.of(v)).collect();
+        let all = operands.join(", ");
+        let groups = |shared: &ithaca_ir::ops::experts::Shared| {
+            let [sequences, tokens] = shared.tokens(space).unwrap_or([1, 1]);
+            format!("({sequences}, {tokens})")
+        };
+        let slots_of = |value| self.ty(value);
+        match experts {
+            Experts::Route(route) | Experts::RouteBackward(route) => {
+                let mut attrs = format!(
+                    "scoring={}, gates={}, scale={}",
+                    string(route.scoring.name()),
+                    string(route.gates.name()),
+                    real(route.scale)
+                );
+                if matches!(experts, Experts::RouteBackward(_)) {
+                    return format!("route_backward({all}, {attrs})");
+                }
+                if let Some(groups) = route.groups {
+                    attrs.push_str(&format!(", groups=({}, {})", groups.kept, groups.count));
+                }
+                format!("route({all}, top={}, {attrs})", space.size(route.top))
+            }
+            Experts::Deal(deal) => {
+                let bound = deal.bound.map(|x| format!(", bound={}", real(x))).unwrap_or_default();
+                format!(
+                    "deal({all}, {}, {}, {}{bound})",
+                    groups(&deal.shared),
+                    space.size(deal.experts),
+                    space.size(deal.shared.slots)
+                )
+            }
+            Experts::Dispatch(slots) => {
+                format!("dispatch({all}, text={}, each={})", slots_of(node.results[0]), groups(&slots.shared))
+            }
+            Experts::Combine(slots) => {
+                format!("combine({all}, text={}, each={})", slots_of(node.operands[1]), groups(&slots.shared))
+            }
+            Experts::Products(slots) => {
+                format!(
+                    "slot_products({all}, text={}, each={})",
+                    slots_of(node.operands[1]),
+                    groups(&slots.shared)
+                )
+            }
+        }
+    }
+}
+
+/// The places of the dimensions that a tensor has and another lacks.
+fn lacks(of: &TensorType, other: &TensorType) -> String {
+    let places = of.dims.iter().enumerate().filter(|(_, d)| !other.has(**d));
+    tuple(places.map(|(i, _)| i.to_string()))
+}
+
+fn unary(f: Unary, x: &str) -> String {
+    match f {
+        Unary::Silu => format!("F.silu({x})"),
+        Unary::Gelu => format!("F.gelu({x})"),
+        Unary::GeluTanh => format!("F.gelu({x}, approximate=\"tanh\")"),
+        Unary::QuickGelu => format!("quick_gelu({x})"),
+        Unary::Relu => format!("F.relu({x})"),
+        Unary::Tanh => format!("torch.tanh({x})"),
+        Unary::Relu2 => format!("relu2({x})"),
+    }
+}
+
+fn dtype(of: DType) -> &'static str {
+    match of {
+        DType::F64 => "torch.float64",
+        DType::F32 => "torch.float32",
+        DType::F16 => "torch.float16",
+        DType::BF16 => "torch.bfloat16",
+        DType::I32 => "torch.int32",
+        DType::Bool => "torch.bool",
+    }
+}

@@ -1,0 +1,128 @@
+def groups():
+    """Makes the process groups, in the same order on every rank."""
+    for axes in AXES:
+        if isinstance(axes, str):
+            # Transfers between stages, which wait for no others.
+            GROUPS[axes] = dist.new_group()
+            continue
+        for rank in range(here.ranks):
+            members = sorted(here.along(rank, axes))
+            if members[0] == rank:
+                group = dist.new_group(members)
+                if here.rank in members:
+                    GROUPS[axes] = group
+
+
+def step(program):
+    """Runs a step; its outputs by name, with their types."""
+    with torch.no_grad():
+        results = program()
+    for works, _ in SENT:
+        for work in works:
+            work.wait()
+    SENT.clear()
+    return results
+
+
+def outputs_of(results):
+    return [(name, text, x, {}) for name, (text, x) in results.items() if x is not None]
+
+
+def compare(found, expected, tolerance, what):
+    """Prints the largest error of each tensor; whether all are within the tolerance."""
+    right = True
+    for name in sorted(found.keys() & expected.keys()):
+        a, b = found[name].double().flatten(), expected[name].double().flatten()
+        same = a.shape == b.shape
+        error = (a - b).norm() / b.norm().clamp(min=1e-30) if same else math.inf
+        largest = (a - b).abs().max() if same and a.numel() else 0.0
+        small = same and float(largest) <= tolerance * max(float(b.abs().max()), 1e-6) if a.numel() else same
+        passed = bool(error <= tolerance or small)
+        right &= passed
+        print(f"{name}: relative error {float(error):.2e}, largest {float(largest):.2e}: {'right' if passed else 'WRONG'}")
+    if not found.keys() & expected.keys():
+        raise SystemExit(f"{what} has none of the tensors {', '.join(sorted(found))}")
+    return right
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True, help="a safetensors file, or a folder of them")
+    parser.add_argument("--inputs", required=True, help="a safetensors file")
+    parser.add_argument("--expect", help="a safetensors file with outputs, gradients or weights to compare with")
+    parser.add_argument("--output", help="writes outputs, states and weights after the last step to this file")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="the largest relative error [default: 1e-4]")
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--self-check", action="store_true", help="also runs the whole program on rank 0 and compares")
+    parser.add_argument("--compile", action="store_true", help="compiles the functions of layers by torch.compile")
+    parser.add_argument("--profile", metavar="FILE", help="writes the last step of rank 0 as a trace for Perfetto")
+    return parser.parse_args()
+
+
+def profiler(path, is_last):
+    if not (path and is_last and here.rank == 0):
+        return contextlib.nullcontext()
+    return torch.profiler.profile()
+
+
+def whole_program(steps):
+    """The results of the whole program on this rank alone."""
+    with within(WHOLE):
+        for _ in range(steps):
+            results = step(whole_main)
+        return assembled(outputs_of(results) + kept())
+
+
+def main():
+    global WEIGHTS, INPUTS, DEVICE
+    args = arguments()
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if world != RANKS.ranks:
+        raise SystemExit(f"this program has {RANKS.ranks} ranks, and {world} run: torchrun --nproc-per-node {RANKS.ranks}")
+    if torch.cuda.is_available():
+        DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(DEVICE)
+    RANKS.rank = rank
+    WEIGHTS, INPUTS = Checkpoint(args.weights), Checkpoint(args.inputs)
+    if args.compile:
+        for name in BLOCKS:
+            globals()[name] = torch.compile(globals()[name], dynamic=False)
+    with within(RANKS):
+        if world > 1:
+            dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+            groups()
+        for i in range(args.steps):
+            began = time.perf_counter()
+            with profiler(args.profile, i == args.steps - 1) as trace:
+                results = step(ranks_main)
+                if DEVICE.type == "cuda":
+                    torch.cuda.synchronize()
+            if rank == 0:
+                print(f"step {i}: {time.perf_counter() - began:.3f} s")
+        if trace is not None:
+            trace.export_chrome_trace(args.profile)
+        right = True
+        wanted = args.expect or args.output or args.self_check
+        found = assembled(outputs_of(results) + (kept() if wanted else []))
+        if rank == 0:
+            scalars = {name: x.item() for name, x in found.items() if x.numel() == 1 and name in results}
+            print(", ".join(f"{name} {value:.6f}" for name, value in scalars.items()), end="\n" if scalars else "")
+            if args.output:
+                from safetensors.torch import save_file
+
+                save_file({name: x.contiguous() for name, x in found.items()}, args.output)
+            if args.expect:
+                expected = Checkpoint(args.expect)
+                names = {name for name in found if name in expected}
+                right &= compare(found, {name: expected[name] for name in names}, args.tolerance, args.expect)
+            if args.self_check:
+                right &= compare(found, whole_program(args.steps), args.tolerance, "the whole program")
+        if world > 1:
+            verdict = [right]
+            dist.broadcast_object_list(verdict, 0)
+            right = verdict[0]
+            dist.destroy_process_group()
+    sys.exit(0 if right else 1)
+
+
+DEVICE = torch.device("cpu")
