@@ -246,7 +246,7 @@ impl<'a> Printer<'a> {
         let targets: Vec<String> =
             carried.iter().cloned().chain(stacks.iter().map(|stack| format!("{stack}[i]"))).collect();
         let call = format!("{name}({})", arguments.join(", "));
-        let line = if targets.is_empty() { call } else { format!("{} = {call}", targets.join(", ")) };
+        let line = if targets.is_empty() { call } else { format!("{} = {call}", list(&targets)) };
         scope.indent += 4;
         scope.line(&line);
         scope.indent -= 4;
@@ -303,16 +303,16 @@ impl<'a> Scope<'a> {
         for other in &values {
             self.pending.remove(&other.index());
         }
-        let targets: Vec<&str> = values.iter().map(|&v| self.variables[v.index()].as_str()).collect();
-        let line = format!("{} = {variable}.wait()", targets.join(", "));
+        let targets: Vec<String> = values.iter().map(|&v| self.variables[v.index()].clone()).collect();
+        let line = format!("{} = {variable}.wait()", list(&targets));
         self.line(&line);
     }
 
     /// The results of an operation, with the type of a single one.
     fn assign(&mut self, node: &Node, expression: &str) {
-        let targets: Vec<&str> = node.results.iter().map(|&v| self.variables[v.index()].as_str()).collect();
-        let list = if targets.len() > 8 { format!("({})", targets.join(", ")) } else { targets.join(", ") };
-        let line = if targets.is_empty() { expression.to_owned() } else { format!("{list} = {expression}") };
+        let targets: Vec<String> = node.results.iter().map(|&v| self.variables[v.index()].clone()).collect();
+        let line =
+            if targets.is_empty() { expression.to_owned() } else { format!("{} = {expression}", list(&targets)) };
         self.line(&line);
     }
 
@@ -320,6 +320,12 @@ impl<'a> Scope<'a> {
     fn places(&self, node: &Node) -> BTreeSet<Option<At>> {
         node.operands.iter().chain(&node.results).map(|&v| self.function.ty(v).layout.at).collect()
     }
+}
+
+/// Variables or values as a tuple; in brackets, where lines break, when there are many.
+fn list(items: &[String]) -> String {
+    let list = items.join(", ");
+    if items.len() > 1 && list.len() > 60 { format!("({list})") } else { list }
 }
 
 /// The keyword arguments of a binding.

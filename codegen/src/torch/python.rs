@@ -131,13 +131,12 @@ fn wrap_line(out: &mut String, line: &str) {
     out.push('\n');
 }
 
-/// The last space behind a comma that leaves the line short enough, outside of strings and comments.
+/// The last space behind a comma that leaves the line short enough, outside of strings.
 fn last_break(line: &str) -> Option<usize> {
     let (mut in_string, mut before, mut found) = (false, ' ', None);
     for (at, c) in line.char_indices() {
         match c {
             '"' if before != '\\' => in_string = !in_string,
-            '#' if !in_string => break,
             ' ' if !in_string && before == ',' && at <= WIDTH => found = Some(at),
             _ => {}
         }

@@ -10,10 +10,10 @@ def route(logits, bias=None, *, top, scoring, gates, scale=1.0, groups=None):
         kept, count = groups
         grouped = worth.unflatten(-1, (count, -1))
         best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
-        chosen = torch.sort(best, -1, descending=True, stable=True).indices[..., :kept]
+        chosen = torch.sort(best, dim=-1, descending=True, stable=True).indices[..., :kept]
         allowed_groups = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, chosen, True)
         worth = grouped.masked_fill(~allowed_groups[..., None], -math.inf).flatten(-2)
-    choices = torch.sort(worth, -1, descending=True, stable=True).indices[..., :top]
+    choices = torch.sort(worth, dim=-1, descending=True, stable=True).indices[..., :top]
     weights = values.gather(-1, choices)
     if gates == "shares":
         weights = weights / (weights.sum(-1, keepdim=True) + SHARE_EPS)
