@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, torch, trace};
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
-use ithaca_ir::{Diagnostic, schedule, text};
+use ithaca_ir::{Diagnostic, Module, schedule, text};
+use ithaca_passes::compile::Compiled;
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::plan::Plan;
@@ -23,8 +23,9 @@ const CHUNK: u64 = 512;
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
-    if args.chunk.is_some() && (args.target != Target::Cuda || plan.workload.mode != Mode::Decode) {
-        let message = "`--chunk` goes with `--target cuda` and a plan of decoding";
+    let is_program = matches!(args.target, Target::Cuda | Target::Torch);
+    if args.chunk.is_some() && !(is_program && plan.workload.mode == Mode::Decode) {
+        let message = "`--chunk` goes with `--target cuda` or `torch` and a plan of decoding";
         return Err(Failure::usage(message));
     }
     (session.progress)("compiling");
@@ -38,8 +39,17 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Mermaid => mermaid::emit(&compiled.per_rank),
         Target::Trace => trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule)),
         Target::Torch => {
-            let whole = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
-            torch::emit(&compiled.per_rank, &whole)?
+            let workload = plan.workload.to_import()?;
+            let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
+            let prompts = match workload.mode {
+                Mode::Decode => Some(prompts(&plan, &workload, args.chunk, session)?),
+                Mode::Prefill | Mode::Train => None,
+            };
+            let (of_ranks, of_whole) = prompts.as_ref().map(|(ranks, whole)| (&ranks.per_rank, whole)).unzip();
+            torch::emit(
+                torch::Steps { step: &compiled.per_rank, prompts: of_ranks },
+                torch::Steps { step: &whole, prompts: of_whole },
+            )?
         }
         Target::Cuda => {
             let Some(folder) = &args.output else {
@@ -53,7 +63,10 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
             let prompts = match workload.mode {
-                Mode::Decode => Some(prompts(&plan, &workload, args.chunk, session)?),
+                Mode::Decode => {
+                    let (ranks, whole) = prompts(&plan, &workload, args.chunk, session)?;
+                    Some([ranks.schedule, lower(verify(&whole)?)?])
+                }
                 Mode::Prefill | Mode::Train => None,
             };
             let steps = |step, i: usize| -> Result<cuda::Steps<'_>> {
@@ -80,13 +93,13 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     }
 }
 
-/// The schedules of a step of prompts, under the layout of a plan and on one device.
+/// A step of prompts, under the layout of a plan and as the whole program.
 fn prompts(
     plan: &Plan,
     token: &Workload,
     chunk: Option<u64>,
     session: &Session<'_>,
-) -> Result<[Schedule; 2]> {
+) -> Result<(Compiled, Module)> {
     let sequence = chunk.unwrap_or(CHUNK).min(token.cache.unwrap_or(CHUNK));
     let workload = Workload { mode: Mode::Prefill, sequence, ..token.clone() };
     let options = plan.shard_options()?;
@@ -94,5 +107,5 @@ fn prompts(
     let workload = subject::staged(workload, &options.mesh);
     let large = Large { config: &plan.model.config, name: &plan.model.name, workload: &workload };
     let job = large.job(session.registry, (options, plan.cluster.clone()))?;
-    Ok([job.compile()?.schedule, lower(verify(&whole)?)?])
+    Ok((job.compile()?, whole))
 }

@@ -2,7 +2,7 @@
 
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{
-    Attention, Binary, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides, Unary,
+    Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides, Unary,
     Window,
 };
 use ithaca_ir::{DType, Diagnostic, DimId, Node, Op, TensorType};
@@ -225,6 +225,38 @@ impl Scope<'_> {
             Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
                 format!("clip_factor({}, {})", x(0), real(*max_norm))
             }
+            Op::Cache(cache) => match cache {
+                Cache::Advance => format!("{} + {}", x(0), x(1)),
+                Cache::TokenPositions { rows } => format!("token_positions({}, {}, {})", all(), result(0), dim(*rows)),
+                Cache::Append { over, rows } => {
+                    format!("append({}, {}, {}, {}, {})", all(), text(0), text(1), dim(*over), dim(*rows))
+                }
+                Cache::AppendPages { pages, slots, rows } => format!(
+                    "append_pages({}, {}, {}, {}, {}, {})",
+                    all(),
+                    text(0),
+                    text(1),
+                    dim(*pages),
+                    dim(*slots),
+                    dim(*rows)
+                ),
+                Cache::GatherPages { pages, slots, over } => format!(
+                    "gather_pages({}, {}, {}, {}, {}, {})",
+                    all(),
+                    text(0),
+                    result(0),
+                    dim(*pages),
+                    dim(*slots),
+                    dim(*over)
+                ),
+                Cache::LastToken { over } => format!("last_token({}, {}, {})", all(), text(0), dim(*over)),
+                Cache::Argmax { over, parts } => {
+                    let parts = if parts.is_some() { ", parts=True" } else { "" };
+                    let first = if node.results.len() == 1 { "[0]" } else { "" };
+                    format!("argmax({}, text={}, over={}{parts}){first}", all(), text(0), dim(*over))
+                }
+                Cache::Choose => format!("torch.where({} > 0, {}, {})", x(0), x(1), x(2)),
+            },
             op => return Err(self.refused(op)),
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 /// Files of the runtime, in the order in which their parts stand in a module.
-const FILES: [&str; 8] = [
+const FILES: [&str; 10] = [
     include_str!("runtime/layout.py"),
     include_str!("runtime/collectives.py"),
     include_str!("runtime/tensors.py"),
@@ -12,7 +12,9 @@ const FILES: [&str; 8] = [
     include_str!("runtime/attention.py"),
     include_str!("runtime/random.py"),
     include_str!("runtime/experts.py"),
+    include_str!("runtime/cache.py"),
     include_str!("runtime/run.py"),
+    include_str!("runtime/decode.py"),
 ];
 
 /// A function, a class or constants, with the blank lines around it cut off.
@@ -56,8 +58,6 @@ pub(super) fn defines(name: &str) -> bool {
 /// The parts of the runtime that a program uses, those that they use among them.
 pub(super) fn used_by(program: &str) -> String {
     let mut wanted = words(program);
-    // Imports, and what starts a program.
-    wanted.insert("main");
     let mut used = vec![false; PARTS.len()];
     loop {
         let new = PARTS.iter().enumerate().find(|(i, part)| {

@@ -10,10 +10,20 @@ mod python;
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::{Diagnostics, Dim, Module, Order, Space};
+use ithaca_ir::ops::Cache;
+use ithaca_ir::{Diagnostics, Dim, Module, Op, Order, Space};
 
 use function::Printer;
 use python::{string, tuple};
+
+/// A program as per-rank modules.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps<'a> {
+    /// The step; that of a token, where steps continue sequences.
+    pub step: &'a Module,
+    /// The step of prompts, where steps continue sequences: the program decodes.
+    pub prompts: Option<&'a Module>,
+}
 
 /// The program that runs steps of `ranks`, one process per rank, on a CPU or a GPU each.
 ///
@@ -21,34 +31,70 @@ use python::{string, tuple};
 ///
 /// # Errors
 /// `S43` for an operation that has no form in PyTorch; `S42` for dropout that follows a device.
-pub fn emit(ranks: &Module, whole: &Module) -> Result<String, Diagnostics> {
-    let (mut body, mut groups, mut blocks) = (String::new(), BTreeSet::new(), Vec::new());
-    for (prefix, module) in [("", ranks), ("whole_", whole)] {
+pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
+    let modules = [
+        ("RANKS", "", Some(ranks.step)),
+        ("PROMPTS", "prompts_", ranks.prompts),
+        ("WHOLE", "whole_", Some(whole.step)),
+        ("WHOLE_PROMPTS", "whole_prompts_", whole.prompts),
+    ];
+    let (mut spaces, mut body, mut groups, mut blocks) = (String::new(), String::new(), BTreeSet::new(), Vec::new());
+    for (name, prefix, module) in modules {
+        let Some(module) = module else { continue };
+        spaces.push_str(&format!("{name} = {}\n\n", space(&module.space)));
         let mut printer = Printer::new(module, prefix);
         for id in module.functions.ids() {
             body.push_str("\n\n");
             body.push_str(&printer.function(id).map_err(|d| vec![d])?);
-            if prefix.is_empty() && Some(id) != module.main() {
-                blocks.push(printer.name(id).to_owned());
+            if name == "RANKS" && Some(id) != module.main() {
+                blocks.push(string(printer.name(id)));
             }
         }
         groups.extend(printer.groups);
     }
-    let spaces = format!(
-        "RANKS = {}\n\nWHOLE = {}\n\n# Axes along which ranks communicate, and streams between stages.\nAXES = {}\n\nBLOCKS = {}\n",
-        space(&ranks.space),
-        space(&whole.space),
-        tuple(groups.iter().cloned()),
-        tuple(blocks.iter().map(|name| string(name))),
+    let constants = ranks.prompts.map(|prompts| caches(ranks.step, prompts)).unwrap_or_default();
+    let generated = format!(
+        "{spaces}# Axes along which ranks communicate, and streams between stages.\nAXES = {}\n\nBLOCKS = {}\n{constants}{body}",
+        tuple(groups),
+        tuple(blocks),
     );
-    let generated = format!("{spaces}{body}");
-    let library = library::used_by(&generated);
+    let main = if ranks.prompts.is_some() { "decode" } else { "main" };
+    let library = library::used_by(&format!("{generated} {main}"));
     Ok(format!(
-        "{}{}\n\n\n{}\n\n\nif __name__ == \"__main__\":\n    main()\n",
-        header(ranks),
-        library,
+        "{}{library}\n\n\n{}\n\n\nif __name__ == \"__main__\":\n    {main}()\n",
+        header(ranks.step),
         python::wrapped(&generated).trim_end(),
     ))
+}
+
+/// What the loop that decodes must know: sequences, the tokens of a step of prompts and of a cache, pages.
+fn caches(step: &Module, prompts: &Module) -> String {
+    let nodes = || step.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node)));
+    let size = |dim| step.space.size(dim);
+    let (mut context, mut pages, mut sequences) = (0, "None".to_owned(), 0);
+    for (function, node) in nodes() {
+        let ty = |i: usize| function.ty(node.operands[i]);
+        match &node.op {
+            Op::Cache(Cache::Append { over, .. }) => context = step.space.dims[*over].valid,
+            Op::Cache(Cache::AppendPages { pages: of, slots, .. }) => {
+                let entries = size(ty(4).dims[1]);
+                let groups = step.space.mesh.degree(ty(0).axes_of(*of));
+                context = entries * size(*slots);
+                pages = format!("({}, {}, {groups}, {entries})", size(*slots), size(*of));
+            }
+            Op::Cache(Cache::Advance) => sequences = ty(0).dims.iter().map(|&d| size(d)).product(),
+            _ => {}
+        }
+    }
+    let ids = prompts.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node))).find_map(|(f, node)| {
+        let is_ids = matches!(&node.op, Op::Input(binding) if binding.name == "input_ids");
+        is_ids.then(|| f.ty(node.results[0]).dims.last().copied()).flatten()
+    });
+    let chunk = ids.map(|dim| string(&prompts.space.dims[dim].name)).unwrap_or_default();
+    format!(
+        "\n# Sequences, the dimension of the tokens in a step of prompts, tokens of a cache, and pages: tokens, pages, groups, entries.\n\
+         SEQUENCES = {sequences}\nCHUNK = {chunk}\nCONTEXT = {context}\nPAGES = {pages}\n"
+    )
 }
 
 /// The description at the start of the module.

@@ -77,6 +77,7 @@ class Space:
         self.mesh, self.dims, self.rank = mesh, dims, 0
         self.ranks = math.prod(mesh.values())
         self.stored = {}  # weights, states and inputs that this rank holds, by their place in files
+        self.assigned = set()  # those that a step wrote
         self.lazy = functools.cache(self.positions_of)
 
     def stride(self, axis):

@@ -73,17 +73,16 @@ def whole_program(steps):
         return assembled(outputs_of(results) + kept())
 
 
-def main():
-    global WEIGHTS, INPUTS, DEVICE
-    args = arguments()
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+def start(args):
+    """Joins the ranks."""
+    global WEIGHTS, DEVICE
+    world, RANKS.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if world != RANKS.ranks:
         raise SystemExit(f"this program has {RANKS.ranks} ranks, and {world} run: torchrun --nproc-per-node {RANKS.ranks}")
     if torch.cuda.is_available():
         DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(DEVICE)
-    RANKS.rank = rank
-    WEIGHTS, INPUTS = Checkpoint(args.weights), Checkpoint(args.inputs)
+    WEIGHTS = Checkpoint(args.weights)
     if args.compile:
         for name in BLOCKS:
             globals()[name] = torch.compile(globals()[name], dynamic=False)
@@ -91,38 +90,54 @@ def main():
         if world > 1:
             dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
             groups()
+
+
+def finish(right):
+    """Ends every rank with the verdict of rank 0."""
+    if here.ranks > 1:
+        verdict = [right]
+        dist.broadcast_object_list(verdict, 0)
+        right = verdict[0]
+        dist.destroy_process_group()
+    sys.exit(0 if right else 1)
+
+
+def save(tensors, path):
+    from safetensors.torch import save_file
+
+    if path:
+        save_file({name: x.contiguous() for name, x in tensors.items()}, path)
+
+
+def main():
+    global INPUTS
+    args = arguments()
+    start(args)
+    INPUTS = Checkpoint(args.inputs)
+    with within(RANKS):
         for i in range(args.steps):
             began = time.perf_counter()
             with profiler(args.profile, i == args.steps - 1) as trace:
                 results = step(ranks_main)
                 if DEVICE.type == "cuda":
                     torch.cuda.synchronize()
-            if rank == 0:
+            if here.rank == 0:
                 print(f"step {i}: {time.perf_counter() - began:.3f} s")
         if trace is not None:
             trace.export_chrome_trace(args.profile)
         right = True
-        wanted = args.expect or args.output or args.self_check
-        found = assembled(outputs_of(results) + (kept() if wanted else []))
-        if rank == 0:
-            scalars = {name: x.item() for name, x in found.items() if x.numel() == 1 and name in results}
-            print(", ".join(f"{name} {value:.6f}" for name, value in scalars.items()), end="\n" if scalars else "")
-            if args.output:
-                from safetensors.torch import save_file
-
-                save_file({name: x.contiguous() for name, x in found.items()}, args.output)
+        found = assembled(outputs_of(results) + (kept() if args.expect or args.output or args.self_check else []))
+        if here.rank == 0:
+            for name in results:
+                if name in found and found[name].numel() == 1:
+                    print(f"{name} {found[name].item():.6f}")
+            save(found, args.output)
             if args.expect:
                 expected = Checkpoint(args.expect)
-                names = {name for name in found if name in expected}
-                right &= compare(found, {name: expected[name] for name in names}, args.tolerance, args.expect)
+                right &= compare(found, {name: expected[name] for name in found if name in expected}, args.tolerance, args.expect)
             if args.self_check:
                 right &= compare(found, whole_program(args.steps), args.tolerance, "the whole program")
-        if world > 1:
-            verdict = [right]
-            dist.broadcast_object_list(verdict, 0)
-            right = verdict[0]
-            dist.destroy_process_group()
-    sys.exit(0 if right else 1)
+        finish(right)
 
 
 DEVICE = torch.device("cpu")

@@ -97,8 +97,8 @@ def state(name, text, **place):
     if key not in here.stored:
         if members(name, 1)[0] in WEIGHTS:
             x = loaded(WEIGHTS, name, text, **place)
-        elif name.startswith("master."):
-            x = loaded(WEIGHTS, name.removeprefix("master."), text, **place)
+        elif name.startswith("optimizer.master."):
+            x = loaded(WEIGHTS, name.removeprefix("optimizer.master."), text, **place)
         else:
             x = torch.zeros(here.shape(parse(text)), dtype=parse(text).dtype, device=DEVICE)
         here.stored[key] = (x, text, place)
@@ -106,7 +106,9 @@ def state(name, text, **place):
 
 
 def assign(kind, x, name, text, **place):
-    here.stored[kind, name, str(place.get("view")), str(place.get("window"))] = (x, text, place)
+    key = (kind, name, str(place.get("view")), str(place.get("window")))
+    here.stored[key] = (x, text, place)
+    here.assigned.add(key)
 
 
 def put(whole, x, ty, box):
@@ -158,5 +160,5 @@ def assembled(parts):
 
 
 def kept():
-    """The weights and states that this rank has after a step."""
-    return [(key[1], text, x, place) for key, (x, text, place) in list(here.stored.items()) if key[0] != "input"]
+    """The weights and states that steps assigned on this rank."""
+    return [(key[1], text, x, place) for key, (x, text, place) in here.stored.items() if key in here.assigned]

@@ -1,0 +1,110 @@
+class Pages:
+    """The pages of each sequence, −1 where it has none yet: a sequence is given pages as it grows."""
+
+    def __init__(self, sequences):
+        self.tokens, self.count, self.groups, entries = PAGES or (0, 0, 1, 0)
+        self.taken, self.lengths = [0] * self.groups, [0] * sequences
+        self.table = torch.full([sequences, entries], -1, dtype=torch.int32)
+
+    def grow(self, more):
+        """Gives sequences pages for so many more tokens each."""
+        each = self.count // self.groups
+        for i, n in enumerate(more if self.tokens else []):
+            group, had = i * self.groups // len(more), -(-self.lengths[i] // self.tokens)
+            self.lengths[i] += n
+            for entry in range(had, -(-self.lengths[i] // self.tokens)):
+                if self.taken[group] == each:
+                    raise SystemExit(f"the sequences need more than {self.count} pages of {self.tokens} tokens, for which the "
+                                     "program was emitted")
+                self.table[i, entry] = group * each + self.taken[group]
+                self.taken[group] += 1
+        return self.table
+
+
+class Given(dict):
+    """Inputs of a step."""
+
+    path = "the inputs of the step"
+
+
+def one_step(space, program, inputs):
+    """A step of a program that decodes: the token after it of each sequence and its logits, on rank 0."""
+    global INPUTS
+    INPUTS = inputs
+    for key in [key for key in space.stored if key[0] == "input"]:
+        del space.stored[key]
+    with within(space):
+        whole = assembled(outputs_of(step(program)))
+    return whole.get("token"), whole.get("logits")
+
+
+def generate(spaces, programs, prompts, lengths, steps, forced=None):
+    """The tokens `[sequence step]` that follow prompts, and their logits; with `forced`, those that follow its tokens."""
+    (of_prompts, of_tokens), (prompt_program, token_program) = spaces, programs
+    of_tokens.stored = of_prompts.stored
+    sequences = len(lengths)
+    chunk, pages = of_prompts.dims[CHUNK].size, Pages(sequences)
+    first = [None] * sequences
+    for start in range(0, max(lengths), chunk):
+        more = [min(max(n - start, 0), chunk) for n in lengths]
+        ids = torch.zeros([sequences, chunk], dtype=torch.int32)
+        part = prompts[:, start:start + chunk]
+        ids[:, :part.shape[1]] = part
+        table = pages.grow(more)
+        inputs = Given(input_ids=ids, new_tokens=torch.tensor(more, dtype=torch.int32), pages=table)
+        began = time.perf_counter()
+        token, logits = one_step(of_prompts, prompt_program, inputs)
+        if here.rank == 0 and forced is None:
+            print(f"prompts, tokens from {start}: {time.perf_counter() - began:.3f} s")
+        for i, n in enumerate(lengths):
+            if token is not None and start < n <= start + chunk:
+                first[i] = (token[i], logits[i])
+    found, last = [first], None
+    for i in range(steps):
+        inputs = Given(new_tokens=torch.ones(sequences, dtype=torch.int32), pages=pages.grow([1] * sequences))
+        if forced is not None:
+            for key, (x, text, place) in list(of_tokens.stored.items()):
+                if key[:2] == ("state", "cache.token"):
+                    of_tokens.stored[key] = (forced[:, i].to(x), text, place)
+        began = time.perf_counter()
+        token, logits = one_step(of_tokens, token_program, inputs)
+        last = time.perf_counter() - began
+        found.append([(token[j], logits[j]) for j in range(sequences)] if token is not None else None)
+    if here.rank != 0:
+        return None
+    if last is not None and forced is None:
+        print(f"a token: {last:.4f} s")
+    return {"tokens": torch.stack([torch.stack([token for token, _ in column]) for column in found], 1),
+            "step_logits": torch.stack([torch.stack([logits for _, logits in column]) for column in found], 1)}
+
+
+def decode():
+    args = arguments()
+    start(args)
+    file = Checkpoint(args.inputs)
+    prompts, lengths = file["prompt_ids"].to(torch.int32), file["prompt_lengths"].flatten().tolist()
+    PROMPTS.rank = RANKS.rank
+    if len(lengths) != SEQUENCES or len(prompts) != SEQUENCES:
+        raise SystemExit(f"{args.inputs} has {len(lengths)} prompts, and the program was emitted for {SEQUENCES}")
+    if min(lengths) < 1 or max(lengths) > prompts.shape[1]:
+        raise SystemExit(f"{args.inputs}: a prompt of {min(lengths)} to {max(lengths)} tokens among {prompts.shape[1]}")
+    if max(lengths) + args.steps > CONTEXT:
+        raise SystemExit(f"a prompt of {max(lengths)} tokens and {args.steps} steps do not fit a cache of {CONTEXT}")
+    with within(RANKS):
+        found = generate((PROMPTS, RANKS), (prompts_main, ranks_main), prompts, lengths, args.steps)
+        right = True
+        if found is not None:
+            for i, tokens in enumerate(found["tokens"].tolist()):
+                print(f"sequence {i}:", *tokens)
+            save(found, args.output)
+            if args.expect:
+                expected = Checkpoint(args.expect)
+                n = args.steps + 1
+                right &= compare(found, {name: expected[name][:, :n] for name in found if name in expected}, args.tolerance,
+                                 args.expect)
+            if args.self_check:
+                with within(WHOLE):
+                    alone = generate((WHOLE_PROMPTS, WHOLE), (whole_prompts_main, whole_main), prompts, lengths, args.steps,
+                                     found["tokens"])
+                right &= compare(found, alone, args.tolerance, "the whole program")
+        finish(right)
