@@ -92,7 +92,7 @@ fn caches(step: &Module, prompts: &Module) -> String {
     });
     let chunk = ids.map(|dim| string(&prompts.space.dims[dim].name)).unwrap_or_default();
     format!(
-        "\n# Sequences, the dimension of the tokens in a step of prompts, tokens of a cache, and pages: tokens, pages, groups, entries.\n\
+        "\n# The dimension CHUNK has the tokens of a step of prompts; pages are their tokens, number, groups and entries.\n\
          SEQUENCES = {sequences}\nCHUNK = {chunk}\nCONTEXT = {context}\nPAGES = {pages}\n"
     )
 }

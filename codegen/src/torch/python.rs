@@ -134,6 +134,9 @@ fn wrap_line(out: &mut String, line: &str) {
 /// The last space behind a comma that leaves the line short enough, outside of strings.
 fn last_break(line: &str) -> Option<usize> {
     let (mut in_string, mut before, mut found) = (false, ' ', None);
+    if line.trim_start().starts_with('#') {
+        return None;
+    }
     for (at, c) in line.char_indices() {
         match c {
             '"' if before != '\\' => in_string = !in_string,
