@@ -3,7 +3,8 @@
     python tests/torch/check.py PATH/TO/ithaca [WORD ...]
 
 Every line of tests/gpu/strategies.txt and of lines.txt beside this script that contains all WORDs is planned, emitted and run,
-a process per rank, by gloo: a prefill by its logits, a training step by its loss and gradients too. Needs torch and safetensors.
+a process per rank, by gloo: a prefill by its logits, a training step by its loss and gradients, decoding by its
+tokens and logits. Needs torch and safetensors.
 """
 
 import importlib.util
@@ -20,6 +21,10 @@ import traceback
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 WORKERS = 8
+STEPS = 23  # of decoding
+
+# The file beside a model that has the inputs and what they give, by mode.
+FILES = {"prefill": "io.safetensors", "train": "io.safetensors", "decode": "decode.safetensors"}
 
 
 def shapes(path):
@@ -42,9 +47,10 @@ def cases():
 def emitted(ithaca, case, folder):
     """The module of a case and its number of ranks, or why there is none."""
     mode, subject, options = case
-    of = shapes(TESTS / subject / "io.safetensors")
-    batch, sequence = of["input_ids"]
-    workload = ["--mode", mode, "--batch", str(batch), "--seq", str(sequence)]
+    of = shapes(TESTS / subject / FILES[mode])
+    batch, sequence = of["prompt_ids" if mode == "decode" else "input_ids"]
+    workload = ["--mode", mode, "--batch", str(batch)]
+    workload += ["--context", str(sequence + STEPS + 1)] if mode == "decode" else ["--seq", str(sequence)]
     if "decoder_input_ids" in of:
         workload += ["--target-seq", str(of["decoder_input_ids"][1])]
     if mode == "prefill":
@@ -53,7 +59,7 @@ def emitted(ithaca, case, folder):
         options = ["--strategy", "single", "--mesh", "dp=1", *options]
     plan, program = folder / "plan.json", folder / f"program{abs(hash(str(case)))}.py"
     for command in (["plan", TESTS / subject, *workload, *options, "-o", plan],
-                    ["emit", plan, "--target", "torch", "-o", program]):
+                    ["emit", plan, "--target", "torch", "-o", program, *(["--chunk", "16"] if mode == "decode" else [])]):
         done = subprocess.run([ithaca, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode:
             return None, done.stderr.strip().splitlines()[0]
@@ -70,18 +76,19 @@ def worker(rank, connection):
             job = connection.recv()
         except EOFError:
             return
-        program, ranks, port, subject = job
+        program, ranks, port, mode, subject = job
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         data = TESTS / subject
-        sys.argv = [str(program), "--weights", str(data / "model.safetensors"), "--inputs", str(data / "io.safetensors"),
-                    "--expect", str(data / "io.safetensors"), "--tolerance", "2e-5"]
+        file = str(data / FILES[mode])
+        sys.argv = [str(program), "--weights", str(data / "model.safetensors"), "--inputs", file, "--expect", file,
+                    "--tolerance", "2e-5"] + (["--steps", str(STEPS)] if mode == "decode" else [])
         sys.stdout = out = io.StringIO()
         try:
             spec = importlib.util.spec_from_file_location(program.stem, program)
             module = importlib.util.module_from_spec(spec)
             sys.modules[program.stem] = module
             spec.loader.exec_module(module)
-            module.main()
+            (module.decode if mode == "decode" else module.main)()
             status = 0
         except SystemExit as end:
             status = end.code
@@ -109,7 +116,7 @@ def main():
                 print(f"refused: {name}: {ranks}", flush=True)
                 continue
             for connection in workers[:ranks]:
-                connection.send((program, ranks, 20000 + number, case[1]))
+                connection.send((program, ranks, 20000 + number, case[0], case[1]))
             answers = []
             for connection in workers[:ranks]:
                 answers.append(connection.recv() if connection.poll(300) else ("no answer", ""))
