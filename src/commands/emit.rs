@@ -45,7 +45,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
                 Mode::Decode => Some(prompts(&plan, &workload, args.chunk, session)?),
                 Mode::Prefill | Mode::Train => None,
             };
-            let (of_ranks, of_whole) = prompts.as_ref().map(|(ranks, whole)| (&ranks.per_rank, whole)).unzip();
+            let (of_ranks, of_whole) =
+                prompts.as_ref().map(|(ranks, whole)| (&ranks.per_rank, whole)).unzip();
             torch::emit(
                 torch::Steps { step: &compiled.per_rank, prompts: of_ranks },
                 torch::Steps { step: &whole, prompts: of_whole },

@@ -38,5 +38,6 @@ mod steps;
 mod text;
 mod tidy;
 mod tier;
+mod torch;
 mod training;
 mod verdicts;

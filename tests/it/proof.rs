@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::tier;
 
 /// Example, strategy and mesh, mode with the batch, and other options.
-const PLANS: &[(&str, &str, &str, &str)] = &[
+pub(crate) const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "data-parallel+ulysses", "dp=8,ulysses=2", "train=16 zero=1"),
     ("phi-3-mini", "window-halo", "ring=8", ""),
     ("llama-3-8b", "ring", "ring=8", "order=striped:16"),
@@ -77,9 +77,9 @@ const PLANS: &[(&str, &str, &str, &str)] = &[
 const OF_OTHER_PROGRAMS: [&str; 2] = ["single", "streaming"];
 
 /// Both per-rank programs of a plan and of its proof.
-struct Proof {
-    plan: Module,
-    small: Module,
+pub(crate) struct Proof {
+    pub(crate) plan: Module,
+    pub(crate) small: Module,
 }
 
 fn config(example: &str) -> Value {
@@ -87,7 +87,7 @@ fn config(example: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
 }
 
-fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof {
+pub(crate) fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof {
     let mesh = parse_mesh(mesh).unwrap();
     let mut layout =
         ShardOptions { strategy: strategy.to_owned(), mesh: mesh.clone(), ..ShardOptions::default() };

@@ -2,8 +2,8 @@
 
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{
-    Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides, Unary,
-    Window,
+    Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides,
+    Unary, Window,
 };
 use ithaca_ir::{DType, Diagnostic, DimId, Node, Op, TensorType};
 
@@ -227,7 +227,9 @@ impl Scope<'_> {
             }
             Op::Cache(cache) => match cache {
                 Cache::Advance => format!("{} + {}", x(0), x(1)),
-                Cache::TokenPositions { rows } => format!("token_positions({}, {}, {})", all(), result(0), dim(*rows)),
+                Cache::TokenPositions { rows } => {
+                    format!("token_positions({}, {}, {})", all(), result(0), dim(*rows))
+                }
                 Cache::Append { over, rows } => {
                     format!("append({}, {}, {}, {}, {})", all(), text(0), text(1), dim(*over), dim(*rows))
                 }

@@ -311,8 +311,11 @@ impl<'a> Scope<'a> {
     /// The results of an operation, with the type of a single one.
     fn assign(&mut self, node: &Node, expression: &str) {
         let targets: Vec<String> = node.results.iter().map(|&v| self.variables[v.index()].clone()).collect();
-        let line =
-            if targets.is_empty() { expression.to_owned() } else { format!("{} = {expression}", list(&targets)) };
+        let line = if targets.is_empty() {
+            expression.to_owned()
+        } else {
+            format!("{} = {expression}", list(&targets))
+        };
         self.line(&line);
     }
 

@@ -38,7 +38,8 @@ pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
         ("WHOLE", "whole_", Some(whole.step)),
         ("WHOLE_PROMPTS", "whole_prompts_", whole.prompts),
     ];
-    let (mut spaces, mut body, mut groups, mut blocks) = (String::new(), String::new(), BTreeSet::new(), Vec::new());
+    let (mut spaces, mut body, mut groups, mut blocks) =
+        (String::new(), String::new(), BTreeSet::new(), Vec::new());
     for (name, prefix, module) in modules {
         let Some(module) = module else { continue };
         spaces.push_str(&format!("{name} = {}\n\n", space(&module.space)));
@@ -86,10 +87,12 @@ fn caches(step: &Module, prompts: &Module) -> String {
             _ => {}
         }
     }
-    let ids = prompts.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node))).find_map(|(f, node)| {
-        let is_ids = matches!(&node.op, Op::Input(binding) if binding.name == "input_ids");
-        is_ids.then(|| f.ty(node.results[0]).dims.last().copied()).flatten()
-    });
+    let ids = prompts.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node))).find_map(
+        |(f, node)| {
+            let is_ids = matches!(&node.op, Op::Input(binding) if binding.name == "input_ids");
+            is_ids.then(|| f.ty(node.results[0]).dims.last().copied()).flatten()
+        },
+    );
     let chunk = ids.map(|dim| string(&prompts.space.dims[dim].name)).unwrap_or_default();
     format!(
         "\n# The dimension CHUNK has the tokens of a step of prompts; pages are their tokens, number, groups and entries.\n\

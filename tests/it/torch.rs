@@ -1,0 +1,27 @@
+//! Emitted PyTorch modules: every strategy has one, and every name that it reads is defined in it. What modules compute is compared by
+//! `tests/torch/check.py`, which needs PyTorch.
+
+use std::process::Command;
+
+use ithaca_codegen::torch::{Steps, emit};
+
+use crate::proof::{PLANS, Proof, proof};
+use crate::tier;
+
+#[test]
+fn modules_define_what_they_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = Vec::new();
+    for (i, plan) in tier::one_in(9, PLANS.iter().copied()).into_iter().enumerate() {
+        let Proof { plan: _, small } = proof(plan);
+        let steps = Steps { step: &small, prompts: None };
+        let module = emit(steps, steps).unwrap_or_else(|refusal| panic!("{plan:?}: {refusal:?}"));
+        let path = dir.path().join(format!("program{i}.py"));
+        std::fs::write(&path, module).unwrap();
+        files.push(path);
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torch/names.py");
+    let Ok(ran) = Command::new("python3").arg(script).args(&files).output() else { return };
+    let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(ran.status.success(), "{said}");
+}
