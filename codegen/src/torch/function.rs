@@ -149,7 +149,7 @@ impl<'a> Printer<'a> {
             op if op.is_communication() => {
                 let collective = self.collective(scope, node);
                 let is_read_next =
-                    scope.function.nodes.get(i + 1).map_or(true, |next| {
+                    scope.function.nodes.get(i + 1).is_none_or(|next| {
                         next.operands.iter().any(|operand| node.results.contains(operand))
                     });
                 if is_read_next || at.is_some() {
