@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import socket
 import struct
 import subprocess
 import sys
@@ -67,6 +68,12 @@ def emitted(ithaca, case, folder):
     return program, ranks
 
 
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def worker(rank, connection):
     import torch
 
@@ -108,18 +115,19 @@ def main():
         workers.append(connection)
     right, refused, wrong = 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(case for case in cases() if all(word in str(case) for word in words)):
+        for case in (case for case in cases() if all(word in str(case) for word in words)):
             name = " ".join([case[0], case[1], *case[2]])
             program, ranks = emitted(ithaca, case, pathlib.Path(folder))
             if program is None:
                 refused += 1
                 print(f"refused: {name}: {ranks}", flush=True)
                 continue
+            port = free_port()
             for connection in workers[:ranks]:
-                connection.send((program, ranks, 20000 + number, case[0], case[1]))
+                connection.send((program, ranks, port, case[0], case[1]))
             answers = []
             for connection in workers[:ranks]:
-                answers.append(connection.recv() if connection.poll(300) else ("no answer", ""))
+                answers.append(connection.recv() if connection.poll(90) else ("no answer", ""))
             if all(status == 0 for status, _ in answers):
                 right += 1
                 continue

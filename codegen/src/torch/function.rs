@@ -122,7 +122,8 @@ impl<'a> Printer<'a> {
         let at = match &node.op {
             Op::Call { stage, .. } => stage.and_then(Stage::at),
             _ if moves && scope.places(node).len() > 1 => None,
-            _ => scope.places(node).first().copied().flatten(),
+            // Beside values of one place, those of all ranks.
+            _ => scope.places(node).into_iter().flatten().next(),
         };
         let before = scope.indent;
         if let Some(At { axis, coordinate }) = at {
