@@ -238,6 +238,14 @@ MODELS = {
              decoder_sparse_step=1, mlp_only_layers=[1], norm_topk_prob=False),
         4, 32,
     ),
+    "gpt-oss": (
+        "GptOss",
+        dict(COMMON, num_hidden_layers=3, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2, head_dim=16,
+             sliding_window=7, swiglu_limit=0.9, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, beta_fast=8, beta_slow=1,
+                                  truncate=False, original_max_position_embeddings=64)),
+        4, 32,
+    ),
     "deepseek-v3": (
         "DeepseekV3",
         dict(DEEPSEEK, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
@@ -325,7 +333,7 @@ def model_of(family, model_class, settings):
             else:
                 scale = 1.0 if "relative_attention_bias" in key else 0.1
                 # Routers decide clearly, so that no choice hangs on the last digit.
-                scale = 0.5 if key.endswith("mlp.gate.weight") else scale
+                scale = 0.5 if key.endswith(("mlp.gate.weight", "mlp.router.weight")) else scale
                 parameter.copy_(scale * torch.randn_like(parameter))
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):

@@ -49,6 +49,7 @@ impl Scope<'_> {
             }
             Op::Embed { over, .. } => format!("embed({}, {}, {}, {})", x(0), x(1), text(0), dim(*over)),
             Op::Scale { factor } => format!("{} * {}", x(0), real(*factor)),
+            Op::Clamp { min, max } => format!("{}.clamp({})", x(0), bounds(*min, *max)),
             Op::Cast { to } => format!("{}.to({})", x(0), dtype(*to)),
             Op::Unary(f) => unary(*f, &x(0)),
             Op::Binary(f) => {
@@ -210,6 +211,9 @@ impl Scope<'_> {
                 format!("valid({}, {}, {ignore}, {})", x(0), text(0), result(0))
             }
             Op::Gradient(Gradient::Unary(of)) => format!("unary_backward({}, {})", all(), string(of.name())),
+            Op::Gradient(Gradient::Clamp { min, max }) => {
+                format!("torch.where({} == {}.clamp({}), {}, 0.0)", x(0), x(0), bounds(*min, *max), x(1))
+            }
             Op::Gradient(Gradient::Embed { over, padding }) => {
                 let padding = padding.map(|row| format!(", padding={row}")).unwrap_or_default();
                 format!(
@@ -418,6 +422,13 @@ impl Scope<'_> {
 fn lacks(of: &TensorType, other: &TensorType) -> String {
     let places = of.dims.iter().enumerate().filter(|(_, d)| !other.has(**d));
     tuple(places.map(|(i, _)| i.to_string()))
+}
+
+/// The bounds of a clamp, those that there are.
+fn bounds(min: Option<f64>, max: Option<f64>) -> String {
+    let stated = [("min", min), ("max", max)].into_iter();
+    let words = stated.filter_map(|(name, bound)| bound.map(|bound| format!("{name}={}", real(bound))));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 fn unary(f: Unary, x: &str) -> String {

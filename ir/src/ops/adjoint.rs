@@ -44,6 +44,10 @@ impl Op {
             Op::Unary(f) => Ok(vec![Some(b.push(Op::Gradient(Gradient::Unary(*f)), &[operands[0], d])?)]),
             Op::Binary(f) => elementwise::adjoint_binary(*f, b, operands, results[0], d),
             Op::Scale { factor } => Ok(vec![Some(b.push(Op::Scale { factor: *factor }, &[d])?)]),
+            Op::Clamp { min, max } => {
+                let op = Op::Gradient(Gradient::Clamp { min: *min, max: *max });
+                Ok(vec![Some(b.push(op, &[operands[0], d])?)])
+            }
             Op::Cast { .. } => {
                 let to = b.ty(operands[0]).dtype;
                 Ok(vec![if to.is_float() { Some(cast(b, d, to)?) } else { None }])

@@ -27,7 +27,7 @@ impl Gradient {
     ) -> Result<Types, OpError> {
         let name = self.name();
         match self {
-            Gradient::Unary(_) => {
+            Gradient::Unary(_) | Gradient::Clamp { .. } => {
                 same(name, operands[0], operands[1])?;
                 Ok(smallvec![unplaced(operands[0])])
             }
@@ -82,6 +82,7 @@ impl Gradient {
             | Gradient::LayerNorm { over, .. }
             | Gradient::Softmax { over } => d == *over,
             Gradient::Unary(_)
+            | Gradient::Clamp { .. }
             | Gradient::Embed { .. }
             | Gradient::RmsScale { .. }
             | Gradient::CrossEntropy { .. }

@@ -122,7 +122,7 @@ impl Op {
             }
             Op::Expand => smallvec![linear::infer_expand(space, operands[0], declared)?],
             Op::Embed { over, .. } => smallvec![linear::infer_embed(space, *over, operands)?],
-            Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => {
+            Op::Unary(_) | Op::Scale { .. } | Op::Clamp { .. } | Op::Cast { .. } => {
                 smallvec![elementwise::infer_unary(self, operands[0])?]
             }
             Op::Binary(f) => smallvec![elementwise::infer_binary(*f, operands)?],

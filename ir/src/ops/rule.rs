@@ -25,6 +25,7 @@ impl Op {
             Op::Unary(_)
             | Op::Binary(_)
             | Op::Scale { .. }
+            | Op::Clamp { .. }
             | Op::Cast { .. }
             | Op::RmsScale { .. }
             | Op::Expand

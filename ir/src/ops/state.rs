@@ -63,6 +63,7 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Binary(_)
             | Op::Accumulate
             | Op::Scale { .. }
+            | Op::Clamp { .. }
             | Op::Cast { .. }
             | Op::Fused(Fused::Gated { .. })
             | Op::Random(Random::Dropout { .. })

@@ -82,6 +82,12 @@ __global__ void scale(double factor, const T* x, T* z, int64_t n) {
     map(n, [&](Acc<T> x) { return x * static_cast<Acc<T>>(factor); }, z, x);
 }
 
+template <typename T>
+__global__ void clamp(double min, double max, const T* x, T* z, int64_t n) {
+    const Acc<T> low = static_cast<Acc<T>>(min), high = static_cast<Acc<T>>(max);
+    map(n, [&](Acc<T> x) { return x < low ? low : x > high ? high : x; }, z, x);
+}
+
 template <typename From, typename To>
 __global__ void cast(const From* x, To* z, int64_t n) {
     constexpr int kN = kWide<From> > kWide<To> ? kWide<From> : kWide<To>;

@@ -43,6 +43,12 @@ __global__ void unary_backward(Unary f, const T* x, const T* d, T* z, int64_t n)
     map(n, [&](Acc<T> x, Acc<T> d) { return d * slope(f, x); }, z, x, d);
 }
 
+template <typename T>
+__global__ void clamp_backward(double min, double max, const T* x, const T* d, T* z, int64_t n) {
+    const Acc<T> low = static_cast<Acc<T>>(min), high = static_cast<Acc<T>>(max);
+    map(n, [&](Acc<T> x, Acc<T> d) { return x < low || x > high ? Acc<T>(0) : d; }, z, x, d);
+}
+
 // The gradients of x and y in f(x) * y. The tensors are dense.
 template <typename T>
 __global__ void gated_backward(Unary f, const T* x, const T* y, const T* d, T* dx, T* dy, int64_t n) {

@@ -43,10 +43,12 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 35] = [
+const OF_FLOAT: [&str; 37] = [
     "unary",
     "binary",
     "scale",
+    "clamp",
+    "clamp_backward",
     "gated",
     "gated_backward",
     "norm",

@@ -84,6 +84,17 @@ pub fn eval<T: Real>(
             vec![call.real(0)?.iter().zip(call.real(1)?).map(|(&x, &d)| d * unary::slope(*f, x)).collect()]
         }
         Op::Scale { factor } => vec![call.real(0)?.iter().map(|&x| x * T::from_f64(*factor)).collect()],
+        Op::Clamp { min, max } => {
+            let bounds: [Option<T>; 2] = [*min, *max].map(|bound| bound.map(T::from_f64));
+            vec![call.real(0)?.iter().map(|&x| unary::clamp(bounds, x)).collect()]
+        }
+        Op::Gradient(Gradient::Clamp { min, max }) => {
+            let bounds: [Option<T>; 2] = [*min, *max].map(|bound| bound.map(T::from_f64));
+            let each = call.real(0)?.iter().zip(call.real(1)?);
+            let is_beyond =
+                |x: T| bounds[0].is_some_and(|min| x < min) || bounds[1].is_some_and(|max| x > max);
+            vec![each.map(|(&x, &d)| if is_beyond(x) { T::ZERO } else { d }).collect()]
+        }
         Op::Binary(f) => {
             let y = call.real(1)?;
             let offsets = Offsets::new(call.shape(), x[1].strides_in(call.result().ty), 0);

@@ -32,6 +32,15 @@ pub(crate) fn unary<T: Real>(f: Unary, x: T) -> T {
     }
 }
 
+/// `x`, at least the first bound and at most the second, as far as there are bounds.
+pub(crate) fn clamp<T: Real>([min, max]: [Option<T>; 2], x: T) -> T {
+    match (min, max) {
+        (Some(min), _) if x < min => min,
+        (_, Some(max)) if x > max => max,
+        _ => x,
+    }
+}
+
 /// The derivative of a function of one element.
 pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());

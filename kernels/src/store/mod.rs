@@ -10,6 +10,7 @@ mod checkpoint;
 mod file;
 mod layered;
 mod memory;
+mod microscaled;
 mod random;
 mod renamed;
 mod scaled;

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 
 use super::error::StoreError;
+use super::microscaled;
 use super::scaled::unscaled;
 use super::source::TensorSource;
 use crate::tensor::{Tensor, index};
@@ -100,7 +101,7 @@ impl<'p, S: TensorSource> Renamed<'p, S> {
 
     fn find(&self, name: &str) -> Option<Stored> {
         candidates(name, self.prefixes).find_map(|Candidate { name, window }| {
-            let shape = self.source.shape(&name)?;
+            let shape = self.source.shape(&name).or_else(|| microscaled::shape(&self.source, &name))?;
             let Some((expert, (part, parts))) = window else {
                 return Some(Stored { name, shape, part: None });
             };
@@ -145,6 +146,9 @@ impl<S: TensorSource> TensorSource for Renamed<'_, S> {
         let Some(Stored { name, shape, part }) = self.find(name) else {
             return Err(self.source.missing(name));
         };
+        if self.source.shape(&name).is_none() {
+            return microscaled::read(&self.source, &name, &shape);
+        }
         let stored = self.source.read(&name)?;
         let Some(part) = part else { return unscaled(&self.source, &name, stored) };
         let shape: Vec<usize> = shape.into_iter().map(index).collect();

@@ -21,10 +21,12 @@ pub enum Stored {
     I32,
     /// Eight bits, four of them an exponent, without infinities.
     F8,
+    /// Integers of eight bits from zero.
+    U8,
 }
 
 /// The types in order, each with its name in the format.
-const TYPES: [(Stored, Dtype); 7] = [
+const TYPES: [(Stored, Dtype); 8] = [
     (Stored::F64, Dtype::F64),
     (Stored::F32, Dtype::F32),
     (Stored::F16, Dtype::F16),
@@ -32,6 +34,7 @@ const TYPES: [(Stored, Dtype); 7] = [
     (Stored::I64, Dtype::I64),
     (Stored::I32, Dtype::I32),
     (Stored::F8, Dtype::F8_E4M3),
+    (Stored::U8, Dtype::U8),
 ];
 
 impl Stored {
@@ -74,6 +77,7 @@ impl Stored {
             Stored::I64 => each(data, |x| (x as i64).to_le_bytes()),
             Stored::I32 => each(data, |x| (x as i32).to_le_bytes()),
             Stored::F8 => each(data, |x| [to_f8(x)]),
+            Stored::U8 => each(data, |x| [x as u8]),
         }
     }
 
@@ -90,6 +94,7 @@ impl Stored {
             Stored::I64 => each(bytes, |b| i64::from_le_bytes(b) as f64),
             Stored::I32 => each(bytes, |b| f64::from(i32::from_le_bytes(b))),
             Stored::F8 => each(bytes, |[b]| of_f8(b)),
+            Stored::U8 => each(bytes, |[b]| f64::from(b)),
         }
     }
 }

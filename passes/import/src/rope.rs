@@ -96,6 +96,15 @@ impl<'a> Rope<'a> {
         Ok(Self { cx, theta, partial, original, key, parameters, ignore: fields.ignored() })
     }
 
+    /// The same with these parameters where the description has none.
+    pub(super) fn or_by_default<'b>(&self, parameters: Option<&'b Map<String, Value>>) -> Rope<'b>
+    where
+        'a: 'b,
+    {
+        let parameters = self.parameters.or(parameters);
+        Rope { parameters, ..*self }
+    }
+
     /// The rotary positions of every layer.
     ///
     /// # Errors

@@ -156,6 +156,8 @@ impl Roles {
             .filter(|d| !heads.contains(d) && !widths.contains(d) && !residual.contains(d))
             .filter(|d| !roles.sequences.contains(d) && !roles.vocabularies.contains(d))
             .filter(|d| !roles.experts.contains(d))
+            // Of one element there is nothing to split.
+            .filter(|&d| module.space.size(d) > 1)
             .collect();
         roles
     }

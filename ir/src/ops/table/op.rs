@@ -84,6 +84,13 @@ ops! {
                 /// The constant.
                 factor: f64,
             } = "scale", "x -> x", Compute, Vector, Results(1);
+            /// Each element, but at least `min` and at most `max`.
+            Clamp {
+                /// The least result; none when absent.
+                min: Option<f64> = None,
+                /// The largest result; none when absent.
+                max: Option<f64> = None,
+            } = "clamp", "x -> x", Compute, Vector, Results(2);
             /// Conversion to the element type of the result. Of a pending sum each rank converts its part, so a narrower type
             /// rounds the parts, not the sum.
             Cast {

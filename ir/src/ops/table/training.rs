@@ -14,6 +14,13 @@ ops! {
                 /// The function f of one element.
                 of: Unary
             ) = "unary_backward", "x, dy -> dx", Compute, Vector, Own;
+            /// `dy` where x is within the bounds of `clamp`, which belong to it; zero outside.
+            Clamp {
+                /// The least result; none when absent.
+                min: Option<f64> = None,
+                /// The largest result; none when absent.
+                max: Option<f64> = None,
+            } = "clamp_backward", "x, dy -> dx", Compute, Vector, FirstOperand(2);
             /// Each row sums the gradients of the tokens that looked it up. The declared result says how rows are split:
             /// tokens are whole along these axes, and each rank adds to its own rows.
             Embed {

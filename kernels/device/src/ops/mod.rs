@@ -66,6 +66,8 @@ impl Cx<'_> {
             Op::Unary(f) => self.elementwise("unary", x[0], arguments![*f as i32, x[0].at, z[0].at]),
             Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),
             Op::Scale { factor } => self.scale(*factor, x[0], z[0]),
+            Op::Clamp { min, max } => self.clamp("clamp", (*min, *max), x, z[0]),
+            Op::Gradient(Gradient::Clamp { min, max }) => self.clamp("clamp_backward", (*min, *max), x, z[0]),
             Op::Cast { .. } => self.cast(x[0], z[0]),
             Op::Fused(fused) => self.fused(fused, x, z),
             Op::RmsNorm { over, eps, offset } => {

@@ -33,6 +33,21 @@ impl Cx<'_> {
         self.elementwise("scale", x, arguments![factor, x.at, z.at])
     }
 
+    /// `clamp`, or its gradient from x and the gradient of the result.
+    pub(crate) fn clamp(
+        &self,
+        kernel: &str,
+        (min, max): (Option<f64>, Option<f64>),
+        x: &[View<'_>],
+        z: View<'_>,
+    ) -> Result<(), LowerError> {
+        let (min, max) = (min.unwrap_or(f64::NEG_INFINITY), max.unwrap_or(f64::INFINITY));
+        match x {
+            [x] => self.elementwise(kernel, *x, arguments![min, max, x.at, z.at]),
+            _ => self.elementwise(kernel, x[0], arguments![min, max, x[0].at, x[1].at, z.at]),
+        }
+    }
+
     pub(crate) fn cast(&self, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let n = self.local(x.ty).size;
         let [from, to] = [x.ty.dtype, z.ty.dtype];

@@ -2,6 +2,7 @@
 
 use ithaca_ir::ops::{Binding, source};
 
+use crate::store::microscaled::blocks_of;
 use crate::store::renamed::{Candidate, MODEL_PREFIXES, candidates};
 use crate::store::scaled::scales_of;
 use crate::store::{Checkpoint, StoreError, TensorSource};
@@ -29,6 +30,9 @@ pub(super) fn resolve(
         let is_absent = |member: &&String| from.shape(member).is_none();
         match members.iter().filter(is_absent).count() {
             0 if members.iter().any(|member| from.shape(&scales_of(member)).is_some()) => {
+                return Err(StoreError::Scaled { store: from.description(), name });
+            }
+            _ if from.shape(&blocks_of(&name)).is_some() => {
                 return Err(StoreError::Scaled { store: from.description(), name });
             }
             0 => return Ok(Some(Binding { name, stored: stored.to_vec(), ..of.clone() })),

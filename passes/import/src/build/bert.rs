@@ -116,7 +116,7 @@ impl Cx<'_> {
         }
         let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
         let scale = usual_scale(self.bert.sizes.head_dim);
-        let mixed = f.attend("mixed", Attention::new(dims, Mask::Full, scale), &qkv)?;
+        let mixed = f.attend("mixed", Attention::new(dims, Mask::Full, scale), &qkv)?[0];
         let out = dense(f, mixed, &name("attention.output.dense"), &[m], &[h, d])?;
         let x = self.normed_residual(f, x, out, (&name("attention.output.LayerNorm"), "attended"))?;
 

@@ -217,6 +217,13 @@ impl Body<'_> {
         }
     }
 
+    /// Ones.
+    pub(super) fn one(&mut self, dims: &[DimId]) -> Built<ValueId> {
+        let (scalar, ty) = (self.ty_of(&[]), self.ty_of(dims));
+        let one = self.push_as(Op::Fill { value: 1.0 }, &[], scalar)?;
+        if dims.is_empty() { Ok(one) } else { self.push_as(Op::Expand, &[one], ty) }
+    }
+
     /// The sum of products over the dimensions that both have; the other dimensions of `x` come first.
     pub(super) fn product(&mut self, x: ValueId, weight: ValueId) -> Built<ValueId> {
         let (x_dims, weight_dims) = (&self.ty(x).dims, &self.ty(weight).dims);

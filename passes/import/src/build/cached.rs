@@ -94,14 +94,14 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Attention over caches, to which the step's rows are appended: those of keys, and of values if they are others.
+    /// The results of attention over caches, to which the step's rows are appended: those of keys, and of values if they are others.
     pub(super) fn attend_cached(
         &mut self,
         mut attention: Attention,
         (Continued { start, end, table }, capacity): (Continued, DimId),
         q: ValueId,
         rows: &[(&str, ValueId)],
-    ) -> Built<ValueId> {
+    ) -> Built<Vec<ValueId>> {
         let over = attention.keys;
         let mut caches = Vec::new();
         for &(name, row) in rows {
@@ -134,9 +134,9 @@ impl Body<'_> {
         }
         attention.keys = capacity;
         attention.starts = true;
-        let (Some(&keys), Some(&values)) = (caches.first(), caches.last()) else { return Ok(q) };
-        let mixed = self.push(Op::Attention(attention), &[q, keys, values, start])?;
-        self.name(mixed, Some("mixed"));
-        Ok(mixed)
+        let (Some(&keys), Some(&values)) = (caches.first(), caches.last()) else { return Ok(vec![q]) };
+        let results = self.node(Op::Attention(attention), &[q, keys, values, start], &[])?;
+        self.name(results[0], Some("mixed"));
+        Ok(results.to_vec())
     }
 }

@@ -1,7 +1,7 @@
 //! The parts that all blocks of a decoder share.
 
-use ithaca_ir::ops::{Attention, AttentionDims};
-use ithaca_ir::{DimId, ValueId};
+use ithaca_ir::ops::{Attention, AttentionDims, Returns};
+use ithaca_ir::{DimId, Op, ValueId};
 
 use super::body::{Body, Built};
 use super::dims::Dims;
@@ -36,13 +36,22 @@ impl Decoder<'_> {
         for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
             f.name(value, Some(name));
         }
-        let attention =
+        let mut attention =
             self.attention(kind, AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d });
-        if let (Some(continued), Some(capacity)) = (f.continued, self.dims.c) {
-            let [q, k, v] = qkv;
-            return f.attend_cached(attention, (continued, capacity), q, &[("key", k), ("value", v)]);
+        let sinks = self.spec.sinks.then(|| self.name("self_attn.sinks"));
+        if sinks.is_some() {
+            attention.returns = Returns::WithLse;
         }
-        f.attend("mixed", attention, &qkv)
+        let results = match (f.continued, self.dims.c) {
+            (Some(continued), Some(capacity)) => {
+                let [q, k, v] = qkv;
+                f.attend_cached(attention, (continued, capacity), q, &[("key", k), ("value", v)])?
+            }
+            _ => f.attend("mixed", attention, &qkv)?,
+        };
+        let (Some(name), &[mixed, lse]) = (sinks, &results[..]) else { return Ok(results[0]) };
+        let logits = f.weight(&name, &[h])?;
+        Ok(f.node(Op::Sink, &[mixed, lse, logits], &[])?[0])
     }
 
     /// Attention of the kind.

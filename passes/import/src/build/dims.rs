@@ -91,6 +91,8 @@ pub(super) struct ExpertDims {
     pub(super) x: DimId,
     /// Width of the shared network.
     pub(super) y: Option<DimId>,
+    /// One element, of slots that count as filled, where experts have biases.
+    pub(super) one: Option<DimId>,
     /// Groups of tokens, and their slots at an expert.
     pub(super) shared: Shared,
     /// The factor of the even share that an expert has slots for; `None` where it drops further tokens.
@@ -127,6 +129,7 @@ impl ExpertDims {
             n: dim("n", spec.top),
             x: dim("x", spec.ffn),
             y: spec.shared.map(|n| dim("y", n)),
+            one: spec.biases.then(|| dim("u", 1)),
             shared,
             bound,
         }

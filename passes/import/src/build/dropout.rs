@@ -69,19 +69,19 @@ impl Body<'_> {
         Ok(y)
     }
 
-    /// Attention with dropout of its weights.
+    /// Attention with dropout of its weights; its results.
     pub(super) fn attend(
         &mut self,
         name: &str,
         mut attention: Attention,
         operands: &[ValueId],
-    ) -> Built<ValueId> {
+    ) -> Built<Vec<ValueId>> {
         let rate = self.drops.rates.attention;
         let key = self.key.filter(|_| rate > 0.0);
         attention.dropout = key.map(|_| Dropout { rate, seed: self.drops.next(), keyed: Keyed::Position });
         let operands: Vec<ValueId> = operands.iter().copied().chain(key).collect();
-        let mixed = self.push(Op::Attention(attention), &operands)?;
-        self.name(mixed, Some(name));
-        Ok(mixed)
+        let results = self.node(Op::Attention(attention), &operands, &[])?;
+        self.name(results[0], Some(name));
+        Ok(results.to_vec())
     }
 }

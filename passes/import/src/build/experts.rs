@@ -9,10 +9,10 @@ use ithaca_ir::ops::experts::{Deal, Experts, Route, Shared, Slots};
 use ithaca_ir::ops::{cast, sums_in};
 use ithaca_ir::{DimId, Op, ValueId};
 
-use super::body::{Body, Built, Linear};
+use super::body::{Body, Built, Linear, Stored};
 use super::cx::Decoder;
 use super::dims::{Dims, ExpertDims};
-use crate::spec::ExpertSpec;
+use crate::spec::{ExpertSpec, ExpertTensors};
 
 /// `[b s m]` to `[b s m]`.
 pub(super) fn mlp(
@@ -33,17 +33,20 @@ pub(super) fn mlp(
     let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[places, x])?;
     f.name(filled, Some("slots"));
 
-    let product = |f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]| {
-        let name = format!("{module}.experts.{{expert}}.{part}.weight");
-        let weight = f.weight(&name, &[dims.e, to, from])?;
-        let Shared { batches, groups, slots, .. } = shared;
-        f.einsum(x, weight, &[experts, batches, groups, slots, to])
+    let ones = dims.one.map(|one| filled_slots(cx, dims, f, places, one)).transpose()?;
+    let experts = Matrices { cx, dims, module: &module, ones };
+    let [gate, up] = experts.gate_and_up(f, filled)?;
+    let inner = match spec.limit {
+        None => f.gated(activation, gate, up)?,
+        Some(limit) => {
+            let gate = f.push(Op::Clamp { min: None, max: Some(limit) }, &[gate])?;
+            let up = f.push(Op::Clamp { min: Some(-limit), max: Some(limit) }, &[up])?;
+            let one = f.one(&[])?;
+            let up = f.add(up, one)?;
+            f.gated(activation, gate, up)?
+        }
     };
-    let [gate, up, down] = cx.spec.layout.expert;
-    let gate = product(f, filled, gate, [dims.x, m])?;
-    let up = product(f, filled, up, [dims.x, m])?;
-    let inner = f.gated(activation, gate, up)?;
-    let done = product(f, inner, down, [m, dims.x])?;
+    let done = experts.down(f, inner)?;
     let out = f.push(Op::Experts(Experts::Combine(slots)), &[places, done, gates])?;
 
     // The network that all tokens share.
@@ -59,6 +62,102 @@ pub(super) fn mlp(
     f.add(out, shared)
 }
 
+/// `[e p g c one]`: one in each slot that has a token, zero in the others.
+fn filled_slots(
+    cx: &Decoder<'_>,
+    dims: ExpertDims,
+    f: &mut Body<'_>,
+    places: ValueId,
+    one: DimId,
+) -> Built<ValueId> {
+    let ExpertDims { e: experts, n: top, shared, .. } = dims;
+    let ones = f.one(&[cx.dims.b, cx.dims.s, one])?;
+    let filled = f.push(Op::Experts(Experts::Dispatch(Slots { experts, top, shared })), &[places, ones])?;
+    f.name(filled, Some("filled"));
+    Ok(filled)
+}
+
+/// The matrices of all experts.
+struct Matrices<'a> {
+    cx: &'a Decoder<'a>,
+    dims: ExpertDims,
+    module: &'a str,
+    /// One in each slot that has a token, of experts with biases.
+    ones: Option<ValueId>,
+}
+
+impl Matrices<'_> {
+    /// Gate and up of the slots `x`, `[e p g c x]`.
+    fn gate_and_up(&self, f: &mut Body<'_>, x: ValueId) -> Built<[ValueId; 2]> {
+        let Self { cx, dims, .. } = self;
+        let (width, m) = (dims.x, cx.dims.m);
+        match cx.spec.layout.expert {
+            ExpertTensors::Each([gate, up, _]) => {
+                Ok([self.of_each(f, x, gate, [width, m])?, self.of_each(f, x, up, [width, m])?])
+            }
+            ExpertTensors::Alternating => {
+                let [e, wide, hidden] = [dims.e, width, m].map(|dim| f.space().size(dim));
+                let mut half = |i: u64| {
+                    let window = [0..e, 0..hidden, 0..wide, i..i + 1];
+                    let weight = Stored::part([e, hidden, wide, 2], window).in_tensor([e, hidden, 2 * wide]);
+                    let bias = Stored::part([e, 1, wide, 2], [0..e, 0..1, 0..wide, i..i + 1]);
+                    self.of_all(f, x, ("gate_up_proj", weight, bias.in_tensor([e, 2 * wide])), [m, width])
+                };
+                Ok([half(0)?, half(1)?])
+            }
+        }
+    }
+
+    /// The results of the slots `x`, `[e p g c m]`.
+    fn down(&self, f: &mut Body<'_>, x: ValueId) -> Built<ValueId> {
+        let Self { cx, dims, .. } = self;
+        let (width, m) = (dims.x, cx.dims.m);
+        match cx.spec.layout.expert {
+            ExpertTensors::Each([_, _, down]) => self.of_each(f, x, down, [m, width]),
+            ExpertTensors::Alternating => {
+                let [e, hidden] = [dims.e, m].map(|dim| f.space().size(dim));
+                let bias = Stored::part([e, 1, hidden], [0..e, 0..1, 0..hidden]).in_tensor([e, hidden]);
+                self.of_all(f, x, ("down_proj", Stored::default(), bias), [width, m])
+            }
+        }
+    }
+
+    /// The matrix `part` of each expert, applied to its slots.
+    fn of_each(&self, f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]) -> Built<ValueId> {
+        let name = format!("{}.experts.{{expert}}.{part}.weight", self.module);
+        let weight = f.weight(&name, &[self.dims.e, to, from])?;
+        self.product(f, x, weight, to)
+    }
+
+    /// The matrices of one tensor of all experts, applied to their slots, and their biases. A slot without a token has no bias, so it
+    /// stays zero.
+    fn of_all(
+        &self,
+        f: &mut Body<'_>,
+        x: ValueId,
+        (part, weight, bias): (&str, Stored, Stored),
+        [from, to]: [DimId; 2],
+    ) -> Built<ValueId> {
+        let Self { dims, module, .. } = self;
+        let name = format!("{module}.experts.{part}");
+        let weight = if weight.shape.is_empty() {
+            f.weight(&name, &[dims.e, from, to])?
+        } else {
+            f.stored(&name, weight, &[dims.e, from, to])?
+        };
+        let y = self.product(f, x, weight, to)?;
+        let (Some(one), Some(ones)) = (dims.one, self.ones) else { return Ok(y) };
+        let bias = f.stored(&format!("{name}_bias"), bias, &[dims.e, one, to])?;
+        let bias = self.product(f, ones, bias, to)?;
+        f.add(y, bias)
+    }
+
+    fn product(&self, f: &mut Body<'_>, x: ValueId, weight: ValueId, to: DimId) -> Built<ValueId> {
+        let Shared { batches, groups, slots, .. } = self.dims.shared;
+        f.einsum(x, weight, &[self.dims.e, batches, groups, slots, to])
+    }
+}
+
 /// Gates and choices, `[b s n]`.
 fn route(
     cx: &Decoder<'_>,
@@ -71,12 +170,17 @@ fn route(
     let Dims { m, .. } = cx.dims;
     let dtype = f.tensors.dtype;
     let wide = sums_in(dtype);
-    let mut weight = f.weight(&format!("{module}.gate.weight"), &[dims.r, m])?;
+    let router = cx.spec.layout.expert.router();
+    let mut weight = f.weight(&format!("{module}.{router}.weight"), &[dims.r, m])?;
     if spec.biased {
         // This router computes in f32; the others use the tokens' type.
         (x, weight) = (cast(f, x, wide)?, cast(f, weight, wide)?);
     }
-    let logits = f.product(x, weight)?;
+    let mut logits = f.product(x, weight)?;
+    if spec.biases {
+        let bias = f.weight(&format!("{module}.{router}.bias"), &[dims.r])?;
+        logits = f.add(logits, bias)?;
+    }
     let logits = cast(f, logits, wide)?;
     f.name(logits, Some("router"));
     let mut operands = vec![logits];

@@ -136,7 +136,7 @@ impl Stack<'_> {
         f.name(table, Some("bias"));
         let mut attention = self.attention(self.tokens, mask);
         attention.bias = Some(RelativeBias { buckets: r, max_distance: self.t5.max_distance, sides });
-        let mixed = f.attend("mixed", attention, &[q, k, v, table])?;
+        let mixed = f.attend("mixed", attention, &[q, k, v, table])?[0];
         self.output(f, &name, x, mixed, "attended")
     }
 
@@ -145,7 +145,7 @@ impl Stack<'_> {
         let normed = self.norm(f, x, &self.layer("1.layer_norm"))?;
         let name = self.layer("1.EncDecAttention");
         let qkv = self.projections(f, &name, [normed, encoded, encoded])?;
-        let mixed = f.attend("crossed", self.attention(self.dims.s, Mask::Full), &qkv)?;
+        let mixed = f.attend("crossed", self.attention(self.dims.s, Mask::Full), &qkv)?[0];
         self.output(f, &name, x, mixed, "informed")
     }
 

@@ -11,9 +11,9 @@ use crate::rope::{Rope, RopeContext};
 use crate::spec::{Biases, Kind, Layout, NormForm, Norms, QkNorm, RotarySpec, Sizes, Spec, Spelling, window};
 
 /// Causal attention.
-const FULL: &str = "full_attention";
+pub(super) const FULL: &str = "full_attention";
 /// Causal attention within a window of tokens.
-const SLIDING: &str = "sliding_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
 
 const QWEN: Defaults =
     Defaults { vocab: 151_936, ffn: 22_016, kv_heads: KvHeads::Fixed(32), max_positions: 32_768, ..USUAL };
@@ -168,7 +168,7 @@ fn cap(fields: &mut Fields<'_>, name: &str, default: f64) -> Result<Option<f64>,
 /// # Errors
 /// `M07` when the list's length differs from the number of layers or a layer slides without a window, `M05` for an
 /// unknown type, and the errors of `kind`.
-fn by_type(
+pub(super) fn by_type(
     sizes: Sizes,
     types: &[&str],
     width: Result<u64, &str>,

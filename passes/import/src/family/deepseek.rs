@@ -101,6 +101,8 @@ fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
         groups,
         biased: true,
         rounded_gates: false,
+        biases: false,
+        limit: None,
     })
 }
 

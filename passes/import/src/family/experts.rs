@@ -9,15 +9,20 @@ use super::sizes::{Defaults, KvHeads, USUAL, read_sizes};
 use super::uniform::no_biases;
 use crate::fields::Fields;
 use crate::rope::{Rope, RopeContext};
-use crate::spec::{Biases, ExpertSpec, Kind, Layout, Mlp, QkNorm, RotarySpec, Sizes, Spec, Spelling, window};
+use crate::spec::{
+    Biases, ExpertSpec, ExpertTensors, Kind, Layout, Mlp, QkNorm, RotarySpec, Sizes, Spec, Spelling, window,
+};
 
 /// Fields that Mixtral reads, and families without experts must leave neutral.
 pub(super) const MIXTRAL_OWN: &[&str] = &["num_local_experts", "num_experts", "num_experts_per_tok"];
 
 /// As Mistral, with experts in every layer; gates are shares of softmax scores.
 pub(super) fn mixtral(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
-    const LAYOUT: Layout =
-        Layout { experts: "block_sparse_moe", expert: ["w1", "w3", "w2"], ..Layout::USUAL };
+    const LAYOUT: Layout = Layout {
+        experts: "block_sparse_moe",
+        expert: ExpertTensors::Each(["w1", "w3", "w2"]),
+        ..Layout::USUAL
+    };
     let defaults = Defaults {
         ffn: 14_336,
         kv_heads: KvHeads::Fixed(8),
@@ -101,7 +106,7 @@ pub(super) fn with_experts(
 }
 
 /// Experts whose gates are softmax scores.
-fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
+pub(super) fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
     ExpertSpec {
         count,
         top,
@@ -113,6 +118,8 @@ fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
         groups: None,
         biased: false,
         rounded_gates: false,
+        biases: false,
+        limit: None,
     }
 }
 

@@ -7,6 +7,7 @@ mod by_layer;
 mod deepseek;
 mod experts;
 mod gpt2;
+mod gpt_oss;
 mod known;
 mod sizes;
 mod t5;
@@ -50,7 +51,7 @@ enum Reader {
     Bert,
 }
 
-static FAMILIES: [Family; 17] = [
+static FAMILIES: [Family; 18] = [
     Family::new(
         "llama",
         "grouped heads, biases by flags; rotary default, linear, llama3, yarn",
@@ -179,6 +180,15 @@ static FAMILIES: [Family; 17] = [
             "latent attention, experts in groups, shared experts, dense first layers; rotary as llama",
             &["DeepseekV3ForCausalLM"],
             Reader::Decoder(deepseek::read),
+        )
+    },
+    Family {
+        own: gpt_oss::OWN,
+        ..Family::new(
+            "gpt_oss",
+            "experts with biases in every layer, sinks of attention, windows by layer; rotary as llama",
+            &["GptOssForCausalLM"],
+            Reader::Decoder(gpt_oss::read),
         )
     },
     Family {
@@ -313,13 +323,18 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
 /// The field of how weights are stored in fewer bits.
 const QUANTIZATION: &str = "quantization_config";
 
-/// Whether weights are stored in eight bits with a scale for each block of 128 × 128, which are read as their products. Inputs of such
-/// products that a server rounds to eight bits as well stay as they are.
+/// Whether weights are stored in few bits with a scale for each block: eight bits and blocks of 128 × 128, or four bits and blocks of
+/// 32. They are read as their products. Inputs of such products that a server rounds to eight bits as well stay as they are.
 fn has_scaled_weights(config: &Map<String, Value>) -> bool {
     let Some(Value::Object(how)) = config.get(QUANTIZATION) else { return false };
-    how.get("quant_method") == Some(&json!("fp8"))
-        && how.get("weight_block_size") == Some(&json!([128, 128]))
-        && how.get("fmt").is_none_or(|format| format == "e4m3")
+    match how.get("quant_method").and_then(Value::as_str) {
+        Some("mxfp4") => true,
+        Some("fp8") => {
+            how.get("weight_block_size") == Some(&json!([128, 128]))
+                && how.get("fmt").is_none_or(|format| format == "e4m3")
+        }
+        _ => false,
+    }
 }
 
 fn read_family(fields: &mut Fields<'_>) -> Result<&'static Family, Diagnostic> {

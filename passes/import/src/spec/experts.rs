@@ -38,6 +38,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) biased: bool,
     /// Whether gates have the element type of the tokens.
     pub(crate) rounded_gates: bool,
+    /// Whether the router and the experts add biases.
+    pub(crate) biases: bool,
+    /// The bound of gate and up before the activation; up is then counted from −1.
+    pub(crate) limit: Option<f64>,
 }
 
 impl ExpertSpec {

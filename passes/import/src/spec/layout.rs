@@ -17,8 +17,8 @@ pub(crate) struct Layout {
     pub(crate) mlp: MlpLayout,
     /// The module of the experts.
     pub(crate) experts: &'static str,
-    /// The matrices of an expert: gate, up, down.
-    pub(crate) expert: [&'static str; 3],
+    /// The tensors of the experts.
+    pub(crate) expert: ExpertTensors,
     /// The last norm.
     pub(crate) last_norm: &'static str,
     /// The matrix of the logits, unless it is the embedding's table.
@@ -60,6 +60,26 @@ pub(crate) enum MlpLayout {
     Plain([&'static str; 2]),
 }
 
+/// How the experts and their router are stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ExpertTensors {
+    /// Matrices of each expert: the names of gate, up and down. The router is `gate`.
+    Each([&'static str; 3]),
+    /// `gate_up_proj`, whose columns are gate and up by turns, and `down_proj`: input-major tensors of all experts, with biases. The
+    /// router is `router`.
+    Alternating,
+}
+
+impl ExpertTensors {
+    /// The name of the router.
+    pub(crate) fn router(self) -> &'static str {
+        match self {
+            ExpertTensors::Each(_) => "gate",
+            ExpertTensors::Alternating => "router",
+        }
+    }
+}
+
 impl Layout {
     /// The layout of most families.
     pub(crate) const USUAL: Layout = Layout {
@@ -70,7 +90,7 @@ impl Layout {
         attention_out: "self_attn.o_proj",
         mlp: MlpLayout::Gated,
         experts: "mlp",
-        expert: ["gate_proj", "up_proj", "down_proj"],
+        expert: ExpertTensors::Each(["gate_proj", "up_proj", "down_proj"]),
         last_norm: "model.norm",
         head: "lm_head.weight",
         input_major: false,

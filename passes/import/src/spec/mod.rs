@@ -18,7 +18,7 @@ use limits::{check_no_target, check_positions};
 
 pub(super) use bert::{Bert, BertHead};
 pub(super) use experts::{ExpertSpec, Latent, Mlp};
-pub(super) use layout::{Layout, MlpLayout, Norms, Projections};
+pub(super) use layout::{ExpertTensors, Layout, MlpLayout, Norms, Projections};
 pub(super) use limits::check_layers;
 pub(super) use sizes::Sizes;
 pub(super) use t5::T5;
@@ -191,6 +191,8 @@ pub(super) struct Spec {
     pub(super) experts: Option<ExpertSpec>,
     /// Widths of latent attention, if the model has it.
     pub(super) latent: Option<Latent>,
+    /// Whether a learned logit for each head enters the softmax of attention.
+    pub(super) sinks: bool,
 }
 
 /// How a description states the sizes and kinds of layers.
@@ -335,6 +337,7 @@ impl Spec {
             learned: None,
             experts: None,
             latent: None,
+            sinks: false,
         }
     }
 

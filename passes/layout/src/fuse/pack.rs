@@ -301,6 +301,7 @@ fn is_light(op: &Op) -> bool {
             | Op::Binary(_)
             | Op::Fused(Fused::Gated { .. } | Fused::GatedBackward { .. })
             | Op::Scale { .. }
+            | Op::Clamp { .. }
             | Op::Cast { .. }
             | Op::Accumulate
             | Op::Slice { .. }

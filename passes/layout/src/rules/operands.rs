@@ -35,6 +35,11 @@ pub(super) fn operands(
             d.number("factor", &[0.5, 2.0, -1.5, 3.0, 0.25, 1.0]);
             vec![want.clone()]
         }
+        "clamp" | "clamp_backward" => {
+            d.number("min", &[-0.5, -2.0]);
+            d.number("max", &[0.5, 1.5]);
+            vec![want.clone(); app.operands.len()]
+        }
         "cast" => {
             d.attr("to", word(want.dtype.name()));
             // A mask is not a number.

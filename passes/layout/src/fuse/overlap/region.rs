@@ -149,6 +149,7 @@ impl Region {
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::Scale { .. }
+            | Op::Clamp { .. }
             | Op::Cast { .. }
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
