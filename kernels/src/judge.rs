@@ -23,11 +23,16 @@ use crate::tensor::Tensor;
 /// The samples of one rank's error that are always taken, the first without a seed.
 const SAMPLES: u64 = 2;
 
-/// All samples, which are taken before a tensor is called wrong.
+/// All samples; they are taken before a tensor is called wrong whose error might be due to few of them.
 const ALL_SAMPLES: u64 = 24;
 
-/// An error so many times too large is not due to samples that happen to be small.
-const BEYOND_CHANCE: f64 = 1000.0;
+/// The chance that all samples are so small that a right tensor is called wrong before all were taken.
+const CHANCE: f64 = 1e-6;
+
+/// An error so many times too large is not due to `n` samples that happen to be small: one is `x` times too small with chance 1/x.
+fn beyond_chance(n: u64) -> f64 {
+    CHANCE.powf(-1.0 / n as f64)
+}
 
 /// The errors of ranks that add up `parts` parts of each sum are at most this many times those of one rank, per root of `parts`.
 const MARGIN: f64 = 6.0;
@@ -160,8 +165,12 @@ impl Judge<'_> {
         };
         samples(&mut rows, 0..SAMPLES)?;
         let part = |row: &Judged| row.ratio() / self.proportion();
-        if rows.iter().any(|row| part(row) > 1.0) && rows.iter().all(|row| part(row) < BEYOND_CHANCE) {
-            samples(&mut rows, SAMPLES..ALL_SAMPLES)?;
+        for taken in SAMPLES..ALL_SAMPLES {
+            let worst = rows.iter().map(part).fold(0.0, f64::max);
+            if worst <= 1.0 || worst >= beyond_chance(taken) {
+                break;
+            }
+            samples(&mut rows, taken..taken + 1)?;
         }
         Ok(rows)
     }

@@ -155,11 +155,14 @@ fn compare(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
     found.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-#[test]
-fn emitted_programs_agree_with_the_goldens_on_the_host() {
-    if !can_run() {
-        return;
-    }
+/// A program that computes logits, and the ones that it should compute.
+struct Expected {
+    case: Case,
+    logits: Tensor<f64>,
+}
+
+/// Layouts of goldens.
+fn goldens() -> Vec<Expected> {
     let goldens = [
         ("llama-gqa", "ulysses", &[("ulysses", "8")][..]),
         ("llama-gqa", "ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")]),
@@ -173,26 +176,19 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")]),
         ("mistral-swa", "sparse-fetch", &[("ring", "4")]),
     ];
-    let (mut cases, mut expected) = (Vec::new(), Vec::new());
-    for (golden, strategy, axes) in tier::one_in(5, goldens) {
+    let expected = |(golden, strategy, axes): (&str, &str, &[(&str, &str)])| {
         let directory = root().join("tests/goldens").join(golden);
         let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
         let shape = io.shape("input_ids").unwrap();
         let module = module(&directory, &Workload::prefill(shape[0], shape[1]));
-        cases.push(case(&directory, &module, &options(strategy, axes)));
-        expected.push(io.read("logits").unwrap());
-    }
-    for ((case, found), expected) in cases.iter().zip(logits_on_host(&cases)).zip(&expected) {
-        let error = compare(&found, expected);
-        assert!(error < 1e-5, "{}: error {error:.3e}", case.name);
-    }
+        let case = case(&directory, &module, &options(strategy, axes));
+        Expected { case, logits: io.read("logits").unwrap() }
+    };
+    tier::one_in(5, goldens).into_iter().map(expected).collect()
 }
 
-#[test]
-fn emitted_programs_follow_any_mask_on_the_host() {
-    if !can_run() {
-        return;
-    }
+/// A golden with other masks.
+fn masks() -> Vec<Expected> {
     let directory = root().join("tests/goldens/llama-gqa");
     let weights = SafeTensorsFile::open(directory.join("model.safetensors")).unwrap();
     let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
@@ -209,16 +205,29 @@ fn emitted_programs_follow_any_mask_on_the_host() {
         Mask::Full,
     ];
     let plain = module(&directory, &Workload::prefill(shape[0], n));
-    let modules = masks.each_ref().map(|mask| masked(&plain, mask));
     let even = options("ulysses", &[("ulysses", "2")]);
     // No query sees the keys of padding.
     let padded = options("ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")]);
-    let layouts = masks.iter().map(|mask| if *mask == Mask::Full { &padded } else { &even });
-    let cases: Vec<Case> =
-        modules.iter().zip(layouts).map(|(module, options)| case(&directory, module, options)).collect();
-    for ((mask, module), found) in masks.iter().zip(&modules).zip(logits_on_host(&cases)) {
-        let error = compare(&found, &oracle::run::<f64>(module, &weights, &io).unwrap()["logits"]);
-        assert!(error < 1e-5, "{mask:?}: error {error:.3e}");
+    let expected = |mask: &Mask| {
+        let module = masked(&plain, mask);
+        let mut case = case(&directory, &module, if *mask == Mask::Full { &padded } else { &even });
+        case.name = format!("{}, {mask:?}", case.name);
+        Expected { case, logits: oracle::run::<f64>(&module, &weights, &io).unwrap()["logits"].clone() }
+    };
+    masks.iter().map(expected).collect()
+}
+
+/// One program for all of them is compiled in less time than two.
+#[test]
+fn emitted_programs_agree_with_the_goldens_and_follow_any_mask_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    let (cases, expected): (Vec<_>, Vec<_>) =
+        goldens().into_iter().chain(masks()).map(|Expected { case, logits }| (case, logits)).unzip();
+    for ((case, found), expected) in cases.iter().zip(logits_on_host(&cases)).zip(&expected) {
+        let error = compare(&found, expected);
+        assert!(error < 1e-5, "{}: error {error:.3e}", case.name);
     }
 }
 

@@ -134,7 +134,7 @@ fn random_continuations_are_those_of_one_rank() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [whole, found, cache] = ["whole", "found", "cache"].map(path);
     let (mut ran, mut refused) = (0u64, BTreeMap::<String, u64>::new());
-    for draw in tier::draws(12, 500) {
+    for draw in tier::draws(12, 200) {
         let Case { model, prompts, steps, resumed, layout } = case(&mut Choices::from_seed(draw));
         let dir = repository("tests/goldens").join(&model);
         let ids = |ids: &Vec<usize>| ids.iter().map(usize::to_string).collect::<Vec<_>>().join(",");

@@ -34,7 +34,50 @@ pub(crate) fn einsum<T: Real>(
         Offsets::new(shape.clone(), x_steps, 0).zip(Offsets::new(shape, y_steps, 0)).collect();
     let shape = extents(region);
     let rows = Offsets::new(shape.clone(), x.strides_in(ty), 0).zip(Offsets::new(shape, y.strides_in(ty), 0));
-    Ok(rows.map(|(i, j)| real::sum(terms.iter().map(|&(di, dj)| xs[i + di] * ys[j + dj]))).collect())
+    let rows: Vec<(usize, usize)> = rows.collect();
+    let mut sums = Vec::with_capacity(rows.len());
+    let (together, rest) = rows.as_chunks::<TOGETHER>();
+    for rows in together {
+        sums.extend(sums_together(xs, ys, &terms, rows));
+    }
+    sums.extend(rest.iter().map(|&(i, j)| real::sum(terms.iter().map(|&(di, dj)| xs[i + di] * ys[j + dj]))));
+    Ok(sums)
+}
+
+/// Sums that are taken at once: an addition waits for the one before it in its own sum only.
+const TOGETHER: usize = 8;
+
+/// For each of these rows the sum of its terms, each in order.
+fn sums_together<T: Real>(
+    xs: &[T],
+    ys: &[T],
+    terms: &[(usize, usize)],
+    rows: &[(usize, usize); TOGETHER],
+) -> [T; TOGETHER] {
+    let mut sums = [T::ZERO; TOGETHER];
+    let (i, j) = rows[0];
+    if rows.iter().all(|row| row.0 == i) {
+        let is_run = rows.iter().enumerate().all(|(n, row)| row.1 == j + n);
+        for &(di, dj) in terms {
+            let x = xs[i + di];
+            if is_run {
+                for (sum, &y) in sums.iter_mut().zip(&ys[j + dj..][..TOGETHER]) {
+                    *sum += x * y;
+                }
+            } else {
+                for (sum, row) in sums.iter_mut().zip(rows) {
+                    *sum += x * ys[row.1 + dj];
+                }
+            }
+        }
+    } else {
+        for &(di, dj) in terms {
+            for (sum, &(i, j)) in sums.iter_mut().zip(rows) {
+                *sum += xs[i + di] * ys[j + dj];
+            }
+        }
+    }
+    sums
 }
 
 /// Rows of `table [over, …]` at `ids`; rows that the rank does not hold are zero.

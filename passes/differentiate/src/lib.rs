@@ -500,7 +500,7 @@ fn owned(
         owned.push(own);
         owners.push(id);
     }
-    debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
+    assert!(owned.len() <= main.index() + 1, "every function owns once");
     // A weight that all layers share is updated once.
     let mut apart: Vec<OwnedWeights> = Vec::new();
     for (own, id) in owned.into_iter().zip(owners) {

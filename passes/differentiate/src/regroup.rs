@@ -46,7 +46,7 @@ pub(super) fn forward(
     let results = source.outputs.iter().map(|o| map[o.value]);
     // The saved values of a group are its arguments, which have the same indices in both functions.
     let saved = halves.forward.outputs[halves.n_results..].iter().map(|o| o.value);
-    debug_assert!(
+    assert!(
         saved.clone().all(|v| v.index() < source.params.len()),
         "a recomputed group saves its arguments only"
     );

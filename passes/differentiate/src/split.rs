@@ -276,7 +276,7 @@ fn backward(
             known.into_iter().for_each(|saved| map.insert(v, saved));
         }
     }
-    debug_assert!(
+    assert!(
         signature.n_params <= source.params.len(),
         "gradients of results follow the other parameters"
     );

@@ -139,7 +139,7 @@ impl<'a> Cx<'a> {
             self.backward(b, &mut run, i, None)?;
         }
         store_gradients(b, run.weights, |binding| (self.accumulation)(self.main, binding))?;
-        debug_assert!(run.deferred.is_empty(), "only stages of a pipeline defer gradients of weights");
+        assert!(run.deferred.is_empty(), "only stages of a pipeline defer gradients of weights");
         Ok(run.map)
     }
 

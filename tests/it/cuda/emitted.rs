@@ -26,7 +26,7 @@ use crate::training::sharded::{deep_llama, step};
 const NOT_FOR_EVER: Duration = Duration::from_secs(200);
 
 /// A model on four ranks, written as a program.
-fn program_of_four() -> tempfile::TempDir {
+pub(super) fn program_of_four() -> tempfile::TempDir {
     let whole = super::module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
     let options = options("ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")]);
     let out = tempfile::tempdir().unwrap();

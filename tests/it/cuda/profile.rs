@@ -10,6 +10,7 @@ use ithaca_passes::import::Workload;
 use ithaca_passes::pass::Volume;
 use serde_json::Value;
 
+use super::emitted::program_of_four;
 use super::{can_run, can_run_in_full, module, options, root, write_program};
 
 #[test]
@@ -66,14 +67,10 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
     if !can_run() {
         return;
     }
-    let directory = root().join("tests/goldens/llama-gqa");
-    let module = module(&directory, &Workload::prefill(1, 8));
-    let compiled = compile(&module, &options("ulysses", &[("ulysses", "2")]), &Volume).unwrap();
-    let out = tempfile::tempdir().unwrap();
-    write_program(&compiled.schedule, None, out.path());
+    let out = program_of_four();
     let run = |arguments: &[&str], environment: &[(&str, &str)]| {
         let mut command = Command::new("bash");
-        command.arg(root().join("tests/cuda/host/run.sh")).arg(out.path()).arg("2").args(arguments);
+        command.arg(root().join("tests/cuda/host/run.sh")).arg(out.path()).arg("4").args(arguments);
         let run = command.envs(environment.iter().copied()).output().unwrap();
         (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned())
     };
@@ -97,7 +94,7 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
         assert_eq!(code, Some(2), "{arguments:?}: {text}");
         assert!(text.contains(says), "{arguments:?}: {text}");
     }
-    // Both ranks stop in the middle, and nothing goes on, or a communicator fails meanwhile.
+    // All ranks stop in the middle, and nothing goes on, or a communicator fails meanwhile.
     let stopped = ("CUDA_ON_HOST_STOPS", "60");
     let arguments = ["--random-weights", "3", "--timeout", "1"];
     let (code, text) = run(&arguments, &[stopped]);

@@ -18,6 +18,7 @@ use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, RunError, Storage, cpu};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use rayon::prelude::*;
 use serde_json::json;
 
 use super::{Case, config};
@@ -655,10 +656,9 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn wrong_results_fail() {
-    let cases: Vec<_> = cases().into_iter().map(|case| (Ran::of(&case), case)).collect();
-    let (mut passed, mut fates) = (Vec::new(), BTreeMap::new());
-    for (k, (what, change)) in CHANGES.iter().enumerate() {
-        let [mut failed, mut errors, mut unchanged] = [0; 3];
+    let cases: Vec<_> = cases().into_par_iter().map(|case| (Ran::of(&case), case)).collect();
+    let fates_of = |(k, (what, change)): (usize, &(&'static str, Change))| {
+        let ([mut failed, mut errors, mut unchanged], mut passed) = ([0; 3], Vec::new());
         for c in 0..cases.len() {
             // By default each change is made to one case.
             if !tier::is_full() && failed > 0 {
@@ -674,7 +674,12 @@ fn wrong_results_fail() {
                 }
             }
         }
-        fates.insert(*what, [failed, errors, unchanged]);
+        (*what, [failed, errors, unchanged], passed)
+    };
+    let (mut passed, mut fates) = (Vec::new(), BTreeMap::new());
+    for (what, fate, called_right) in CHANGES.par_iter().enumerate().map(fates_of).collect::<Vec<_>>() {
+        passed.extend(called_right);
+        fates.insert(what, fate);
     }
     let [failed, errors] = [0, 1].map(|i| fates.values().map(|fates| fates[i]).sum::<u64>());
     writeln!(std::io::stderr(), "{failed} changes failed, {errors} ended with an error: {fates:?}").unwrap();

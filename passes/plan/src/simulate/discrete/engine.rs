@@ -207,13 +207,13 @@ impl<'a> Engine<'a> {
 
     /// The run of each class. Every class ends: the verifier refuses schedules that wait for themselves.
     pub(super) fn finish(self) -> Vec<Ran> {
-        debug_assert!(self.walks.iter().all(|walk| walk.frames.is_empty()), "every rank comes to its end");
+        assert!(self.walks.iter().all(|walk| walk.frames.is_empty()), "every rank comes to its end");
         self.walks.into_iter().map(|walk| walk.ran).collect()
     }
 
     fn schedule(&mut self, at: f64, event: Event) {
         self.scheduled += 1;
-        debug_assert!(at >= 0.0, "time goes forward");
+        assert!(at >= 0.0, "time goes forward");
         self.events.push(Reverse((at.to_bits(), self.scheduled, event)));
     }
 

@@ -201,7 +201,7 @@ impl Compiler<'_> {
             }
             tasks.work.push(does);
         }
-        debug_assert!(id.index() == self.done.len(), "callees stand before their callers");
+        assert!(id.index() == self.done.len(), "callees stand before their callers");
         tasks
     }
 
