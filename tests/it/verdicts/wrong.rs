@@ -21,7 +21,7 @@ use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::json;
 
 use super::{Case, config};
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 use crate::tier;
 
 /// A way to change something; which of the places where it can is a choice.
