@@ -136,6 +136,7 @@ fn code(error: &RunError) -> &'static str {
         | RunError::Invalid(_)
         | RunError::Stopped
         | RunError::Deadlock { .. }
+        | RunError::TimedOut { .. }
         | RunError::Unordered { .. }
         | RunError::NotANumber { .. }
         | RunError::Injected
@@ -162,6 +163,9 @@ impl From<RunError> for Failure {
             }
             RunError::NoSuchTask(_) => diagnostic
                 .help("`--trace FILE` without `--fault` lists every task with its frame and layer")
+                .into(),
+            RunError::TimedOut { .. } => diagnostic
+                .help("where the rank is only slow, `--timeout` sets the time to wait for it, in seconds")
                 .into(),
             RunError::Cuda(CudaError::Unavailable(missing)) => diagnostic.help(missing.part.help()).into(),
             _ => diagnostic.into(),

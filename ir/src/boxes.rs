@@ -161,12 +161,15 @@ pub fn takes_part(space: &Space, from: &TensorType, to: &TensorType, rank: Rank)
     space.holds(from, rank) || space.holds(to, rank)
 }
 
-/// Parts move along axes: each rank has one that it sends, and one rank that it receives from.
+/// Parts move along axes: each rank has one that it sends, and one rank that it receives from. The group is these alone: a ring
+/// of thousands has as many steps.
 fn travel(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
     let mesh = &space.mesh;
-    let group = group(space, &Op::Permute, from, to, rank);
     let receiver = from.layout.owner(mesh, rank).and_then(|owner| to.layout.holder(mesh, owner));
     let sender = to.layout.owner(mesh, rank).and_then(|owner| from.layout.holder(mesh, owner));
+    let mut group: Vec<Rank> = [Some(rank), receiver, sender].into_iter().flatten().collect();
+    group.sort_unstable();
+    group.dedup();
     let block = |peer: Rank, other: Option<Rank>, ty: &TensorType| -> Vec<Region> {
         if other == Some(peer) { vec![space.local_box(ty, rank)] } else { Vec::new() }
     };

@@ -137,6 +137,20 @@ impl Order {
             }
             return out;
         }
+        if let Order::Striped { parts, block } = self
+            && let Some(stripes) = chunk(size, parts.checked_mul(*block))
+        {
+            let (mut part, mut stripe) = (indices.start / block / stripes, indices.start / block % stripes);
+            let mut index = indices.start / block * block;
+            while part < *parts && index < indices.end {
+                add(Run { index, position: (stripe * parts + part) * block, len: *block });
+                (index, stripe) = (index + block, stripe + 1);
+                if stripe == stripes {
+                    (part, stripe) = (part + 1, 0);
+                }
+            }
+            return out;
+        }
         let mut at = indices.start;
         while at < indices.end {
             let Some(run) = self.run_at(size, at) else { break };
@@ -152,6 +166,23 @@ impl Order {
             return joined(positions.to_vec());
         }
         let mut found = Vec::new();
+        if let Order::Striped { parts, block } = self
+            && let Some(stripes) = chunk(size, parts.checked_mul(*block))
+        {
+            // Of each part, positions in a row are indices in a row.
+            let before = |part: u64, position: u64| {
+                let (stripe, rest) = (position / (parts * block), position % (parts * block));
+                stripe * block + rest.saturating_sub(part * block).min(*block)
+            };
+            for part in 0..*parts {
+                let first = part * stripes * block;
+                found.extend(positions.iter().map(|wanted| {
+                    let [start, end] = [wanted.start, wanted.end].map(|p| first + before(part, p.min(size)));
+                    start..end
+                }));
+            }
+            return joined(found);
+        }
         for run in self.runs(size, 0..size) {
             for wanted in positions {
                 let start = wanted.start.max(run.position);
@@ -220,6 +251,9 @@ fn check_table(runs: &[Range<u64>], size: u64) -> Result<(), String> {
 /// Ranges in ascending order, those that touch or overlap made one.
 pub fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.retain(|r| r.start < r.end);
+    if let Some(joined) = joined_dense(&ranges) {
+        return joined;
+    }
     ranges.sort_by_key(|r| r.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -229,6 +263,37 @@ pub fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
         }
     }
     out
+}
+
+/// As [`joined`], of many ranges that are close together, by marking what they have: stripes are as many as tokens.
+fn joined_dense(ranges: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
+    const MANY: usize = 4096;
+    const APART: u64 = 64;
+    if ranges.len() < MANY {
+        return None;
+    }
+    let first = ranges.iter().map(|r| r.start).min()?;
+    let last = ranges.iter().map(|r| r.end).max()?;
+    let n = usize::try_from(last - first).ok().filter(|&n| n as u64 <= APART * ranges.len() as u64)?;
+    // How many ranges begin at each place, less those that end there.
+    let mut edges = vec![0i32; n + 1];
+    for range in ranges {
+        edges[(range.start - first) as usize] += 1;
+        edges[(range.end - first) as usize] -= 1;
+    }
+    let (mut out, mut depth, mut start) = (Vec::new(), 0i32, None);
+    for (at, edge) in (first..).zip(edges) {
+        depth += edge;
+        match start {
+            None if depth > 0 => start = Some(at),
+            Some(from) if depth == 0 => {
+                out.push(from..at);
+                start = None;
+            }
+            None | Some(_) => {}
+        }
+    }
+    Some(out)
 }
 
 impl fmt::Display for Order {
@@ -293,6 +358,28 @@ mod tests {
             let expected: Vec<u64> =
                 (0..12).filter(|&i| [1, 2, 6, 7, 8].contains(&all[i as usize])).collect();
             assert_eq!(indices, expected, "{order}");
+        }
+    }
+
+    #[test]
+    fn many_ranges_are_joined_as_few_are() {
+        for step in [2, 3, 7] {
+            // Some touch, some overlap, some are apart, in no order.
+            let ranges: Vec<Range<u64>> = (0..5000u64)
+                .map(|i| i * 7919 % 5000 * step)
+                .map(|at| 10 + at..10 + at + 1 + at % 4)
+                .collect();
+            let mut sorted = ranges.clone();
+            sorted.sort_by_key(|r| r.start);
+            let mut expected: Vec<Range<u64>> = Vec::new();
+            for range in sorted {
+                match expected.last_mut() {
+                    Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                    _ => expected.push(range),
+                }
+            }
+            assert!(joined_dense(&ranges).is_some());
+            assert_eq!(joined(ranges), expected, "{step}");
         }
     }
 

@@ -179,6 +179,23 @@ impl Space {
         runs
     }
 
+    /// The indices of the sequence that `indices` of a dimension are fetched from, in their order; the same where it is not
+    /// fetched.
+    pub fn sources(&self, dim: DimId, indices: Range<u64>) -> Vec<Range<u64>> {
+        let Some(fetched) = &self.dims[dim].fetched else { return vec![indices] };
+        let mut sources = Vec::new();
+        let mut first = 0;
+        for range in fetched.parts.iter().flatten() {
+            let len = range.end - range.start;
+            let (start, end) = (indices.start.max(first), indices.end.min(first + len));
+            if start < end {
+                sources.push(range.start + (start - first)..range.start + (end - first));
+            }
+            first += len;
+        }
+        sources
+    }
+
     /// The index in `indices` of `dim` that has `position`.
     pub fn index_at(&self, dim: DimId, indices: Range<u64>, position: u64) -> Option<u64> {
         let runs = self.position_runs(dim, indices);

@@ -105,23 +105,48 @@ pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
 }
 
 /// When a collective of a function runs: in the phase of the function; what passes between stages of a pipeline in that
-/// of the calls that made it.
+/// of the calls that made it. For all nodes of a function [`Phases`] takes as long as this does for one.
 pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase {
-    let own = function.phase;
-    match (node.operands.first(), node.results.first()) {
-        (Some(&x), Some(&y)) if function.ty(x).layout.at != function.ty(y).layout.at => {
-            made_in(module, function, x).unwrap_or(own)
-        }
-        _ => own,
+    if moves_between_stages(function, node) {
+        Phases::of(module, function).of_node(node)
+    } else {
+        function.phase
     }
 }
 
-/// The last phase of the calls that a value is made of.
-fn made_in(module: &Module, function: &Function, value: ValueId) -> Option<Phase> {
-    let maker = function.nodes.iter().find(|n| n.results.contains(&value))?;
-    match maker.op {
-        Op::Call { callee, .. } => Some(module.functions[callee].phase),
-        _ => maker.operands.iter().filter_map(|&v| made_in(module, function, v)).max(),
+fn moves_between_stages(function: &Function, node: &Node) -> bool {
+    let at = |v: Option<&ValueId>| v.map(|&v| function.ty(v).layout.at);
+    !node.results.is_empty()
+        && !node.operands.is_empty()
+        && at(node.operands.first()) != at(node.results.first())
+}
+
+/// When the collectives of a function run.
+#[derive(Clone, Debug)]
+pub struct Phases<'a> {
+    function: &'a Function,
+    /// By value, the last phase of the calls that it is made of.
+    made: Vec<Option<Phase>>,
+}
+
+impl<'a> Phases<'a> {
+    /// Those of a function.
+    pub fn of(module: &Module, function: &'a Function) -> Self {
+        let mut made = vec![None; function.values.len()];
+        for node in &function.nodes {
+            let phase = match node.op {
+                Op::Call { callee, .. } => Some(module.functions[callee].phase),
+                _ => node.operands.iter().filter_map(|v| made[v.index()]).max(),
+            };
+            node.results.iter().for_each(|v| made[v.index()] = phase);
+        }
+        Self { function, made }
+    }
+
+    /// That of one of its nodes, as [`phase_of_node`].
+    pub fn of_node(&self, node: &Node) -> Phase {
+        let made = node.operands.first().and_then(|x| self.made[x.index()]);
+        made.filter(|_| moves_between_stages(self.function, node)).unwrap_or(self.function.phase)
     }
 }
 
@@ -165,10 +190,11 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
     let mut messages: BTreeMap<Key, Vec<(Vec<Parcel>, u64)>> = BTreeMap::new();
     let runs = module.runs_by_place();
     for (id, function) in module.functions.iter() {
+        let phases = Phases::of(module, function);
         for node in &function.nodes {
             let parcels =
                 message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
-            let phase = phase_of_node(module, function, node);
+            let phase = phases.of_node(node);
             let Some(key) = key(space, phase, &parcels) else { continue };
             for (&at, &runs) in &runs[id.index()] {
                 let mut parcels = parcels.clone();

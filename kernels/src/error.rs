@@ -2,7 +2,7 @@
 
 use crate::cpu::fault::NoSuchTask;
 use crate::cuda::error::CudaError;
-use crate::launch::error::LaunchError;
+use crate::launch::error::{LaunchError, Phase};
 use crate::store::error::StoreError;
 use ithaca_ir::diagnostic::counted;
 
@@ -130,6 +130,20 @@ pub enum RunError {
         /// Why the message will not come.
         why: &'static str,
     },
+    /// A rank of another process let this one wait for as long as `--timeout` allows.
+    #[error("rank {rank} waited {seconds} s for {from} while {phase}{silent}")]
+    TimedOut {
+        /// The rank that waited.
+        rank: u64,
+        /// The rank it waited for, with its address.
+        from: String,
+        /// The phase of the run.
+        phase: Phase,
+        /// How long it waited.
+        seconds: u64,
+        /// The rank that has been silent for longest, as the end of the message.
+        silent: String,
+    },
     /// Tasks of two streams access the same memory, one of them writes it, and no event orders them.
     #[error("it accesses `${buffer}`, which {other} accesses too, and nothing orders the two")]
     Unordered {
@@ -207,7 +221,7 @@ impl RunError {
     fn distance(&self) -> u8 {
         match self {
             RunError::Stopped => 2,
-            RunError::Deadlock { .. } => 1,
+            RunError::Deadlock { .. } | RunError::TimedOut { .. } => 1,
             RunError::Rank { cause, .. } => cause.distance(),
             _ => 0,
         }

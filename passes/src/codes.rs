@@ -88,6 +88,7 @@ pub const PASS: &[Code] = &[
         "the stages of a pipeline share whole weights that are not a layer's, and a mesh axis is as long as there are stages",
     ),
     code("P57", "a loss in parts is a sum over tokens, and the tokens of every rank divide into the parts"),
+    code("P58", "a pipeline has at most 8192 passes of micro-batches through chunks of layers"),
     code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),
     code("P61", "every rule has a name of its own"),
     code("P62", "operations and attributes of a rule are known, and have their operands"),

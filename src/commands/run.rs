@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use ithaca_codegen::trace;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
@@ -82,6 +84,9 @@ pub(super) fn run_job(
     }
     progress("compiling");
     let compiled = job.compile()?;
+    if process.is_none() && args.device == DeviceArg::Cpu {
+        refuse_minutes(&compiled.per_rank)?;
+    }
     let device = Device::open(&compiled.schedule, args, process)?;
     if let Some(fault) = &fault {
         fault.check(&compiled.schedule).map_err(RunError::from)?;
@@ -238,6 +243,28 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
         refusal
     };
     Err(refusal.into())
+}
+
+/// The most operations of all ranks in a step on one machine: as many take about a minute on two cores, however small they are.
+const OPERATIONS: u64 = 2_000_000;
+
+/// Refuses steps of very many small operations, as rings of hundreds of ranks have.
+fn refuse_minutes(per_rank: &Module) -> Result<()> {
+    let runs = per_rank.run_counts();
+    let each: u64 = per_rank.functions.iter().map(|(id, f)| runs[id.index()] * f.nodes.len() as u64).sum();
+    let ranks = per_rank.space.mesh.ranks();
+    let all = each.saturating_mul(ranks);
+    if all <= OPERATIONS {
+        return Ok(());
+    }
+    let message = format!(
+        "{} run {each} operations each, {all} in all, and a run on one machine has at most {OPERATIONS}",
+        counted(ranks, "rank")
+    );
+    Err(Diagnostic::new("C14", message)
+        .help("name a smaller mesh: the steps of a ring are as many as its ranks")
+        .help("or run one process for each rank, on several machines: `--launch`")
+        .into())
 }
 
 /// Weights and inputs.

@@ -9,7 +9,7 @@ use ithaca_kernels::Tensor;
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
 
 use crate::cli::{Ran, line, repository};
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 use crate::golden::names;
 use crate::tier;
 

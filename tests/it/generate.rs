@@ -1,9 +1,6 @@
 //! Random programs, and random ways to distribute them.
 //!
-//! Every choice is read from a list of numbers, where 0 is the plainest choice and a list that is used up gives zeros;
-//! so a failing program is made smaller by writing zeros into the list.
-
-use std::ops::Range;
+//! Every choice is read from a list of numbers ([`Choices`]).
 
 use ithaca_ir::mesh::Mesh;
 use ithaca_ir::ops::{
@@ -16,55 +13,7 @@ use ithaca_ir::{
 };
 use ithaca_ir::{FuncId, module::Output};
 
-/// A list of choices.
-#[derive(Clone, Debug)]
-pub(crate) struct Choices {
-    numbers: Vec<u32>,
-    at: usize,
-}
-
-impl Choices {
-    /// Numbers in a list.
-    pub(crate) const LENGTH: usize = 600;
-
-    /// The choices of a draw.
-    pub(crate) fn from_seed(seed: u64) -> Choices {
-        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-        let mut state = seed;
-        let mut number = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z >> 33) as u32
-        };
-        Choices { numbers: (0..Self::LENGTH).map(|_| number()).collect(), at: 0 }
-    }
-
-    /// The same choices but for zeros in a range; nothing where there are only zeros.
-    pub(crate) fn with_zeros(&self, range: Range<usize>) -> Option<Choices> {
-        let mut numbers = self.numbers.clone();
-        let end = range.end.min(numbers.len());
-        numbers[range.start..end].fill(0);
-        (numbers != self.numbers).then_some(Choices { numbers, at: 0 })
-    }
-
-    /// A number below `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        let number = self.numbers.get(self.at).copied().unwrap_or(0);
-        self.at += 1;
-        number as usize % n
-    }
-
-    /// One of the items.
-    pub(crate) fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())].clone()
-    }
-
-    /// True once in `n`, and never when choices are used up.
-    pub(crate) fn once_in(&mut self, n: usize) -> bool {
-        self.below(n) == n - 1
-    }
-}
+use crate::fuzz::Choices;
 
 /// Whether values change their element type on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

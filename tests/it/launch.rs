@@ -1,6 +1,8 @@
 //! Ranks in processes of their own: the binary, started once for each rank as a launcher would, prints and writes what it
 //! does with a thread per rank, and nobody is left waiting when one does not come, contradicts the others, or dies.
 
+mod stops;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};

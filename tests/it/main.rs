@@ -12,6 +12,10 @@ mod examples;
 mod experts;
 mod filetests;
 mod fusion;
+#[expect(unreachable_pub, reason = "the fuzz targets are a library of their own")]
+#[path = "../../fuzz/src/lib.rs"]
+mod fuzz;
+mod fuzzed;
 mod generate;
 #[path = "../common/golden.rs"]
 mod golden;

@@ -242,7 +242,7 @@ fn repaired(words: &[String], repair: &str) -> Vec<String> {
 fn plan_or_repairs(name: &str, module: &dyn Fn(u64) -> Module, words: &[String]) -> bool {
     match plan(module, words) {
         Ok(ranked) => {
-            verify(&ranked.chosen.compiled.per_rank).unwrap();
+            verify(&ranked.compiled.per_rank).unwrap();
             false
         }
         Err(refusal) => {

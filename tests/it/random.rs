@@ -9,7 +9,8 @@ use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
 use ithaca_passes::reshard::LowerReshards;
 
-use crate::generate::{Choices, Precision, distribute, mesh, program};
+use crate::fuzz::Choices;
+use crate::generate::{Precision, distribute, mesh, program};
 use crate::tier;
 
 /// An error beside that of single precision on one device: sums are taken in another order.

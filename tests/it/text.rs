@@ -11,7 +11,8 @@ use ithaca_passes::shard::ShardOptions;
 use ithaca_passes::shard::strategy::parse_mesh;
 
 use crate::attention::draw;
-use crate::generate::{Choices, Precision, distribute, mesh, program};
+use crate::fuzz::Choices;
+use crate::generate::{Precision, distribute, mesh, program};
 use crate::tier;
 
 fn survives_printing(module: &Module) {

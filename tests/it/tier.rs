@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 
 /// Draws of one seed: those of seed `s` are numbered from `s` times this number.
 const DRAWS: u64 = 1_000_000;

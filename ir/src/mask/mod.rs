@@ -179,6 +179,9 @@ impl Mask {
     /// The keys of `keys` that some query of `queries` sees: ascending intervals that neither touch nor are empty. A rank
     /// that holds these queries needs these keys and no others.
     pub fn reach(&self, queries: Range<u64>, keys: Range<u64>) -> Vec<Range<u64>> {
+        if let Some((low, high)) = self.offsets() {
+            return band_reach((low, high), queries, keys).into_iter().collect();
+        }
         let strips = self.strips(queries, keys);
         strip::joined(strips.iter().flat_map(|s| s.runs.iter().filter_map(|r| s.reach(r))))
     }
@@ -224,4 +227,20 @@ impl Mask {
             | Mask::Any(_) => None,
         }
     }
+}
+
+/// The keys that queries see whose `key - query` is between two bounds.
+fn band_reach(
+    (low, high): (Option<i128>, Option<i128>),
+    queries: Range<u64>,
+    keys: Range<u64>,
+) -> Option<Range<u64>> {
+    let is_band = low.zip(high).is_none_or(|(low, high)| low <= high);
+    if queries.is_empty() || !is_band {
+        return None;
+    }
+    let at = |bound: i128| u64::try_from(bound.clamp(i128::from(keys.start), i128::from(keys.end))).ok();
+    let start = low.map_or(Some(keys.start), |low| at(i128::from(queries.start) + low))?;
+    let end = high.map_or(Some(keys.end), |high| at(i128::from(queries.end) + high))?;
+    (start < end).then_some(start..end)
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{BufReader, BufWriter, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use ithaca_ir::schedule::Stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::LaunchError;
+use super::error::{LaunchError, Phase};
 use super::frame::{self, FrameError, Kind, Limits};
 use super::peers::{Peer, Peers};
 use crate::cpu::Communicator;
@@ -21,6 +21,10 @@ use crate::tensor::index;
 
 /// The size of read and write buffers, bytes.
 const BUFFER: usize = 1 << 17;
+
+/// The shortest and the longest pause after which a process tells the others that it runs.
+const MIN_BEAT: Duration = Duration::from_millis(100);
+const MAX_BEAT: Duration = Duration::from_secs(5);
 
 /// The longest message of a failure that is sent, bytes.
 const MAX_MESSAGE: usize = 1 << 16;
@@ -31,9 +35,13 @@ pub(super) struct Connections {
     rank: u64,
     world: u64,
     timeout: Duration,
+    /// When all were connected.
+    start: Instant,
     shared: Arc<Shared>,
     /// By rank; `None` for this one.
     channels: Vec<Option<Channel>>,
+    /// Dropped to end the thread that tells the others that this process runs.
+    alive: Mutex<Option<Sender<()>>>,
 }
 
 /// A connection whose threads run.
@@ -77,6 +85,8 @@ struct Inbox {
     messages: VecDeque<(Kind, Vec<u8>)>,
     /// Whether the sender may close the connection.
     is_finalized: bool,
+    /// When its last frame arrived; `None` before the first.
+    heard: Option<Instant>,
 }
 
 /// What a stream of a sender has sent.
@@ -116,15 +126,45 @@ impl Connections {
             open: 0,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
-        let mut connections =
-            Connections { rank, world, timeout, shared, channels: (0..world).map(|_| None).collect() };
+        let mut connections = Connections {
+            rank,
+            world,
+            timeout,
+            start: Instant::now(),
+            shared,
+            alive: Mutex::new(None),
+            channels: (0..world).map(|_| None).collect(),
+        };
         for (other, peer) in peers {
             let address = peer.address.to_string();
             let channel = connections.connect(peer);
             let channel = channel.map_err(|source| LaunchError::Setup { address, source })?;
             connections.channels[index(other)] = Some(channel);
         }
+        connections
+            .beat()
+            .map_err(|source| LaunchError::Setup { address: "all ranks".to_owned(), source })?;
         Ok(connections)
+    }
+
+    /// Starts the thread that tells the others that this process runs, so that a rank that is waited for too long is told from
+    /// one that itself waits.
+    fn beat(&self) -> std::io::Result<()> {
+        let queues: Vec<Sender<Outgoing>> =
+            self.channels.iter().flatten().filter_map(|channel| channel.queue().clone()).collect();
+        let (alive, ended) = mpsc::channel();
+        let pause = (self.timeout / 4).clamp(MIN_BEAT, MAX_BEAT);
+        let beat = move || {
+            while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                for queue in &queues {
+                    // The writing thread ends with the connection.
+                    let _ = queue.send(Outgoing::Frame(Kind::Alive, Vec::new()));
+                }
+            }
+        };
+        std::thread::Builder::new().name("alive".to_owned()).spawn(beat)?;
+        *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Some(alive);
+        Ok(())
     }
 
     fn connect(&self, Peer { rank, stream, address }: Peer) -> std::io::Result<Channel> {
@@ -157,11 +197,6 @@ impl Connections {
 
     pub(super) fn world(&self) -> u64 {
         self.world
-    }
-
-    /// How long a message is waited for.
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// Accepts frames that are as large.
@@ -197,37 +232,36 @@ impl Connections {
 
     fn queue(&self, to: u64, outgoing: Outgoing) {
         if let Some(channel) = &self.channels[index(to)]
-            && let Some(queue) = &*channel.queue.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some(queue) = &*channel.queue()
         {
             // The writing thread ends with the connection.
             let _ = queue.send(outgoing);
         }
     }
 
-    /// Waits for the next message of `from`, which must be of this kind. Without a timeout it waits while the connection is
-    /// open: the other rank computes.
+    /// Waits for the next message of `from`, which must be of this kind.
     ///
     /// # Errors
-    /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the timeout.
+    /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::TimedOut`] after the timeout.
     pub(super) fn message<T: DeserializeOwned>(
         &self,
         from: u64,
         expected: Kind,
-        timeout: Option<Duration>,
+        phase: Phase,
     ) -> Result<T, RunError> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let found = self.wait(from, deadline, |inbox| inbox.messages.pop_front().map(Ok));
+        let found = self.wait(from, phase, |inbox| inbox.messages.pop_front().map(Ok));
         let (kind, body) = found.map_err(|error| self.with_cause(error))?;
         if kind == expected { frame::decode(&body) } else { Err(frame::malformed()) }
     }
 
-    /// Waits until `find` finds its result in the inbox of a rank.
+    /// Waits until `find` finds its result in the inbox of a rank, up to the timeout.
     fn wait<T>(
         &self,
         from: u64,
-        deadline: Option<Instant>,
+        phase: Phase,
         mut find: impl FnMut(&mut Inbox) -> Option<Result<T, RunError>>,
     ) -> Result<T, RunError> {
+        let start = Instant::now();
         let mut state = self.shared.state();
         loop {
             if let Some(found) = find(&mut state.inboxes[index(from)]) {
@@ -236,21 +270,31 @@ impl Connections {
             if let Some(failure) = &state.failure {
                 return Err(self.failed(failure, Some(from)));
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let deadlock = match (left, state.inboxes[index(from)].is_finalized) {
-                (_, true) => Some("which has ended without sending"),
-                (Some(Duration::ZERO), false) => Some("longer than the timeout"),
-                (Some(_) | None, false) => None,
-            };
-            if let Some(why) = deadlock {
+            if state.inboxes[index(from)].is_finalized {
+                let why = "which has ended without sending";
                 return Err(RunError::Deadlock { rank: self.rank, from, why });
             }
-            let wake = &self.shared.wake;
-            state = match left {
-                None => wake.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
+            let left = self.timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let silent = self.silent(&state);
+                let (from, seconds) = (self.describe(from), start.elapsed().as_secs());
+                return Err(RunError::TimedOut { rank: self.rank, from, phase, seconds, silent });
+            }
+            state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The rank that has been silent for longest, if for longer than ranks that run, as the end of a message.
+    fn silent(&self, state: &State) -> String {
+        let quiet = |other: u64| state.inboxes[index(other)].heard.unwrap_or(self.start).elapsed();
+        let found = self
+            .others()
+            .map(|other| (quiet(other), other))
+            .max()
+            .filter(|(quiet, _)| *quiet * 2 > self.timeout);
+        found.map_or_else(String::new, |(quiet, other)| {
+            format!("; {} has sent nothing for {} s", self.describe(other), quiet.as_secs())
+        })
     }
 
     /// The error of a task of this rank, which may wait for another rank.
@@ -299,8 +343,9 @@ impl Connections {
 
     /// Closes all connections; waits until all frames are sent and the others have closed theirs, up to `timeout`.
     pub(super) fn close(&self, timeout: Duration) {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
         for channel in self.channels.iter().flatten() {
-            channel.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+            channel.queue().take();
         }
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.state();
@@ -314,6 +359,12 @@ impl Connections {
     }
 }
 
+impl Channel {
+    fn queue(&self) -> MutexGuard<'_, Option<Sender<Outgoing>>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Communicator for Connections {
     fn send(&self, stream: Stream, _from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
         self.check()?;
@@ -322,8 +373,7 @@ impl Communicator for Connections {
     }
 
     fn receive(&self, stream: Stream, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
-        let deadline = Instant::now() + self.timeout;
-        self.wait(from.0, Some(deadline), |inbox| {
+        self.wait(from.0, Phase::Running, |inbox| {
             let inbox = &mut inbox.streams[stream as usize];
             loop {
                 match inbox.blocks.front()? {
@@ -424,7 +474,9 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
         };
         let mut state = shared.state();
         let inbox = &mut state.inboxes[index(rank)];
+        inbox.heard = Some(Instant::now());
         match kind {
+            Kind::Alive => continue,
             Kind::Block => match frame::block(&body) {
                 Some((stream, block)) => inbox.streams[stream as usize].blocks.push_back(Item::Block(block)),
                 None => {

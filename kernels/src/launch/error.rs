@@ -1,4 +1,27 @@
-//! Why processes could not be connected.
+//! Why processes could not be connected, and the phases in which they wait for each other.
+
+use std::fmt;
+
+/// A phase of a run in processes after all are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Processes compare what they are about to run.
+    Agreeing,
+    /// Ranks exchange blocks.
+    Running,
+    /// Rank 0 gathers and judges results, and sends updates and the exit code.
+    Collecting,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Agreeing => "agreeing on the run",
+            Phase::Running => "running",
+            Phase::Collecting => "collecting results",
+        })
+    }
+}
 
 /// Why processes could not be connected.
 #[derive(Debug, thiserror::Error)]

@@ -34,6 +34,8 @@ pub(super) enum Kind {
     Update,
     /// The exit code of every process.
     ExitCode,
+    /// The process runs, and has nothing else to say.
+    Alive,
     /// The process will close its connections, which is not a failure.
     Finalize,
     /// The rendezvous or a rank failed: the number of the rank and the error.
@@ -48,7 +50,7 @@ impl Kind {
             Kind::Result | Kind::Update => limits.tensors,
             Kind::Hello => HELLO,
             Kind::Addresses | Kind::Agree | Kind::Shared | Kind::ExitCode | Kind::Abort => SMALL,
-            Kind::Connected | Kind::End | Kind::Finalize => 0,
+            Kind::Connected | Kind::End | Kind::Alive | Kind::Finalize => 0,
         }
     }
 }

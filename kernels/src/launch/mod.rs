@@ -23,8 +23,10 @@
 //!
 //! Sending never blocks: each connection has a thread that writes queued frames and one that reads. A process that fails
 //! sends its error, with its task, to all others, which end with that error. A process that is killed closes its
-//! connections; the peer that notices ends with its rank and address, and tells the others. A peer that is silent and
-//! keeps its connection open, as after a loss of power, is waited for up to the timeout of one message.
+//! connections; the peer that notices ends with its rank and address, and tells the others. A peer that keeps its connection
+//! open and does not send what is waited for, because it is stopped, slow or without power, is waited for up to the timeout, in
+//! every phase. Each process sends an empty frame now and then, so the error names the rank that is silent beside the one that
+//! was waited for.
 
 mod connections;
 mod environment;
@@ -35,9 +37,11 @@ mod listener;
 mod peers;
 mod process;
 mod rendezvous;
+mod untrusted;
 
 pub use environment::LaunchEnv;
-pub use error::LaunchError;
+pub use error::{LaunchError, Phase};
 pub use handshake::JobKey;
 pub use process::{Agreement, NextStep, Process, Step};
 pub use rendezvous::join;
+pub use untrusted::{example_frames, read_frames};

@@ -6,7 +6,7 @@ use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Content, Schedule};
 
 use super::connections::Connections;
-use super::error::LaunchError;
+use super::error::{LaunchError, Phase};
 use super::frame::{Kind, Limits, SMALL, malformed};
 use crate::cpu::{Communicator, Execution, Job, Options, RankResult};
 use crate::digest::fnv1a;
@@ -92,7 +92,7 @@ impl Process {
         digests.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), digest(value))));
         if self.is_first() {
             for other in connections.others() {
-                let theirs: Vec<(String, u64)> = connections.message(other, Kind::Agree, None)?;
+                let theirs: Vec<(String, u64)> = connections.message(other, Kind::Agree, Phase::Agreeing)?;
                 if theirs == digests {
                     continue;
                 }
@@ -107,8 +107,7 @@ impl Process {
             connections.send_to_all(Kind::Agree, &());
         } else {
             connections.send_frame(0, Kind::Agree, &digests);
-            // Rank 0 waits until the slowest process has compiled.
-            connections.message::<()>(0, Kind::Agree, None)?;
+            connections.message::<()>(0, Kind::Agree, Phase::Agreeing)?;
         }
         Ok(Agreement { process: self, job })
     }
@@ -128,8 +127,7 @@ impl Process {
             self.connections.send_to_all(Kind::Shared, &made);
             return Ok(made);
         }
-        // Rank 0 may have to finish the step before.
-        self.connections.message(0, Kind::Shared, None)
+        self.connections.message(0, Kind::Shared, Phase::Running)
     }
 
     /// Ends the run: rank 0 sends the exit code of every process, the others wait for it.
@@ -152,7 +150,7 @@ impl Process {
             self.connections.send_to_all(Kind::ExitCode, &code);
             return Ok(code);
         }
-        self.connections.message(0, Kind::ExitCode, None)
+        self.connections.message(0, Kind::ExitCode, Phase::Collecting)
     }
 
     /// Ends the run with an error, which is sent to the others unless a failure has been sent before.
@@ -232,7 +230,7 @@ impl<'p> Agreement<'p> {
         }
         for other in connections.others() {
             let (part, bytes): (RankResult, u64) =
-                connections.message(other, Kind::Result, Some(connections.timeout()))?;
+                connections.message(other, Kind::Result, Phase::Collecting)?;
             memory_bytes += bytes;
             parts.push(part);
         }
@@ -256,7 +254,7 @@ impl<'p> Agreement<'p> {
         if next == NextStep::Last {
             return Ok(kept);
         }
-        let next = || self.process.connections.message(0, Kind::Update, None);
+        let next = || self.process.connections.message(0, Kind::Update, Phase::Collecting);
         while let Some((name, tensor)) = next()? {
             let tensor: Tensor<f32> = tensor;
             let elements = tensor.shape.iter().try_fold(1usize, |all, &n| all.checked_mul(n));

@@ -21,7 +21,7 @@ use super::listener::{Arrival, ConnectError, Hello, Incoming, Listener, POLL, ca
 use super::peers::{self, Peer, Peers, Stage, refuse_all};
 use super::process::Process;
 
-/// The time limit for the connections among the other ranks, all of which listen by then.
+/// The longest that connections among the other ranks may take, all of which listen by then.
 const CONNECT_ALL: Duration = Duration::from_secs(30);
 
 /// The time for which rank 0 stays to refuse late processes after a failure.
@@ -38,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 /// processes contradict each other or one of them ends.
 pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> {
     let start = Instant::now();
-    let rendezvous = Rendezvous { env, start, deadline: start + timeout };
+    let rendezvous = Rendezvous { env, start, timeout, deadline: start + timeout };
     let mut peers = Peers::new();
     if env.world > 1 && !env.key.is_secret() && !rendezvous.is_local() {
         return Err(LaunchError::NoSecret { host: env.host.clone() });
@@ -60,6 +60,7 @@ pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> 
 struct Rendezvous<'a> {
     env: &'a LaunchEnv,
     start: Instant,
+    timeout: Duration,
     /// When all must have arrived.
     deadline: Instant,
 }
@@ -91,7 +92,7 @@ impl Rendezvous<'_> {
         peers.values().try_for_each(|peer| peer.send(Kind::Addresses, &table))?;
 
         let start = Instant::now();
-        let wait = CONNECT_ALL + 2 * HANDSHAKE;
+        let wait = self.connect_all() + 2 * self.slack();
         let mut waiting: BTreeSet<u64> = peers.keys().copied().collect();
         poll(peers, Stage::Connecting, || {
             for peer in peers.values().filter(|peer| peer.has(Kind::Connected)) {
@@ -167,11 +168,12 @@ impl Rendezvous<'_> {
 
         // Rank 0 reports a timeout itself; after a little longer it must have been cut off.
         let addresses = (Kind::Addresses, Stage::Gathering);
-        let table: Vec<(String, u16)> = self.recv_from_root(addresses, self.deadline + HANDSHAKE, peers)?;
+        let table: Vec<(String, u16)> =
+            self.recv_from_root(addresses, self.deadline + self.slack(), peers)?;
         if table.len() as u64 != world - 1 {
             return Err(peers[&0].lost(&FrameError::Malformed("its addresses are malformed".to_owned())));
         }
-        let deadline = Instant::now() + CONNECT_ALL;
+        let deadline = Instant::now() + self.connect_all();
         for (other, (host, port)) in (1..rank).zip(table) {
             let host = if host.is_empty() { root.ip().to_string() } else { host };
             let stream = self.connect_to((other, &host, &[port]), deadline, peers)?;
@@ -179,7 +181,7 @@ impl Rendezvous<'_> {
             connected(peers, Peer { rank: other, stream, address }, Hello { rank, world, port: 0 })?;
         }
         // The higher ranks have the same time, plus that of the handshake.
-        let deadline = deadline + HANDSHAKE;
+        let deadline = deadline + self.slack();
         while (peers.len() as u64) < world - 1 {
             let incoming = match listener.next(deadline, || peers::check(peers, Stage::Connecting))? {
                 Arrival::Incoming(incoming) => incoming,
@@ -196,7 +198,7 @@ impl Rendezvous<'_> {
         }
         drop(listener);
         peers[&0].send(Kind::Connected, &())?;
-        self.recv_from_root((Kind::Connected, Stage::Connecting), deadline + 2 * HANDSHAKE, peers)
+        self.recv_from_root((Kind::Connected, Stage::Connecting), deadline + 2 * self.slack(), peers)
     }
 
     /// Waits for the next frame of rank 0. It is read before the other peers are checked: they may finish once rank 0 has
@@ -222,6 +224,16 @@ impl Rendezvous<'_> {
                 why: "it sends nothing any more".to_owned(),
             })
         })
+    }
+
+    /// The time limit for the connections among the other ranks.
+    fn connect_all(&self) -> Duration {
+        CONNECT_ALL.min(self.timeout)
+    }
+
+    /// How much longer one process waits than the one that reports the failure.
+    fn slack(&self) -> Duration {
+        HANDSHAKE.min(self.timeout)
     }
 
     /// The error of ranks that did not arrive.

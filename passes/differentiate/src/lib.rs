@@ -39,6 +39,7 @@ mod tied;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
+pub use pipelined::MAX_CALLS;
 pub use stages::{chunks, in_stages};
 
 use std::collections::BTreeMap;

@@ -170,10 +170,14 @@ fn micro_batch_keys(
     Ok(())
 }
 
+/// The most chunks of layers that all micro-batches pass through: each is two calls of `main`, and a step of so many takes
+/// seconds to compile.
+pub const MAX_CALLS: u64 = 8192;
+
 /// The shape of the pipeline, and the order of its passes.
 ///
 /// # Errors
-/// `P53` when the number of stages does not divide the number of interleaved micro-batches.
+/// `P58` for a step of too many calls; `P53` when the number of stages does not divide the number of interleaved micro-batches.
 pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
@@ -183,6 +187,16 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
             training.micro_batches, training.stages
         );
         return Err(OpError::new("P53", message));
+    }
+    let each = training.stages.saturating_mul(if interleaved { training.chunks } else { 1 }).max(1);
+    if training.micro_batches.saturating_mul(each) > MAX_CALLS {
+        let message = format!(
+            "{} micro-batches through {each} chunks of layers are {} passes, and a pipeline has at most {MAX_CALLS}: at most {} micro-batches",
+            training.micro_batches,
+            training.micro_batches.saturating_mul(each),
+            MAX_CALLS / each
+        );
+        return Err(OpError::new("P58", message));
     }
     let chunks = if interleaved { small(training.chunks) } else { 1 };
     let shape = Shape { stages: small(training.stages), chunks, micros: small(training.micro_batches) };

@@ -18,10 +18,11 @@ fn census(per_rank: &Module) -> BTreeMap<Key, u64> {
     let mut counts: BTreeMap<Key, u64> = BTreeMap::new();
     let runs = per_rank.run_counts();
     for (_, function) in per_rank.functions.iter().filter(|(id, _)| runs[id.index()] > 0) {
+        let phases = traffic::Phases::of(per_rank, function);
         for node in &function.nodes {
             let (operands, results) = (function.operand_types(node), function.result_types(node));
             let parcels = message::parcels(&node.op, &operands, &results);
-            let phase = traffic::phase_of_node(per_rank, function, node);
+            let phase = phases.of_node(node);
             if let Some((kind, axis, phase)) = traffic::key(&per_rank.space, phase, &parcels) {
                 *counts.entry((function.name.clone(), kind, axis, phase)).or_default() += 1;
             }

@@ -6,7 +6,7 @@ use ithaca_ir::{DType, Mask};
 use ithaca_passes::shard::{STRATEGIES, Strategy};
 
 use super::case::{Buckets, Case, Extent};
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 
 /// The most ranks of a mesh.
 const MAX_RANKS: u64 = 16;

@@ -9,7 +9,7 @@ use ithaca_ir::{Diagnostic, verify};
 use super::corpus::{Case, corpus};
 use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap, swap_on_one_rank};
 use super::order::{difference, facts, wires_fit};
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 use crate::tier;
 
 /// What the checks say of a schedule that should do what a program says.

@@ -9,7 +9,7 @@ use ithaca_ir::schedule::{
 };
 use ithaca_ir::{Op, boxes};
 
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 
 /// A changed schedule.
 pub(super) struct Mutant {

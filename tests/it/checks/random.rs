@@ -15,7 +15,8 @@ use ithaca_passes::reshard::LowerReshards;
 use super::corpus::Case;
 use super::mutants::judge;
 use super::mutators::MUTATORS;
-use crate::generate::{Choices, Precision, distribute, mesh, program};
+use crate::fuzz::Choices;
+use crate::generate::{Precision, distribute, mesh, program};
 use crate::tier;
 
 /// How long a run of a schedule that takes milliseconds may take.

@@ -22,9 +22,9 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
-use crate::generate::Choices;
+use crate::fuzz::{Choices, request};
 use crate::training::sharded::LAYOUTS;
-use crate::{golden, schedules, tier};
+use crate::{golden, tier};
 
 /// Right cases: by default, and of the full tier.
 const RIGHT: [u64; 2] = [32, 400];
@@ -106,7 +106,8 @@ fn draw(seed: u64) -> Result<Case, Refused> {
     let typed = dtype != "float32" && choices.once_in(2);
     let how = (if typed { Storage::AsTyped } else { Storage::Wide }, 1 + choices.below(3) as u64, seed);
     if choices.once_in(2) {
-        let schedules::Drawn { mut config, workload, options } = schedules::draw(seed);
+        let request::Drawn { mut config, workload, options } =
+            request::draw(seed as usize, &mut Choices::from_seed(seed));
         config["torch_dtype"] = json!(dtype);
         let steps = if workload.mode == Mode::Train { how.1 } else { 1 };
         return Case::of((&config, &workload, &options), (how.0, steps, seed));

@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use serde_json::json;
 
 use super::{Case, config};
-use crate::generate::Choices;
+use crate::fuzz::Choices;
 use crate::tier;
 
 /// A way to change something; which of the places where it can is a choice.

@@ -194,9 +194,9 @@ fn ends_meet(
     exchange: &impl Fn(Rank) -> Exchange,
 ) -> Result<(), String> {
     let Parcel { from, to, .. } = parcel;
-    let Some(me) = mine.group.iter().position(|&r| r == rank) else {
+    if !mine.group.contains(&rank) {
         return Err(format!("rank {rank} is not of its own group"));
-    };
+    }
     // Of peers that are looked at in full, one in each of so many equal runs, and those that are sent something first.
     let most =
         usize::try_from((BLOCKS / 16 / (mine.group.len() as u64).pow(2).max(1)).clamp(1, 64)).unwrap_or(1);
@@ -207,9 +207,13 @@ fn ends_meet(
     for &i in busy.iter().step_by(step).chain(busy.last()) {
         let peer = mine.group[i];
         let theirs = exchange(peer);
-        if theirs.group != mine.group {
+        let is_of_both = theirs.group.iter().position(|&r| r == rank).filter(|_| {
+            // Parts that move have groups of their own on every rank.
+            theirs.group == mine.group || parcel.op == Op::Permute
+        });
+        let Some(me) = is_of_both else {
             return Err(format!("ranks {rank} and {peer} see different groups"));
-        }
+        };
         for (giver, taker, sent, received) in
             [(rank, peer, &mine.send[i], &theirs.recv[me]), (peer, rank, &theirs.send[me], &mine.recv[i])]
         {

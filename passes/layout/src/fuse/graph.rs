@@ -116,6 +116,11 @@ impl Graph {
         Graph { needs }
     }
 
+    #[cfg(test)]
+    pub(super) fn of_needs(needs: Vec<Vec<usize>>) -> Graph {
+        Graph { needs }
+    }
+
     /// The transitive dependencies of `node`, without `node`.
     pub(super) fn ancestors(&self, node: usize) -> BTreeSet<usize> {
         let (mut found, mut open) = (BTreeSet::new(), vec![node]);
@@ -123,6 +128,24 @@ impl Graph {
             open.extend(self.needs[i].iter().copied().filter(|&n| found.insert(n)));
         }
         found
+    }
+
+    /// For each node, whether all of its transitive dependencies satisfy `fits`.
+    pub(super) fn all_before(&self, fits: impl Fn(usize) -> bool) -> Vec<bool> {
+        let mut all = Vec::with_capacity(self.needs.len());
+        for needs in &self.needs {
+            all.push(needs.iter().all(|&n| all[n] && fits(n)));
+        }
+        all
+    }
+
+    /// The nodes that depend on each node directly.
+    pub(super) fn users(&self) -> Vec<Vec<usize>> {
+        let mut users = vec![Vec::new(); self.needs.len()];
+        for (i, needs) in self.needs.iter().enumerate() {
+            needs.iter().for_each(|&n| users[n].push(i));
+        }
+        users
     }
 
     /// The nodes before `end` that depend on any of `nodes`.

@@ -123,11 +123,15 @@ struct Grouping<'a> {
     space: &'a Space,
     function: &'a Function,
     graph: Graph,
+    /// By node, whether its operand comes from sources by local operations, or by an earlier gather.
+    sourced: Vec<bool>,
 }
 
 impl<'a> Grouping<'a> {
     fn of(pack: &'a Pack, space: &'a Space, function: &'a Function) -> Self {
-        Self { pack, space, function, graph: Graph::of(function) }
+        let graph = Graph::of(function);
+        let sourced = graph.all_before(|n| is_local(&function.nodes[n].op));
+        Self { pack, space, function, graph, sourced }
     }
 
     /// Whether a node sends between stages of a pipeline: each such message goes as soon as the stage has made it.
@@ -190,24 +194,25 @@ impl<'a> Grouping<'a> {
 
     /// Groups of two or more nodes: each collective, in order, joins the last group that it fits, or starts one.
     fn groups(&self, members: &[usize], cx: &mut Context<'_>) -> Vec<Vec<usize>> {
-        let plain: Vec<usize> = (0..self.function.nodes.len()).collect();
         let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut paths = Paths::of(&self.graph);
         for &i in members {
             let alike = groups.iter().rposition(|group| self.alike(group[0], i));
             let joined = alike.filter(|&at| {
                 let group = &groups[at];
                 let full = group.len() == MAX_COALESCED || !self.fits(group, i);
-                if full || self.other_chunk(group, i) || self.delays(group, i) {
-                    return false;
-                }
-                let mut tried = groups.clone();
-                tried[at].push(i);
-                self.graph.order(&tried, &plain).is_some()
+                let may_join = !full && !self.other_chunk(group, i) && !self.delays(group, i);
+                may_join && !paths.lead(&groups, at, i)
             });
-            match joined {
-                Some(at) if cx.rewrite() => groups[at].push(i),
-                Some(_) | None => groups.push(vec![i]),
-            }
+            let at = match joined {
+                Some(at) if cx.rewrite() => at,
+                Some(_) | None => {
+                    groups.push(Vec::new());
+                    groups.len() - 1
+                }
+            };
+            groups[at].push(i);
+            paths.group[i] = Some(at);
         }
         groups.retain(|group| group.len() > 1);
         groups
@@ -275,21 +280,63 @@ impl<'a> Grouping<'a> {
         waiting.iter().any(|&n| waits(&self.function.nodes[n].op))
     }
 
-    /// Whether a node's operand comes from sources by local operations, or by an earlier gather.
     fn is_sourced(&self, i: usize) -> bool {
-        let local = |&n: &usize| {
-            matches!(
-                self.function.nodes[n].op,
-                Op::Param(_)
-                    | Op::State(_)
-                    | Op::Input(_)
-                    | Op::Cast { .. }
-                    | Op::Slice { .. }
-                    | Op::Scale { .. }
-                    | Op::AllGather { .. }
-            )
-        };
-        self.graph.ancestors(i).iter().all(local)
+        self.sourced[i]
+    }
+}
+
+/// Sources, local operations, and gathers.
+fn is_local(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Param(_)
+            | Op::State(_)
+            | Op::Input(_)
+            | Op::Cast { .. }
+            | Op::Slice { .. }
+            | Op::Scale { .. }
+            | Op::AllGather { .. }
+    )
+}
+
+/// Paths between groups, where each group is one unit: a group that led to itself would wait for itself.
+struct Paths {
+    users: Vec<Vec<usize>>,
+    /// The group of each node.
+    group: Vec<Option<usize>>,
+    /// The last search that came by each node.
+    seen: Vec<usize>,
+    searches: usize,
+}
+
+impl Paths {
+    fn of(graph: &Graph) -> Self {
+        let users = graph.users();
+        let n = users.len();
+        Self { users, group: vec![None; n], seen: vec![0; n], searches: 0 }
+    }
+
+    /// Whether a path leads from a group to a later node.
+    ///
+    /// Only nodes before `to` are on the way, as those behind it lead to no group so far.
+    fn lead(&mut self, groups: &[Vec<usize>], from: usize, to: usize) -> bool {
+        self.searches += 1;
+        let mut open = groups[from].clone();
+        open.iter().for_each(|&i| self.seen[i] = self.searches);
+        while let Some(i) = open.pop() {
+            for &user in self.users[i].iter().filter(|&&user| user <= to) {
+                if user == to {
+                    return true;
+                }
+                if self.seen[user] == self.searches {
+                    continue;
+                }
+                let unit = self.group[user].map_or(std::slice::from_ref(&user), |group| &groups[group]);
+                unit.iter().for_each(|&i| self.seen[i] = self.searches);
+                open.extend(unit);
+            }
+        }
+        false
     }
 }
 
@@ -335,4 +382,47 @@ fn rewritten(
         copy.node_as(Op::Coalesced(members), &operands, &results)?;
     }
     Ok(copy.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Groups grow node by node, as the pass makes them: a node joins where no path leads to it, which is where there is an
+    /// order of all units.
+    #[test]
+    fn a_group_without_a_path_to_a_node_leaves_an_order() {
+        let mut state = 1u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let (mut joined, mut apart) = (0, 0);
+        for _ in 0..400 {
+            let n = 2 + below(14);
+            let needs: Vec<Vec<usize>> = (0..n).map(|i| (0..i).filter(|_| below(5) == 0).collect()).collect();
+            let graph = Graph::of_needs(needs);
+            let plain: Vec<usize> = (0..n).collect();
+            let (mut groups, mut paths) = (Vec::<Vec<usize>>::new(), Paths::of(&graph));
+            for i in 0..n {
+                let at = below(groups.len() + 1);
+                if at == groups.len() {
+                    groups.push(Vec::new());
+                } else {
+                    let mut tried = groups.clone();
+                    tried[at].push(i);
+                    let leads = paths.lead(&groups, at, i);
+                    assert_eq!(graph.order(&tried, &plain).is_none(), leads, "{tried:?} of {graph:?}");
+                    if leads {
+                        apart += 1;
+                        continue;
+                    }
+                    joined += 1;
+                }
+                groups[at].push(i);
+                paths.group[i] = Some(at);
+            }
+        }
+        assert!(joined > 100 && apart > 100, "{joined} {apart}");
+    }
 }

@@ -1,6 +1,8 @@
 //! Blocks that visit ranks, and sums that accumulate on the way and come home.
 
-use ithaca_ir::layout::AxisList;
+use std::collections::BTreeMap;
+
+use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{OpError, cast};
 use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
@@ -14,6 +16,12 @@ pub(super) struct Travellers {
     /// The seat of the values in a step.
     seat: fn(&Step) -> &Seat,
     places: Vec<Place>,
+    /// The number of each place.
+    numbers: BTreeMap<Seat, usize>,
+    /// The axes along which places differ.
+    axes: AxisList,
+    /// Whether each place is on all ranks, and its seat is spelt in one way only.
+    is_plain: bool,
 }
 
 /// A seat of values.
@@ -28,7 +36,13 @@ impl Travellers {
     /// Values at home.
     pub(super) fn new(values: &[ValueId], seat: fn(&Step) -> &Seat) -> Self {
         let home = Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() };
-        Self { seat, places: vec![home] }
+        Self {
+            seat,
+            places: vec![home],
+            numbers: BTreeMap::from([(Seat::new(), 0)]),
+            axes: AxisList::new(),
+            is_plain: true,
+        }
     }
 
     /// The values in step `i`; the transfers of the next step are issued first.
@@ -48,14 +62,12 @@ impl Travellers {
     /// seats, values continue in their direction rather than turn, so that each block keeps to its way round; then the
     /// seat nearest to home along the axes of the hop wins, then the latest.
     fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
-        if let Some(place) = self.places.iter().find(|place| place.at == *seat) {
-            return Ok(place.values.clone());
+        if let Some(&number) = self.numbers.get(seat) {
+            return Ok(self.places[number].values.clone());
         }
         let mesh = &b.space().mesh;
-        let sources = || self.places.iter().rev().filter(|place| is_full(&place.at));
-        // A ring has as many places as ranks, and few of them are nearest.
-        let nearest = sources().map(|place| way(mesh, &place.at, seat)).min();
-        let nearest = sources().filter(|place| Some(way(mesh, &place.at, seat)) == nearest);
+        self.is_plain &= is_plain(mesh, seat);
+        let nearest = self.nearest(mesh, seat);
         let preference = |place: &&Place| {
             let next = hops(mesh, &place.at, seat);
             let turns = hops(mesh, &place.from, &place.at) != next;
@@ -63,12 +75,63 @@ impl Travellers {
                 place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
             (turns, way(mesh, &Seat::new(), &along).1)
         };
-        let source = nearest.min_by_key(preference).expect("the first place is home");
+        let source = nearest.into_iter().min_by_key(preference).expect("the first place is home");
         let from = source.at.clone();
         let values = source.values.iter().map(|&v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
-        self.places.push(Place { at: seat.clone(), from, values: values.clone() });
+        self.add(Place { at: seat.clone(), from, values: values.clone() });
         Ok(values)
     }
+
+    fn add(&mut self, place: Place) {
+        self.numbers.insert(place.at.clone(), self.places.len());
+        for m in &place.at {
+            if !self.axes.contains(&m.axis) {
+                self.axes.push(m.axis);
+            }
+        }
+        self.places.push(place);
+    }
+
+    /// The places from which a new seat is nearest, the latest first.
+    fn nearest(&self, mesh: &Mesh, seat: &Seat) -> Vec<&Place> {
+        // A ring has as many places as ranks, and nearly always one that is a hop away, than which none is nearer.
+        let mut numbers: Vec<usize> =
+            neighbours(mesh, seat, &self.axes).filter_map(|at| self.numbers.get(&at).copied()).collect();
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        numbers.dedup();
+        let next: Vec<&Place> = numbers.into_iter().map(|number| &self.places[number]).collect();
+        if self.is_plain && !next.is_empty() {
+            return next;
+        }
+        let sources = || self.places.iter().rev().filter(|place| is_full(&place.at));
+        let nearest = sources().map(|place| way(mesh, &place.at, seat)).min();
+        sources().filter(|place| Some(way(mesh, &place.at, seat)) == nearest).collect()
+    }
+}
+
+/// Whether a seat is on all ranks, with a move along each of some axes, in their order.
+fn is_plain(mesh: &Mesh, seat: &Seat) -> bool {
+    let moves = |m: &Move| m.only.is_none() && (1..mesh.size(m.axis)).contains(&m.by);
+    seat.iter().all(moves) && seat.windows(2).all(|pair| pair[0].axis < pair[1].axis)
+}
+
+/// The seats that are one hop from a plain one along one of its axes or of `others`.
+fn neighbours<'a>(mesh: &'a Mesh, seat: &'a Seat, others: &'a AxisList) -> impl Iterator<Item = Seat> + 'a {
+    let own = seat.iter().map(|m| m.axis);
+    let others = others.iter().copied().filter(move |axis| seat.iter().all(|m| m.axis != *axis));
+    own.chain(others).flat_map(move |axis| {
+        let n = mesh.size(axis);
+        let here = seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
+        [1, n - 1].map(|hop| {
+            let mut at: Seat = seat.iter().copied().filter(|m| m.axis != axis).collect();
+            let by = (here + hop) % n;
+            if by > 0 {
+                let place = at.iter().position(|m| m.axis > axis).unwrap_or(at.len());
+                at.insert(place, Move { axis, by, only: None });
+            }
+            at
+        })
+    })
 }
 
 /// The axes along which two seats differ, with the hops from the first to the second, up the coordinates.
@@ -245,4 +308,37 @@ pub(super) fn accumulate(
     more: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
     sum.iter().zip(more).map(|(&x, &y)| b.push(Op::Accumulate, &[x, y])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places that a new seat is nearest to, found among its neighbours, are those found among all.
+    #[test]
+    fn neighbours_are_the_nearest_places() {
+        let mesh = Mesh::new([("outer", 3), ("ring", 5), ("pair", 2)]);
+        let axes: Vec<AxisId> = mesh.axes.ids().collect();
+        for first in 0..4u64 {
+            let mut travellers = Travellers::new(&[], |step| &step.keys);
+            for i in 1..30 {
+                // In an order that goes through all seats, and leaps.
+                let at = i * [1, 7, 11, 13][first as usize] % 30;
+                let by = [at / 10, at / 2 % 5, at % 2];
+                let moves = axes.iter().zip(by).filter(|(_, by)| *by > 0);
+                let seat: Seat = moves.map(|(&axis, by)| Move { axis, by, only: None }).collect();
+                assert!(is_plain(&mesh, &seat));
+                let found: Vec<Seat> =
+                    travellers.nearest(&mesh, &seat).iter().map(|p| p.at.clone()).collect();
+                let all = || travellers.places.iter().rev();
+                let least = all().map(|place| way(&mesh, &place.at, &seat)).min();
+                let expected: Vec<Seat> = all()
+                    .filter(|place| Some(way(&mesh, &place.at, &seat)) == least)
+                    .map(|place| place.at.clone())
+                    .collect();
+                assert_eq!(found, expected, "{seat:?}");
+                travellers.add(Place { at: seat, from: Seat::new(), values: Vec::new() });
+            }
+        }
+    }
 }

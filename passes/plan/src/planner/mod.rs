@@ -23,12 +23,13 @@ mod table;
 mod tried;
 
 use ithaca_ir::Diagnostic;
+use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
 use rayon::prelude::*;
 
 use crate::cluster::Cluster;
 use crate::plan::{self, Alternative, Plan, rounded};
-use tried::{Tried, price};
+use tried::{Compilation, Tried, price};
 
 pub use candidates::candidates;
 pub use compiler::{Compiler, Program};
@@ -42,6 +43,8 @@ pub use tried::Priced;
 pub struct Ranked {
     /// The winner.
     pub chosen: Priced,
+    /// Its program and schedule.
+    pub compiled: Compiled,
     /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
 }
@@ -88,14 +91,13 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
     if request.chooses_fusion && !request.is_search_of_steps() {
         fusion::refine(compiler, cluster, &mut tried.fits);
     }
-    tried.check_winner(compiler);
-    if tried.fits.is_empty() {
+    let Some(compiled) = tried.check_winner(compiler) else {
         let diagnostic = repair::refusal(compiler, cluster, request, &tried);
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));
-    }
+    };
     let alternatives = tried.alternatives(compiler);
     let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
-    Ok(Ranked { chosen, alternatives })
+    Ok(Ranked { chosen, compiled, alternatives })
 }
 
 /// The candidates of a request that fit, best first, without the trials that refine the best or repair the others.
@@ -113,7 +115,7 @@ pub fn fitting(
 impl Ranked {
     /// The document of the winner.
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
-        let Ranked { chosen: Priced { options, compiled, simulation, memory, .. }, alternatives } = self;
+        let Ranked { chosen: Priced { options, simulation, memory, .. }, compiled, alternatives } = self;
         let Subject { model, workload, model_flops } = subject;
         Plan {
             version: plan::VERSION,
@@ -141,7 +143,8 @@ impl Ranked {
 
 impl Tried {
     fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
-        let price = |options: ShardOptions| (price(compiler, cluster, &options), options);
+        let price =
+            |options: ShardOptions| (price(compiler, cluster, &options).map(Priced::outlined), options);
         let priced: Vec<(Result<Priced, Diagnostic>, ShardOptions)> =
             candidates.into_par_iter().map(price).collect();
         for (priced, options) in priced {
@@ -159,17 +162,23 @@ impl Tried {
         self.fits.is_empty() && self.too_large.is_empty() && self.refused.is_empty()
     }
 
-    /// Checks the schedule of the best candidate; one that fails goes, and the next is the best.
-    fn check_winner(&mut self, compiler: &dyn Compiler) {
-        while let Some(winner) = self.fits.first() {
-            match compiler.verify(&winner.compiled) {
-                Ok(()) => return,
+    /// Checks the schedule of the best candidate, and gives its compilation; one that fails goes, and the next is the best.
+    fn check_winner(&mut self, compiler: &dyn Compiler) -> Option<Compiled> {
+        while let Some(winner) = self.fits.first_mut() {
+            let outline = Compilation::Outline(winner.outline().into_owned());
+            let compiled = match std::mem::replace(&mut winner.program, outline) {
+                Compilation::Whole(compiled) => Ok(*compiled),
+                Compilation::Outline(_) => compiler.draft(&winner.options),
+            };
+            match compiled.and_then(|compiled| compiler.verify(&compiled).map(|()| compiled)) {
+                Ok(compiled) => return Some(compiled),
                 Err(diagnostics) => {
                     let options = self.fits.remove(0).options;
                     self.refused.push((options, ithaca_pass::first(diagnostics)));
                 }
             }
         }
+        None
     }
 
     fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {

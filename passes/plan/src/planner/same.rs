@@ -5,8 +5,8 @@
 
 use ithaca_differentiate::Training;
 
-use crate::plan::{self, Collective, MeshAxis, rounded};
-use crate::planner::tried::Priced;
+use crate::plan::{self, MeshAxis, rounded};
+use crate::planner::tried::{Outline, Priced};
 
 /// Merges the candidates with the same program, which are sorted by rank.
 pub(super) fn merge(sorted: &mut Vec<Priced>) {
@@ -41,34 +41,19 @@ struct Traits {
     axes: Vec<MeshAxis>,
     compute: f64,
     exposed: f64,
-    collectives: Vec<Collective>,
-    operations: Vec<Vec<&'static str>>,
+    outline: Outline,
 }
 
 impl Traits {
     fn of(candidate: &Priced) -> Self {
         let mut axes = plan::mesh_axes(&candidate.options.mesh);
         axes.sort();
-        let per_rank = &candidate.compiled.per_rank;
-        let functions = per_rank.functions.values().map(|f| {
-            let mut names: Vec<&'static str> = f.nodes.iter().map(|node| node.op.name()).collect();
-            names.sort_unstable();
-            names
-        });
-        let mut collectives = plan::collectives(per_rank);
-        for row in &mut collectives {
-            let mut axes: Vec<&str> = row.axis.split('+').collect();
-            axes.sort_unstable();
-            row.axis = axes.join("+");
-        }
-        collectives.sort_by(|a, b| (&a.kind, &a.axis, &a.phase).cmp(&(&b.kind, &b.axis, &b.phase)));
         Self {
             training: candidate.training.clone(),
             axes,
             compute: rounded(candidate.simulation.compute),
             exposed: rounded(candidate.simulation.exposed()),
-            collectives,
-            operations: functions.collect(),
+            outline: candidate.outline().into_owned(),
         }
     }
 }

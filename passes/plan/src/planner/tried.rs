@@ -1,5 +1,6 @@
 //! Candidates and their outcomes.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use ithaca_differentiate::Training;
@@ -10,7 +11,7 @@ use ithaca_layout::shard::ShardOptions;
 use super::compiler::Compiler;
 use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
-use crate::plan::rounded;
+use crate::plan::{self, Collective, rounded};
 use crate::simulate::{Simulation, simulate};
 
 /// A candidate with its price.
@@ -18,8 +19,8 @@ use crate::simulate::{Simulation, simulate};
 pub struct Priced {
     /// Strategy, mesh and options.
     pub options: ShardOptions,
-    /// Its program and schedule.
-    pub compiled: Compiled,
+    /// Its program and schedule; of one of many candidates what others are compared with.
+    pub(super) program: Compilation,
     /// Its time.
     pub simulation: Simulation,
     /// Its memory.
@@ -39,6 +40,59 @@ impl Priced {
         let by_memory = || self.memory.total.cmp(&other.memory.total);
         let by_name = || self.options.strategy.cmp(&other.options.strategy);
         seconds(self).total_cmp(&seconds(other)).then_with(by_memory).then_with(by_name)
+    }
+}
+
+/// A candidate's program and schedule, or what is kept of them.
+#[derive(Clone, Debug)]
+pub(super) enum Compilation {
+    /// All of it.
+    Whole(Box<Compiled>),
+    /// As far as candidates with the same program are told by it: all candidates at once would fill gigabytes.
+    Outline(Outline),
+}
+
+/// The collectives of a program, and the operations of each of its functions.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outline {
+    collectives: Vec<Collective>,
+    operations: Vec<Vec<&'static str>>,
+}
+
+impl Outline {
+    pub(super) fn of(compiled: &Compiled) -> Self {
+        let per_rank = &compiled.per_rank;
+        let functions = per_rank.functions.values().map(|f| {
+            let mut names: Vec<&'static str> = f.nodes.iter().map(|node| node.op.name()).collect();
+            names.sort_unstable();
+            names
+        });
+        let mut collectives = plan::collectives(per_rank);
+        for row in &mut collectives {
+            let mut axes: Vec<&str> = row.axis.split('+').collect();
+            axes.sort_unstable();
+            row.axis = axes.join("+");
+        }
+        collectives.sort_by(|a, b| (&a.kind, &a.axis, &a.phase).cmp(&(&b.kind, &b.axis, &b.phase)));
+        Self { collectives, operations: functions.collect() }
+    }
+}
+
+impl Priced {
+    /// Drops program and schedule.
+    pub(super) fn outlined(mut self) -> Self {
+        if let Compilation::Whole(compiled) = &self.program {
+            self.program = Compilation::Outline(Outline::of(compiled));
+        }
+        self
+    }
+
+    /// What others are compared with.
+    pub(super) fn outline(&self) -> Cow<'_, Outline> {
+        match &self.program {
+            Compilation::Whole(compiled) => Cow::Owned(Outline::of(compiled)),
+            Compilation::Outline(outline) => Cow::Borrowed(outline),
+        }
     }
 }
 
@@ -63,7 +117,7 @@ pub(super) fn price(
     let memory = memory::of_schedule(cluster, &compiled.schedule);
     Ok(Priced {
         options: options.clone(),
-        compiled,
+        program: Compilation::Whole(Box::new(compiled)),
         simulation,
         memory,
         also: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_differentiate::PipelineOrder;
+use ithaca_differentiate::{MAX_CALLS, PipelineOrder};
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
@@ -14,7 +14,15 @@ use crate::planner::estimate::{Cut, Estimate, Shape};
 impl Search<'_> {
     /// A first look at all steps, the fastest that may fit first.
     pub(super) fn looked(&self, insides: &[Inside]) -> Vec<Looked> {
-        let mut all: Vec<Looked> = insides.iter().flat_map(|inside| inside.looks.iter().cloned()).collect();
+        let all = insides.iter().flat_map(|inside| inside.looks.iter().cloned());
+        // Pipelines that are too long to compile are refused where there is nothing else.
+        let (mut all, long): (Vec<Looked>, Vec<Looked>) = all.partition(|look| {
+            let Shape { stages, micro_batches, chunks, .. } = look.shape;
+            stages == 1 || stages * micro_batches * chunks <= MAX_CALLS
+        });
+        if all.is_empty() {
+            all = long;
+        }
         let usable = self.usable();
         let fits = |l: &Looked| l.estimate.memory as f64 <= usable;
         all.sort_by(|a, b| {

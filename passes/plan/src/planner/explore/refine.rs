@@ -217,7 +217,7 @@ impl Search<'_> {
         Step { options, training }
     }
 
-    /// Compiles the best, at most `most` of them where one fits, and three times as many where none does.
+    /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
     /// The memory that a compiled step needs beyond its estimate is expected of all in the same order.
     pub(super) fn exact(
@@ -240,7 +240,10 @@ impl Search<'_> {
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
             let is_hopeless =
                 |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
-            if is_hopeless(&estimated[0]) {
+            // Where nothing is expected to fit by far, a few are enough to say what is missing.
+            let is_far =
+                compiled >= most && key(&estimated[0]).0 > 0 && key(&estimated[0]).1 > TOLERANCE * usable;
+            if is_hopeless(&estimated[0]) || is_far {
                 break;
             }
             let mut chosen: Vec<Looked> = Vec::new();

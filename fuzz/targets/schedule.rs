@@ -1,0 +1,4 @@
+//! The target `schedule` under libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ithaca_fuzz::schedule(data));
