@@ -28,7 +28,7 @@ mod joint;
 mod last;
 mod micro;
 mod options;
-mod order;
+pub mod order;
 mod pipelined;
 mod regroup;
 mod split;
