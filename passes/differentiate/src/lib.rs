@@ -39,7 +39,7 @@ mod tied;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
-pub use stages::{chunks, in_stages};
+pub use stages::{chunk_layers, chunks, in_stages};
 
 use std::collections::BTreeMap;
 

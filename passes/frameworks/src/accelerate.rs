@@ -11,7 +11,7 @@ use crate::change::Change;
 use crate::export::commented;
 use crate::layout::{Layout, Role, TokenOrder};
 use crate::rules::{Copies, Rules};
-use crate::setting::{Settings, row};
+use crate::setting::{Settings, python};
 
 /// The order of ranks, fastest first.
 pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Tokens, Role::Data];
@@ -135,7 +135,13 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     others.extend((heads > 1).then_some("DeepSpeedSequenceParallelConfig"));
     others.extend((tokens > 1).then_some("TorchContextParallelConfig"));
     out += "from accelerate import Accelerator";
-    out += if heads > 1 { ", DeepSpeedPlugin\n" } else if is_fsdp { ", FullyShardedDataParallelPlugin\n" } else { "\n" };
+    out += if heads > 1 {
+        ", DeepSpeedPlugin\n"
+    } else if is_fsdp {
+        ", FullyShardedDataParallelPlugin\n"
+    } else {
+        "\n"
+    };
     out += "from accelerate.parallelism_config import ParallelismConfig\n";
     if !others.is_empty() {
         let _ = writeln!(out, "from accelerate.utils import {}", others.join(", "));
@@ -144,16 +150,21 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     for one in &set.0 {
         let value = match &one.value {
             serde_json::Value::String(text) => format!("{}=\"{text}\"", one.key),
-            _ => row(std::slice::from_ref(one), false),
+            other => format!("{}={}", one.key, python(other)),
         };
         let _ = writeln!(out, "        {value},");
     }
     if tokens > 1 {
         let strategy = if layout.movement.as_deref() == Some("rotate") { "alltoall" } else { "allgather" };
-        let _ = writeln!(out, "        cp_handler=TorchContextParallelConfig(cp_comm_strategy=\"{strategy}\"),");
+        let _ =
+            writeln!(out, "        cp_handler=TorchContextParallelConfig(cp_comm_strategy=\"{strategy}\"),");
     }
     if heads > 1 {
-        let _ = writeln!(out, "        sp_handler=DeepSpeedSequenceParallelConfig(sp_seq_length={}, sp_seq_length_is_variable=False),", layout.sequence);
+        let _ = writeln!(
+            out,
+            "        sp_handler=DeepSpeedSequenceParallelConfig(sp_seq_length={}, sp_seq_length_is_variable=False),",
+            layout.sequence
+        );
     }
     out += "    )\n";
     let mut arguments = vec!["parallelism_config=parallelism".to_owned()];
@@ -167,7 +178,11 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     }
     if heads > 1 {
         let stage = layout.zero.stage();
-        let _ = writeln!(out, "    plugin = DeepSpeedPlugin(zero_stage={stage}, gradient_accumulation_steps={})", layout.micro_batches());
+        let _ = writeln!(
+            out,
+            "    plugin = DeepSpeedPlugin(zero_stage={stage}, gradient_accumulation_steps={})",
+            layout.micro_batches()
+        );
         arguments.push("deepspeed_plugin=plugin".to_owned());
     } else if is_fsdp {
         let python = |is: bool| if is { "True" } else { "False" };
@@ -187,16 +202,26 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
 pub(crate) fn notes(layout: &Layout) -> Vec<String> {
     let mut notes = Vec::new();
     if layout.mode == Mode::Train {
-        notes.push(format!("the data loader gives {} of {} tokens to a rank at once", counted(layout.micro_batch()), layout.sequence));
+        notes.push(format!(
+            "the data loader gives {} of {} tokens to a rank at once",
+            counted(layout.micro_batch()),
+            layout.sequence
+        ));
         if layout.training.recompute == Recompute::FULL && !is_sharded(layout) {
-            notes.push("activation checkpointing is a call: model.gradient_checkpointing_enable()".to_owned());
+            notes
+                .push("activation checkpointing is a call: model.gradient_checkpointing_enable()".to_owned());
         }
     }
     if layout.tensor() > 1 {
-        notes.push(format!("load the model with the tensor-parallel plan of its class over {} ranks", layout.tensor()));
+        notes.push(format!(
+            "load the model with the tensor-parallel plan of its class over {} ranks",
+            layout.tensor()
+        ));
     }
     if layout.degree(Role::Tokens) > 1 {
-        notes.push("wrap a step in accelerator.maybe_context_parallel(buffers=…, buffer_seq_dims=…)".to_owned());
+        notes.push(
+            "wrap a step in accelerator.maybe_context_parallel(buffers=…, buffer_seq_dims=…)".to_owned(),
+        );
     }
     notes
 }

@@ -125,8 +125,12 @@ impl Change {
             Change::Movement("gather") => "keys and values gathered".to_owned(),
             Change::Movement(name) => format!("the movement `{name}`"),
             Change::OneRing => "one ring over all ranks that split tokens".to_owned(),
-            Change::HeadsToTokens("gather") => "tokens split in place of heads, keys and values gathered".to_owned(),
-            Change::HeadsToTokens(_) => "tokens split in place of heads, one ring for keys and values".to_owned(),
+            Change::HeadsToTokens("gather") => {
+                "tokens split in place of heads, keys and values gathered".to_owned()
+            }
+            Change::HeadsToTokens(_) => {
+                "tokens split in place of heads, one ring for keys and values".to_owned()
+            }
             Change::TokensToHeads => "heads split in place of tokens inside attention".to_owned(),
             Change::Role(from, to) => format!("ranks that split {} split {}", role(from), role(to)),
             Change::Recompute(policy) => format!("recomputation `{policy}`"),
@@ -134,8 +138,12 @@ impl Change {
             Change::Pipeline(order) => format!("the order `{}` of the pipeline", order.name()),
             Change::EvenStages => "the framework's own cut of the layers".to_owned(),
             Change::Zero(zero) => format!("ZeRO {zero}"),
-            Change::SequenceParallel(true) => "the residual stream split by sequence over the ranks that split weights".to_owned(),
-            Change::SequenceParallel(false) => "the residual stream whole on the ranks that split weights".to_owned(),
+            Change::SequenceParallel(true) => {
+                "the residual stream split by sequence over the ranks that split weights".to_owned()
+            }
+            Change::SequenceParallel(false) => {
+                "the residual stream whole on the ranks that split weights".to_owned()
+            }
             Change::Sequence(tokens) => format!("sequences padded to {tokens} tokens"),
             Change::Without(oddity) => format!("no {}", oddity.name()),
             Change::ExpertsOverAll => "experts split over all ranks of a stage".to_owned(),

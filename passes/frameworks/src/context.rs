@@ -52,7 +52,12 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     };
     rules.refuse(
         tokens > 1 && order.is_some(),
-        || format!("tokens of the plan are in order {}, and {title} deals them in zigzag", order.clone().unwrap_or_default()),
+        || {
+            format!(
+                "tokens of the plan are in order {}, and {title} deals them in zigzag",
+                order.clone().unwrap_or_default()
+            )
+        },
         Change::Order(TokenOrder::Zigzag),
     );
     let context = layout.context();
@@ -79,7 +84,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     );
     rules.refuse(
         layout.mode == Mode::Train && layout.dtype == DType::F32,
-        || format!("the plan computes in f32, and fused attention of {title} over several ranks in bf16 and f16"),
+        || {
+            format!(
+                "the plan computes in f32, and fused attention of {title} over several ranks in bf16 and f16"
+            )
+        },
         None,
     );
 }

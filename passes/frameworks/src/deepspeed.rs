@@ -20,7 +20,8 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     rules.trains();
     rules.tensor_heads(Copies::Allowed);
     rules.experts();
-    let (heads, tokens, tensor, stages) = (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor(), layout.stages());
+    let (heads, tokens, tensor, stages) =
+        (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor(), layout.stages());
     rules.refuse(
         tokens > 1,
         || format!("the plan splits tokens inside attention, and {title} splits heads there (Ulysses)"),
@@ -35,7 +36,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         let (q, kv) = (facts.heads, facts.kv_heads.max(1));
         rules.refuse(
             !q.is_multiple_of(heads),
-            || format!("{q} query heads are not divisible by sequence-parallel degree {heads}, as {title} needs"),
+            || {
+                format!(
+                    "{q} query heads are not divisible by sequence-parallel degree {heads}, as {title} needs"
+                )
+            },
             None,
         );
         rules.refuse(
@@ -63,7 +68,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     let stage = layout.zero.stage();
     rules.refuse(
         stages > 1 && stage > 1,
-        || format!("the plan has {stages} stages and ZeRO {stage}, and a pipeline of {title} has ZeRO 1 at most"),
+        || {
+            format!(
+                "the plan has {stages} stages and ZeRO {stage}, and a pipeline of {title} has ZeRO 1 at most"
+            )
+        },
         Change::Zero(Zero::Optimizer),
     );
     rules.refuse(
@@ -140,7 +149,9 @@ pub(crate) fn notes(layout: &Layout, facts: &Facts) -> Vec<String> {
         ));
     }
     if stages > 1 {
-        notes.push(format!("the model is a PipelineModule(…, num_stages={stages}, partition_method=\"uniform\")"));
+        notes.push(format!(
+            "the model is a PipelineModule(…, num_stages={stages}, partition_method=\"uniform\")"
+        ));
     }
     if layout.mode == Mode::Train && layout.training.recompute != Recompute::None {
         notes.push("activation checkpointing is a call: model.gradient_checkpointing_enable()".to_owned());

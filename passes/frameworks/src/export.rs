@@ -30,10 +30,18 @@ pub struct Export {
 }
 
 /// The export of a layout that the framework can run; `changed` are the choices of the plan that it has not.
-pub fn export(framework: Framework, layout: &Layout, facts: &Facts, subject: &Subject, changed: &[Refusal]) -> Export {
+pub fn export(
+    framework: Framework,
+    layout: &Layout,
+    facts: &Facts,
+    subject: &Subject,
+    changed: &[Refusal],
+) -> Export {
     let mut notes: Vec<String> = changed
         .iter()
-        .filter_map(|refusal| Some(format!("difference: {}; here: {}", refusal.reason, refusal.change.as_ref()?.text())))
+        .filter_map(|refusal| {
+            Some(format!("difference: {}; here: {}", refusal.reason, refusal.change.as_ref()?.text()))
+        })
         .collect();
     notes.extend(match framework {
         Framework::Megatron | Framework::Nemo => megatron::notes(layout, facts),
@@ -54,6 +62,8 @@ pub fn export(framework: Framework, layout: &Layout, facts: &Facts, subject: &Su
         Framework::Nemo => megatron_text::nemo(layout, facts, &comments),
         Framework::Deepspeed => {
             let mut set = Settings::default();
+            // Keys that DeepSpeed does not know are ignored.
+            set.set("_notes", comments.clone());
             deepspeed::workload(layout, &mut set);
             deepspeed::settings(layout, facts, &mut set);
             let text = serde_json::to_string_pretty(&tree(&set.0));

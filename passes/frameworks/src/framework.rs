@@ -91,7 +91,9 @@ impl Framework {
             Framework::Deepspeed => Permutation::new(layout, &deepspeed::ORDER),
             Framework::Torchtitan => Permutation::new(layout, &titan::ORDER),
             Framework::Accelerate => Permutation::new(layout, &accelerate::ORDER),
-            Framework::Vllm | Framework::Sglang | Framework::TensorrtLlm => Permutation::new(layout, &serving::ORDER),
+            Framework::Vllm | Framework::Sglang | Framework::TensorrtLlm => {
+                Permutation::new(layout, &serving::ORDER)
+            }
             Framework::TransformerEngine => Permutation::of_mesh(layout),
         }
     }

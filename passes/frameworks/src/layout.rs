@@ -149,10 +149,12 @@ impl Layout {
             axes.push(Axis { name: axis.name.clone(), size: axis.size, role, splits_experts });
         }
         let is_split = |axis: &Axis| matches!(axis.role, Role::Tensor | Role::DecodeContext);
-        let sequence_parallel = mesh.axes.iter().any(|(id, axis)| {
-            axis.size > 1 && place.weights.contains(&id) && place.residual.contains(&id)
-        });
-        let moves = axes.iter().any(|axis| matches!(axis.role, Role::Tokens | Role::Cache | Role::DecodeContext));
+        let sequence_parallel = mesh
+            .axes
+            .iter()
+            .any(|(id, axis)| axis.size > 1 && place.weights.contains(&id) && place.residual.contains(&id));
+        let moves =
+            axes.iter().any(|axis| matches!(axis.role, Role::Tokens | Role::Cache | Role::DecodeContext));
         let chosen = attention.movement.as_ref();
         let movement = chosen.map(|m| m.name.clone()).or(place.movement).filter(|_| moves);
         let asked = match options.order {
@@ -161,12 +163,15 @@ impl Layout {
             Some(OrderChoice::Balanced) => TokenOrder::Other("balanced".to_owned()),
             Some(OrderChoice::Contiguous) | None => TokenOrder::Contiguous,
         };
-        let degree: u64 = axes.iter().filter(|a| is_split(a) || a.role == Role::Heads).map(|a| a.size).product();
+        let degree: u64 =
+            axes.iter().filter(|a| is_split(a) || a.role == Role::Heads).map(|a| a.size).product();
         let divides = facts.heads.is_multiple_of(degree)
             && (facts.kv_heads.is_multiple_of(degree) || degree.is_multiple_of(facts.kv_heads.max(1)));
         let tokens: u64 = axes
             .iter()
-            .filter(|a| matches!(a.role, Role::Heads | Role::Tokens) || (a.role == Role::Tensor && sequence_parallel))
+            .filter(|a| {
+                matches!(a.role, Role::Heads | Role::Tokens) || (a.role == Role::Tensor && sequence_parallel)
+            })
             .map(|a| a.size)
             .product();
         let mut oddities = Vec::new();
@@ -191,7 +196,7 @@ impl Layout {
             sequence: workload.sequence,
             cache: workload.cache,
             page: workload.pages.map(|pages| pages.tokens),
-            dtype: workload.dtype.unwrap_or(DType::BF16),
+            dtype: workload.dtype.unwrap_or(facts.dtype),
             axes,
             sequence_parallel,
             movement,
@@ -246,7 +251,8 @@ impl Layout {
 
     /// Ranks that split the width of an expert.
     pub fn expert_tensor(&self) -> u64 {
-        let split = |axis: &&Axis| matches!(axis.role, Role::Tensor | Role::DecodeContext) && !axis.splits_experts;
+        let split =
+            |axis: &&Axis| matches!(axis.role, Role::Tensor | Role::DecodeContext) && !axis.splits_experts;
         self.axes.iter().filter(split).map(|axis| axis.size).product()
     }
 

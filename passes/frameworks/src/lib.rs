@@ -17,8 +17,8 @@ mod deepspeed;
 mod export;
 mod framework;
 mod layout;
-pub mod megatron_args;
 mod megatron;
+pub mod megatron_args;
 mod megatron_text;
 mod order;
 mod rules;
@@ -35,3 +35,6 @@ pub use framework::{Framework, check, prepare, settings};
 pub use layout::{Axis, Layout, Oddity, Role, TokenOrder};
 pub use order::Permutation;
 pub use setting::{Setting, row};
+
+#[cfg(test)]
+mod tests;

@@ -92,7 +92,10 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
     if let Some(kind) = context::comm_type(layout) {
         set.set("cp-comm-type", kind);
         if kind == "a2a+p2p" {
-            set.set("hierarchical-context-parallel-sizes", vec![layout.degree(Role::Heads), layout.degree(Role::Tokens)]);
+            set.set(
+                "hierarchical-context-parallel-sizes",
+                vec![layout.degree(Role::Heads), layout.degree(Role::Tokens)],
+            );
         }
     }
     set.degree("pipeline-model-parallel-size", layout.stages());
@@ -121,7 +124,8 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
             Zero::Gradients | Zero::Parameters => {
                 set.flag("use-distributed-optimizer", true);
                 set.flag("use-megatron-fsdp", true);
-                let strategy = if layout.zero == Zero::Gradients { "optim_grads" } else { "optim_grads_params" };
+                let strategy =
+                    if layout.zero == Zero::Gradients { "optim_grads" } else { "optim_grads_params" };
                 set.set("data-parallel-sharding-strategy", strategy);
                 set.set("ckpt-format", "fsdp_dtensor");
                 set.flag("no-gradient-accumulation-fusion", true);
@@ -220,11 +224,16 @@ pub(crate) fn notes(layout: &Layout, facts: &Facts) -> Vec<String> {
         notes.push("Megatron-LM deals tokens to ranks in zigzag also with a2a; all-to-alls and attention are the same".to_owned());
     }
     if facts.experts.is_some() {
-        notes.push("experts take all tokens that choose them; the plan reserves slots for a bound".to_owned());
+        notes
+            .push("experts take all tokens that choose them; the plan reserves slots for a bound".to_owned());
     }
     let unit = 128 * layout.tensor();
     if !facts.vocab.is_multiple_of(unit) {
-        notes.push(format!("Megatron-LM pads the vocabulary from {} to {} tokens", facts.vocab, facts.vocab.next_multiple_of(unit)));
+        notes.push(format!(
+            "Megatron-LM pads the vocabulary from {} to {} tokens",
+            facts.vocab,
+            facts.vocab.next_multiple_of(unit)
+        ));
     }
     if layout.mode != Mode::Train {
         notes.push("the plan is a forward pass; the flags are those of its layout".to_owned());

@@ -23,7 +23,11 @@ pub(crate) fn script(layout: &Layout, facts: &Facts, subject: &Subject, notes: &
     out += &commented(notes, "# ");
     out += "# Data, tokenizer and checkpoints are arguments of this script.\n";
     if !has_architecture {
-        let _ = writeln!(out, "# So is the architecture of {}, which no flags of a common decoder describe.", subject.model);
+        let _ = writeln!(
+            out,
+            "# So is the architecture of {}, which no flags of a common decoder describe.",
+            subject.model
+        );
     }
     out += "set -euo pipefail\n";
     let is_fsdp = layout.mode == Mode::Train && matches!(layout.zero, Zero::Gradients | Zero::Parameters);

@@ -71,7 +71,10 @@ impl Permutation {
             offsets = (0..axis.size).flat_map(|i| offsets.iter().map(move |o| o + i * stride)).collect();
         }
         let is_first = |rank: &u64| {
-            strides.iter().filter(|(axis, _)| roles.contains(&axis.role)).all(|(axis, stride)| rank / stride % axis.size == 0)
+            strides
+                .iter()
+                .filter(|(axis, _)| roles.contains(&axis.role))
+                .all(|(axis, stride)| rank / stride % axis.size == 0)
         };
         (0..self.ranks).filter(is_first).map(|first| offsets.iter().map(|o| first + o).collect()).collect()
     }
@@ -99,7 +102,11 @@ impl Permutation {
             let ranks: Vec<String> = ranks.iter().map(u64::to_string).collect();
             format!("; GPUs 0 to {} of the plan have the ranks {}", ranks.len() - 1, ranks.join(" "))
         } else {
-            let terms: Vec<String> = self.axes.iter().map(|(a, stride)| format!("{} (GPU / {stride} % {})", a.name, a.size)).collect();
+            let terms: Vec<String> = self
+                .axes
+                .iter()
+                .map(|(a, stride)| format!("{} (GPU / {stride} % {})", a.name, a.size))
+                .collect();
             format!("; the rank of a GPU of the plan has the digits {}", terms.join(", "))
         };
         format!(

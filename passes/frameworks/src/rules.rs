@@ -19,7 +19,12 @@ pub(crate) struct Rules<'a> {
 
 impl Rules<'_> {
     /// Refuses a choice, if `is_broken`.
-    pub(crate) fn refuse(&mut self, is_broken: bool, reason: impl FnOnce() -> String, change: impl Into<Option<Change>>) {
+    pub(crate) fn refuse(
+        &mut self,
+        is_broken: bool,
+        reason: impl FnOnce() -> String,
+        change: impl Into<Option<Change>>,
+    ) {
         if is_broken {
             self.refusals.push(Refusal { reason: reason(), change: change.into() });
         }
@@ -38,7 +43,15 @@ impl Rules<'_> {
     pub(crate) fn trains(&mut self) {
         let title = self.title;
         let decodes = self.layout.mode == Mode::Decode || self.layout.cache.is_some();
-        self.refuse(decodes, || format!("the plan continues sequences from caches, and {title} here trains; export it to a server"), None);
+        self.refuse(
+            decodes,
+            || {
+                format!(
+                    "the plan continues sequences from caches, and {title} here trains; export it to a server"
+                )
+            },
+            None,
+        );
         self.refuse(
             !self.facts.is_decoder,
             || format!("{} is not a decoder, and exports to {title} are for decoders", self.facts.family),
@@ -53,7 +66,12 @@ impl Rules<'_> {
         let is_split = self.layout.mode != Mode::Train && self.layout.zero != Zero::Off;
         self.refuse(
             is_split,
-            || format!("a prefill of the plan splits weights by ZeRO {}, and {title} does so in training only", self.layout.zero),
+            || {
+                format!(
+                    "a prefill of the plan splits weights by ZeRO {}, and {title} does so in training only",
+                    self.layout.zero
+                )
+            },
             Change::Zero(Zero::Off),
         );
         let is_wide = self.layout.dtype == DType::F64;
@@ -87,7 +105,12 @@ impl Rules<'_> {
         let Some(experts) = self.facts.experts else { return };
         self.refuse(
             !experts.count.is_multiple_of(degree),
-            || format!("{} experts are not divisible by expert degree {degree}, as {title} needs", experts.count),
+            || {
+                format!(
+                    "{} experts are not divisible by expert degree {degree}, as {title} needs",
+                    experts.count
+                )
+            },
             None,
         );
     }
@@ -110,14 +133,22 @@ impl Rules<'_> {
             is_staged && !orders.contains(&order),
             || {
                 let names: Vec<&str> = orders.iter().map(|order| order.name()).collect();
-                format!("the pipeline of the plan is in order `{}`, and {title} has {}", order.name(), names.join(", "))
+                format!(
+                    "the pipeline of the plan is in order `{}`, and {title} has {}",
+                    order.name(),
+                    names.join(", ")
+                )
             },
             orders.first().map(|order| Change::Pipeline(*order)),
         );
     }
 
     /// Activations are recomputed by a policy that the framework has; else `nearest` is.
-    pub(crate) fn recompute(&mut self, has: impl Fn(Recompute) -> bool, nearest: impl Fn(Recompute) -> Recompute) {
+    pub(crate) fn recompute(
+        &mut self,
+        has: impl Fn(Recompute) -> bool,
+        nearest: impl Fn(Recompute) -> Recompute,
+    ) {
         let (policy, title) = (self.layout.training.recompute, self.title);
         let is_other = self.layout.mode == Mode::Train && !has(policy);
         self.refuse(
@@ -131,7 +162,11 @@ impl Rules<'_> {
     pub(crate) fn whole_loss(&mut self) {
         let (parts, title) = (self.layout.training.loss_chunks, self.title);
         let is_cut = self.layout.mode == Mode::Train && parts > 1;
-        self.refuse(is_cut, || format!("the plan computes the loss in {parts} parts, and {title} in one"), Change::WholeLoss);
+        self.refuse(
+            is_cut,
+            || format!("the plan computes the loss in {parts} parts, and {title} in one"),
+            Change::WholeLoss,
+        );
     }
 
     /// Chunks of a pipeline have as many layers.
@@ -142,7 +177,10 @@ impl Rules<'_> {
             is_uneven,
             || {
                 let layers: Vec<String> = layers.iter().map(u64::to_string).collect();
-                format!("stages of the plan have {} layers, and {title} cuts layers by a rule of its own", layers.join(", "))
+                format!(
+                    "stages of the plan have {} layers, and {title} cuts layers by a rule of its own",
+                    layers.join(", ")
+                )
             },
             Change::EvenStages,
         );

@@ -14,13 +14,18 @@ use crate::setting::{Setting, Settings};
 use crate::shell;
 
 /// The order of ranks of vLLM and SGLang, fastest first. Replicas are processes of their own.
-pub(crate) const ORDER: [Role; 5] = [Role::DecodeContext, Role::Tensor, Role::Tokens, Role::Stages, Role::Data];
+pub(crate) const ORDER: [Role; 5] =
+    [Role::DecodeContext, Role::Tensor, Role::Tokens, Role::Stages, Role::Data];
 
 /// The rules of all servers.
 fn serves(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
     rules.oddities();
-    rules.refuse(layout.mode == Mode::Train, || format!("the plan is a training step, and {title} serves"), None);
+    rules.refuse(
+        layout.mode == Mode::Train,
+        || format!("the plan is a training step, and {title} serves"),
+        None,
+    );
     rules.refuse(
         !facts.is_decoder,
         || format!("{} is not a decoder, and exports to {title} are for decoders", facts.family),
@@ -51,7 +56,11 @@ fn serves(rules: &mut Rules<'_>) {
         || format!("ranks of the plan split experts only, and {title} splits experts over ranks that split weights or the batch"),
         Change::Role(Role::Experts, Role::Tensor),
     );
-    rules.refuse(layout.dtype == DType::F64, || format!("the plan computes in f64, and {title} does not"), None);
+    rules.refuse(
+        layout.dtype == DType::F64,
+        || format!("the plan computes in f64, and {title} does not"),
+        None,
+    );
     rules.tensor_heads(Copies::Allowed);
     rules.experts();
 }
@@ -72,7 +81,8 @@ pub(crate) fn vllm(rules: &mut Rules<'_>) {
     serves(rules);
     all_experts(rules);
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    let (tokens, tensor, dcp) = (layout.degree(Role::Tokens), layout.tensor(), layout.degree(Role::DecodeContext));
+    let (tokens, tensor, dcp) =
+        (layout.degree(Role::Tokens), layout.tensor(), layout.degree(Role::DecodeContext));
     rules.refuse(
         tokens > 1 && !facts.is_latent,
         || format!("the plan splits the tokens of prompts over {tokens} ranks, and {title} does so for models with latent attention only"),
@@ -237,7 +247,13 @@ pub(crate) fn sglang_text(layout: &Layout, facts: &Facts, subject: &Subject, not
     others.set("context-length", context_length(layout));
     others.set("max-running-requests", layout.batch);
     others.degree("page-size", layout.page.unwrap_or(1));
-    script(layout, subject, notes, "exec python -m sglang.launch_server --model-path \"$MODEL\"", &[&set.0, &others.0])
+    script(
+        layout,
+        subject,
+        notes,
+        "exec python -m sglang.launch_server --model-path \"$MODEL\"",
+        &[&set.0, &others.0],
+    )
 }
 
 fn script(layout: &Layout, subject: &Subject, notes: &[String], head: &str, groups: &[&[Setting]]) -> String {
@@ -245,7 +261,11 @@ fn script(layout: &Layout, subject: &Subject, notes: &[String], head: &str, grou
     out += &commented(notes, "# ");
     let per_replica = layout.ranks() / layout.data().max(1);
     if per_replica > subject.node {
-        let _ = writeln!(out, "# A replica spans {} nodes: start them as the server's manual says.", per_replica.div_ceil(subject.node.max(1)));
+        let _ = writeln!(
+            out,
+            "# A replica spans {} nodes: start them as the server's manual says.",
+            per_replica.div_ceil(subject.node.max(1))
+        );
     }
     let _ = writeln!(out, "set -euo pipefail\n: \"${{MODEL:?the path or name of {}}}\"", subject.model);
     out + &shell::command(head, groups)

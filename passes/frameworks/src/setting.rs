@@ -55,7 +55,9 @@ pub(crate) fn words(settings: &[Setting]) -> Vec<String> {
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            value.to_string()
+        }
     }
 }
 
@@ -88,14 +90,24 @@ pub(crate) fn tree(settings: &[Setting]) -> Value {
     Value::Object(root)
 }
 
-/// Settings in a line of a table, in the spelling of a command line or as `key=value`.
+/// Settings that follow from others, and are left out of tables.
+const COMPANIONS: [&str; 4] = ["ckpt-format", "no-gradient-accumulation-fusion", "recompute-method", "checkpoint.ckpt_format"];
+
+/// Settings in a line of a table, in the spelling of a command line or as `key=value`; degrees of one are left out.
 pub fn row(settings: &[Setting], is_command: bool) -> String {
+    let is_shown = |s: &&Setting| !COMPANIONS.contains(&s.key.as_str()) && s.value != Value::from(1);
+    let settings: Vec<Setting> = settings.iter().filter(is_shown).cloned().collect();
     if is_command {
-        return words(settings).join(" ");
+        return words(&settings).join(" ");
     }
-    let each = settings.iter().map(|Setting { key, value }| match value {
-        Value::String(text) => format!("{key}={text}"),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => format!("{key}={}", python(value)),
+    let each = settings.iter().map(|Setting { key, value }| {
+        let key = key.rsplit('.').next().unwrap_or(key);
+        match value {
+            Value::String(text) => format!("{key}={text}"),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                format!("{key}={}", python(value))
+            }
+        }
     });
     each.collect::<Vec<_>>().join(" ")
 }

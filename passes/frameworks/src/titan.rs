@@ -42,7 +42,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     );
     rules.refuse(
         tokens > 1 && !matches!(layout.order, TokenOrder::Contiguous | TokenOrder::Zigzag),
-        || format!("tokens of the plan are dealt in blocks, and {title} deals them in zigzag (headtail) or not"),
+        || {
+            format!(
+                "tokens of the plan are dealt in blocks, and {title} deals them in zigzag (headtail) or not"
+            )
+        },
         Change::Order(TokenOrder::Zigzag),
     );
     rules.sequence(
@@ -52,7 +56,12 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     let experts_over = layout.data() * tokens * tensor;
     rules.refuse(
         layout.experts() > 1 && !experts_over.is_multiple_of(layout.experts()),
-        || format!("expert degree {} does not divide {experts_over}, the ranks of a stage, as {title} needs", layout.experts()),
+        || {
+            format!(
+                "expert degree {} does not divide {experts_over}, the ranks of a stage, as {title} needs",
+                layout.experts()
+            )
+        },
         None,
     );
     if layout.mode != Mode::Train {
@@ -85,7 +94,12 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     );
     rules.refuse(
         layout.training.loss_chunks > 1 && stages > 1,
-        || format!("the plan computes the loss in {} parts behind a pipeline, and {title} in one there", layout.training.loss_chunks),
+        || {
+            format!(
+                "the plan computes the loss in {} parts behind a pipeline, and {title} in one there",
+                layout.training.loss_chunks
+            )
+        },
         Change::WholeLoss,
     );
     let (batch, share) = (layout.batch, layout.data() * layout.micro_batches());
@@ -104,7 +118,10 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
     set.set(&key("data_parallel_replicate_degree"), if is_sharded { 1 } else { data });
     set.set(&key("data_parallel_shard_degree"), if is_sharded { data } else { 1 });
     if is_sharded {
-        set.set(&key("fsdp_reshard_after_forward"), if layout.zero == Zero::Parameters { "always" } else { "never" });
+        set.set(
+            &key("fsdp_reshard_after_forward"),
+            if layout.zero == Zero::Parameters { "always" } else { "never" },
+        );
     }
     set.set(&key("tensor_parallel_degree"), layout.tensor());
     if layout.tensor() > 1 {
@@ -174,7 +191,10 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     }
     if carries {
         let rows = schedule::rows(layout);
-        let _ = write!(out, "\n# A row for each rank of the pipeline: stage, pass (F, I gradients of inputs, W of weights), micro-batch.\nSCHEDULE = \"\"\"\\\n{rows}\"\"\"\n");
+        let _ = write!(
+            out,
+            "\n# A row for each rank of the pipeline: stage, pass (F, I gradients of inputs, W of weights), micro-batch.\nSCHEDULE = \"\"\"\\\n{rows}\"\"\"\n"
+        );
     }
     out += "\n\ndef configure(config):\n    \"\"\"Sets the layout in a torchtitan.trainer.Trainer.Config, made by a function of a model's registry.\"\"\"\n";
     for Setting { key, value } in &set.0 {
@@ -184,7 +204,11 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
         out += "    path = pathlib.Path(tempfile.gettempdir()) / \"ithaca-schedule.csv\"\n    path.write_text(SCHEDULE)\n    config.parallelism.pipeline_parallel_schedule_csv = str(path)\n";
     }
     if is_trained {
-        out += if is_full { "    config.activation_checkpoint = FullAC.Config()\n" } else { "    config.activation_checkpoint = None\n" };
+        out += if is_full {
+            "    config.activation_checkpoint = FullAC.Config()\n"
+        } else {
+            "    config.activation_checkpoint = None\n"
+        };
     }
     if parts > 1 {
         let _ = writeln!(out, "    config.loss = ChunkedLossWrapper.Config(num_chunks={parts})");

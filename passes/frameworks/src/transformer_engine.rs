@@ -46,7 +46,11 @@ pub(crate) fn text(layout: &Layout, order: &Permutation, notes: &[String]) -> St
     let heads = layout.degree(Role::Heads) > 1;
     let tokens = layout.degree(Role::Tokens) > 1;
     out += "import torch\nimport torch.distributed as dist\n\n";
-    let _ = writeln!(out, "# Ranks that split the same sequences.\nCONTEXT = {}", groups(&[Role::Heads, Role::Tokens]));
+    let _ = writeln!(
+        out,
+        "# Ranks that split the same sequences.\nCONTEXT = {}",
+        groups(&[Role::Heads, Role::Tokens])
+    );
     if heads && tokens {
         let _ = writeln!(out, "# Of these, ranks that split heads inside attention, and ranks of a ring.");
         let _ = writeln!(out, "HEADS = {}\nRING = {}", groups(&[Role::Heads]), groups(&[Role::Tokens]));

@@ -2,17 +2,19 @@
 
 use ithaca_ir::ops::experts::{Gates, Scoring};
 use ithaca_ir::ops::{Scaling, Unary};
-use ithaca_ir::{Diagnostic, Mask};
+use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::Value;
 
 use crate::family;
 use crate::spec::{Kind, Mlp, MlpLayout, NormForm, QkNorm, Residual, Sizes, Spec, Structure};
 
 /// The sizes of a model, and what its layers compute.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// The `model_type` of the description.
     pub family: &'static str,
+    /// The element type that the description states.
+    pub dtype: DType,
     /// Whether the model is a decoder only.
     pub is_decoder: bool,
     /// Layers.
@@ -86,10 +88,12 @@ pub fn facts(config: &Value, ignore: &[String]) -> Result<Facts, Diagnostic> {
         Structure::T5(t5) => (&t5.sizes, None),
         Structure::Bert(bert) => (&bert.sizes, None),
     };
-    let Sizes { hidden, heads, kv_heads, head_dim, ffn, vocab, layers, eps, max_positions, tied, .. } = *sizes;
+    let Sizes { hidden, heads, kv_heads, head_dim, ffn, vocab, layers, eps, max_positions, tied, .. } =
+        *sizes;
     let experts = spec.and_then(|spec| spec.experts.as_ref());
     Ok(Facts {
         family: model.family,
+        dtype: model.dtype,
         is_decoder: spec.is_some(),
         layers,
         hidden,
