@@ -31,6 +31,10 @@ pub const COMMAND_LINE: &[Code] = &[
         "C20",
         "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is requested",
     ),
+    code(
+        "C21",
+        "arguments of another framework state a layout and a workload, and those that change the computation are understood",
+    ),
 ];
 
 /// The sections of every package, in the order of the reference page.

@@ -7,9 +7,10 @@ use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
+use ithaca_passes::frameworks::Framework;
 use ithaca_passes::import::{self, Logits, Mode, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
-use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject};
+use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
@@ -54,7 +55,7 @@ impl PlanRequest {
         narrowing: &NarrowingArgs,
     ) -> Result<Self> {
         let cluster = subject::cluster_of(layout, workload_args.mode)?;
-        let NarrowingArgs { only, without, max_tp } = narrowing.clone();
+        let NarrowingArgs { only, without, max_tp, framework } = narrowing.clone();
         for name in only.iter().chain(&without) {
             let product = registry.product(name)?;
             if product.len() > 1 {
@@ -92,7 +93,7 @@ impl PlanRequest {
             strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
             options: subject::layout_options(registry, layout, mesh.as_ref())?,
             mesh,
-            narrowing: Narrowing { only, without, max_tp },
+            narrowing: Narrowing { only, without, max_tp, framework },
             chooses_fusion: layout.fuse.is_none(),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),
@@ -166,7 +167,12 @@ impl PlanRequest {
         f: impl FnOnce(&Program<'_>, &Request) -> Result<T>,
     ) -> Result<T> {
         let Self { model, cluster, workload, gpus, search } = self;
-        let request = Request::of_search(search, module, workload, *gpus)?;
+        let target = |framework: Framework| -> Result<Target> {
+            let facts = import::facts(&model.config, &workload.ignore)?;
+            Ok(Target { framework, facts, workload: workload.clone() })
+        };
+        let target = search.narrowing.framework.map(target).transpose()?;
+        let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
         let forward = import::import(&model.config, &model.name, workload)?;
         // Many candidates have the same number of stages.
         let programs = Mutex::new(BTreeMap::new());

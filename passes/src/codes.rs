@@ -60,6 +60,7 @@ pub const PASS: &[Code] = &[
     code("P31", "some candidate is legal"),
     code("P32", "some candidate fits in memory"),
     code("P33", "some deployment answers the requests within the targets"),
+    code("P34", "the framework that a plan is for, or is exported to, can run its layout"),
     code("P40", "attention whose dropout is keyed by the order of computation is not split"),
     code("P41", "a movement has the number of axes that it takes, and brings keys to queries on those axes"),
     code("P42", "tokens are in an order that the movement takes"),

@@ -1,5 +1,20 @@
 //! Values of arguments that are numbers.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ithaca_passes::frameworks::Framework;
+
+/// A framework by its name.
+pub(super) fn framework() -> impl TypedValueParser<Value = Framework> {
+    let names = PossibleValuesParser::new(Framework::ALL.map(Framework::name));
+    names.map(|name| name.parse().expect("the names that are possible are those of frameworks"))
+}
+
+/// A framework whose command line can be read.
+pub(super) fn importable() -> impl TypedValueParser<Value = Framework> {
+    let names = PossibleValuesParser::new([Framework::Megatron.name()]);
+    names.map(|name| name.parse().expect("the names that are possible are those of frameworks"))
+}
+
 pub(super) fn positive(text: &str) -> Result<u64, String> {
     count(text, text)
 }

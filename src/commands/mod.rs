@@ -8,8 +8,10 @@ mod device;
 mod diff;
 mod emit;
 mod explain;
+mod export;
 mod fault;
 mod generate;
+mod import;
 mod launch;
 mod list;
 mod merge_weights;
@@ -43,6 +45,8 @@ fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
     match cli.command {
         Command::Plan(args) => plan::plan(&args, session),
         Command::Emit(args) => emit::emit(&args, session),
+        Command::Export(args) => export::export(&args, session),
+        Command::Import(args) => import::import(&args, session),
         Command::Run(args) if args.launch => launch::run(&args, session),
         Command::Run(args) if generate::is_asked(&args) => generate::run(&args, session, None),
         Command::Run(args) => run::run(&args, session),

@@ -105,6 +105,12 @@ fn commands_print_what_the_readme_shows() {
 
 #[cfg(unix)]
 #[test]
+fn commands_print_what_the_guide_to_frameworks_shows() {
+    check("docs/guide/from-a-plan-to-your-framework.md", 6);
+}
+
+#[cfg(unix)]
+#[test]
 fn commands_print_what_the_guide_to_serving_shows() {
     check("docs/guide/size-an-inference-cluster.md", 6);
 }

@@ -95,14 +95,23 @@ fn packages_depend_on_each_other_in_one_direction() {
         ("passes/differentiate", &["ithaca-ir", "ithaca-pass"]),
         ("passes/import", &["ithaca-differentiate", "ithaca-ir", "ithaca-pass"]),
         ("passes/layout", &["ithaca-ir", "ithaca-pass"]),
+        ("passes/frameworks", &["ithaca-differentiate", "ithaca-import", "ithaca-ir", "ithaca-layout"]),
         (
             "passes/plan",
-            &["ithaca-differentiate", "ithaca-import", "ithaca-ir", "ithaca-layout", "ithaca-pass"],
+            &[
+                "ithaca-differentiate",
+                "ithaca-frameworks",
+                "ithaca-import",
+                "ithaca-ir",
+                "ithaca-layout",
+                "ithaca-pass",
+            ],
         ),
         (
             "passes",
             &[
                 "ithaca-differentiate",
+                "ithaca-frameworks",
                 "ithaca-import",
                 "ithaca-ir",
                 "ithaca-layout",
@@ -133,6 +142,7 @@ const CRATES: &[&str] = &[
     "kernels/nccl-rs",
     "passes",
     "passes/differentiate",
+    "passes/frameworks",
     "passes/import",
     "passes/layout",
     "passes/pass",

@@ -28,7 +28,7 @@ mod joint;
 mod last;
 mod micro;
 mod options;
-mod order;
+pub mod order;
 mod pipelined;
 mod regroup;
 mod split;
@@ -40,7 +40,7 @@ mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 pub use pipelined::MAX_CALLS;
-pub use stages::{chunks, in_stages};
+pub use stages::{chunk_layers, chunks, in_stages};
 
 use std::collections::BTreeMap;
 

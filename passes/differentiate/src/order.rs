@@ -11,7 +11,7 @@ use super::options::PipelineOrder;
 
 /// The forward or backward half of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Half {
+pub enum Half {
     /// The forward pass.
     Forward,
     /// The backward pass; if gradients of weights are deferred, that of arguments.
@@ -22,25 +22,28 @@ pub(super) enum Half {
 
 /// One pass of one chunk of layers over one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Step {
-    pub(super) half: Half,
-    pub(super) micro: usize,
-    pub(super) chunk: usize,
+pub struct Step {
+    /// The half.
+    pub half: Half,
+    /// The micro-batch.
+    pub micro: usize,
+    /// The chunk of layers, of all stages.
+    pub chunk: usize,
 }
 
 /// How a pipeline is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub struct Shape {
     /// Stages, P.
-    pub(super) stages: usize,
+    pub stages: usize,
     /// Chunks of layers that each stage has.
-    pub(super) chunks: usize,
+    pub chunks: usize,
     /// Micro-batches, M.
-    pub(super) micros: usize,
+    pub micros: usize,
 }
 
 /// The passes of stage `stage`, in order.
-pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<Step> {
+pub fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<Step> {
     let Shape { stages, chunks, micros } = shape;
     let n = micros * chunks;
     // The i-th forward pass of a stage: groups of P micro-batches pass through its chunks one after another.

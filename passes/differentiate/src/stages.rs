@@ -123,6 +123,20 @@ pub fn chunks(module: &Module, n: usize) -> Option<Vec<Vec<(usize, u64)>>> {
     Some(chunks)
 }
 
+/// The layers of each of `n` chunks of a program, embedding and head left out; nothing where the program has fewer layers.
+pub fn chunk_layers(module: &Module, n: usize) -> Option<Vec<u64>> {
+    let main = module.functions.values().next_back()?;
+    let units = units(module, main);
+    if n == 0 || units.iter().filter(|u| u.is_layer).count() < n {
+        return None;
+    }
+    let mut layers = vec![0; n];
+    for (unit, chunk) in units.iter().zip(balance(&units, n)) {
+        layers[chunk] += u64::from(unit.is_layer);
+    }
+    Some(layers)
+}
+
 fn units(module: &Module, main: &Function) -> Vec<Unit> {
     let mut units = Vec::new();
     for (node, call) in main.nodes.iter().enumerate() {

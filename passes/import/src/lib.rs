@@ -26,6 +26,7 @@
 mod build;
 mod capacity;
 mod documents;
+mod facts;
 mod family;
 mod fields;
 mod rope;
@@ -44,6 +45,7 @@ use spec::Structure;
 
 pub use capacity::{Capacity, ExpertBound};
 pub use documents::Documents;
+pub use facts::{ExpertFacts, Facts, LlamaFacts, facts};
 pub use family::{families, text_part};
 pub use shrink::{Detail, Shrink, SmallTokens, shrink};
 pub use workload::{Labels, Logits, Mode, Pages, Workload};

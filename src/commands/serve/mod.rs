@@ -71,7 +71,9 @@ fn check_given(args: &PlanArgs) -> Result<()> {
         gpus: None,
         ..args.layout.clone()
     };
-    let Some(flag) = cli::first_given(&workload).or(cli::first_given(&layout)) else { return Ok(()) };
+    let of_framework = args.narrowing.framework.map(|_| "--for".to_owned());
+    let flag = cli::first_given(&workload).or(cli::first_given(&layout)).or(of_framework);
+    let Some(flag) = flag else { return Ok(()) };
     let message = format!("`{flag}` does not go with `--mode serve`, which chooses batches and layouts");
     let help =
         "narrow it by `--only`, `--without`, `--max-tp` and `--gpus`; lengths are `--input` and `--output`";

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_frameworks::Framework;
 use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::movement::Partials;
@@ -70,6 +71,9 @@ pub struct Narrowing {
     /// The most ranks of tensor parallelism.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tp: Option<u64>,
+    /// The framework that must be able to run a layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub framework: Option<Framework>,
 }
 
 impl Narrowing {

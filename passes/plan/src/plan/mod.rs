@@ -342,6 +342,9 @@ pub struct Alternative {
     /// What the search chose of the training step beside the layout, as flags of the command line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub flags: String,
+    /// The layout in the names of the framework that the plan is for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub settings: String,
     /// Other strategies and meshes with the same program, up to the order of the axes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,

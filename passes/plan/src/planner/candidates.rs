@@ -18,7 +18,7 @@ use crate::planner::request::{Request, Sparsity};
 ///
 /// # Errors
 /// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` for a number of GPUs that the cluster or the mesh does not
-/// have.
+/// have, `P34` where the framework that the plan is for can run none.
 pub fn candidates(
     registry: &Registry,
     cluster: &Cluster,
@@ -74,7 +74,17 @@ pub fn candidates(
     if found.is_empty() {
         return Err(no_candidate(request));
     }
-    Ok(found)
+    let Some(target) = &request.target else { return Ok(found) };
+    let (admitted, refusals) = target.admitted(registry, found, request.stated());
+    if admitted.is_empty() {
+        let title = target.framework.title();
+        let gpus = counted(request.gpus, "GPU");
+        let diagnostic =
+            Diagnostic::new("P34", format!("{title} can run no layout of the request on {gpus}"));
+        let reasons = refusals.into_iter().map(|refusal| refusal.reason).take(2);
+        return Err(reasons.fold(diagnostic, Diagnostic::help));
+    }
+    Ok(admitted)
 }
 
 /// The most strategies of a product in which experts have an axis of their own: four axes and more are as many meshes as all

@@ -20,6 +20,7 @@ mod request;
 mod same;
 mod search;
 mod table;
+mod target;
 mod tried;
 
 use ithaca_ir::Diagnostic;
@@ -36,6 +37,7 @@ pub use compiler::{Compiler, Program};
 pub use repair::repairs;
 pub use request::{Request, Sparsity, Steps, experts};
 pub use table::{Refusals, Rows, View, table};
+pub use target::Target;
 pub use tried::Priced;
 
 /// The winner, and everything that was tried.
@@ -93,9 +95,9 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
     }
     let Some(compiled) = tried.check_winner(compiler) else {
         let diagnostic = repair::refusal(compiler, cluster, request, &tried);
-        return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));
+        return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler, request) }));
     };
-    let alternatives = tried.alternatives(compiler);
+    let alternatives = tried.alternatives(compiler, request);
     let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
     Ok(Ranked { chosen, compiled, alternatives })
 }
@@ -181,8 +183,16 @@ impl Tried {
         None
     }
 
-    fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {
-        let fits = self.fits.iter().map(|p| reasons::ranked(p, &self.fits[0]));
+    fn alternatives(&self, compiler: &dyn Compiler, request: &Request) -> Vec<Alternative> {
+        let registry = compiler.registry();
+        let names = |priced: &Priced| {
+            let target = request.target.as_ref();
+            target.map_or_else(String::new, |target| {
+                target.names(&registry, &priced.options, priced.training.as_ref())
+            })
+        };
+        let fits =
+            self.fits.iter().map(|p| Alternative { settings: names(p), ..reasons::ranked(p, &self.fits[0]) });
         let too_large = self.too_large.iter().map(|(p, over)| reasons::too_large(p, *over));
         let refused = self.refused.iter().map(|(options, diagnostic)| {
             let repairs = repair::of_candidate(compiler, options);

@@ -56,6 +56,7 @@ fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
         strategy: options.strategy_text(),
         mesh: plan::mesh_axes(&options.mesh),
         flags: String::new(),
+        settings: String::new(),
         also: Vec::new(),
         outcome,
     }

@@ -6,6 +6,7 @@ use ithaca_ir::ops::experts::Experts;
 use ithaca_ir::{Diagnostic, Mesh, Module, Op};
 use ithaca_layout::shard::ShardOptions;
 
+use super::target::{Stated, Target};
 use crate::plan::{self, Choice, Narrowing, Search};
 
 /// A request to the planner.
@@ -33,6 +34,8 @@ pub struct Request {
     pub continues: bool,
     /// The training step, where one is searched.
     pub steps: Option<Steps>,
+    /// The framework that the plan is for.
+    pub target: Option<Target>,
 }
 
 /// The training steps of a request.
@@ -110,6 +113,7 @@ impl Request {
             continues: continues(module),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: search.open.clone() }),
+            target: None,
         })
     }
 
@@ -117,6 +121,19 @@ impl Request {
     pub(super) fn is_search_of_steps(&self) -> bool {
         let is_one = self.strategy.is_some() && self.mesh.is_some();
         self.steps.as_ref().is_some_and(|steps| !is_one || !steps.open.is_empty())
+    }
+
+    /// Which parts of a training step candidates state: a search chooses the others later, and that of layouts inside has none.
+    pub(super) fn stated(&self) -> Stated {
+        let is_step = self.target.as_ref().is_some_and(|target| target.workload.mode == Mode::Train);
+        match &self.steps {
+            Some(steps) if is_step && self.is_search_of_steps() => {
+                let is_open = steps.open.contains(&Choice::Zero);
+                Stated::Layout((!is_open).then_some(self.options.zero))
+            }
+            None if is_step => Stated::Layout(None),
+            Some(_) | None => Stated::Whole,
+        }
     }
 
     /// The search of this request, as a plan records it.

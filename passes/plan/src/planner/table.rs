@@ -89,7 +89,7 @@ fn is_plan(outcome: &Outcome) -> bool {
 }
 
 fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
-    let Alternative { strategy, mesh, flags, also, outcome } = alternative;
+    let Alternative { strategy, mesh, flags, settings, also, outcome } = alternative;
     let (step, exposed, memory, reason) = match outcome {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason }
         | Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
@@ -110,10 +110,10 @@ fn row(alternative: &Alternative, rates: &Rates, rows: Rows) -> Row {
         strategy: strategy.clone(),
         mesh: mesh_text(mesh),
         figures: [seconds(step), tokens, utilization, seconds(exposed), bytes(memory)],
-        reason: if flags.is_empty() {
-            format!("{reason}{others}")
-        } else {
-            format!("{flags}; {reason}{others}")
+        reason: {
+            let parts = [settings.as_str(), flags.as_str(), reason.as_str()];
+            let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+            format!("{}{others}", parts.join("; "))
         },
     }
 }
@@ -219,7 +219,7 @@ fn summed(others: &[&Alternative], width: usize, out: &mut String) {
 
 /// A line for each layout.
 fn each(others: &[&Alternative], width: usize, out: &mut String) {
-    for Alternative { strategy, mesh, flags, also: _, outcome } in others {
+    for Alternative { strategy, mesh, flags, settings: _, also: _, outcome } in others {
         let layout = format!("{} {flags}", layout_text(strategy, mesh));
         let layout = layout.trim_end();
         let line = match outcome {

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_differentiate::{MAX_CALLS, PipelineOrder};
+use ithaca_differentiate::{MAX_CALLS, PipelineOrder, Training};
+use ithaca_frameworks::Layout;
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
+use super::inside::{around, data_parallel};
 use super::{CHUNKS, Inside, Looked, Search, divisors};
 use crate::plan::Choice;
 use crate::planner::block::{Block, Held, Kind};
 use crate::planner::estimate::{Cut, Estimate, Shape};
+use crate::planner::target::Target;
 
 impl Search<'_> {
     /// A first look at all steps, the fastest that may fit first.
@@ -55,6 +58,11 @@ impl Search<'_> {
                 continue;
             }
             let share = batch / data;
+            let for_target = self
+                .request
+                .target
+                .as_ref()
+                .map(|target| (target, self.for_target(target, inside, data, stages)));
             for micro_batches in divisors(share) {
                 let is_given =
                     self.is_open(Choice::MicroBatches) || micro_batches == self.training.micro_batches;
@@ -77,6 +85,21 @@ impl Search<'_> {
                         }
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             let shape = Shape { stages, micro_batches, order, chunks };
+                            let is_admitted = for_target.as_ref().is_none_or(|(target, layout)| {
+                                let Some(layout) = layout else { return true };
+                                let training = Training {
+                                    recompute: *recompute,
+                                    loss_chunks,
+                                    micro_batches,
+                                    pipeline: order,
+                                    chunks,
+                                    ..layout.training.clone()
+                                };
+                                target.refusals(&Layout { zero, training, ..layout.clone() }).is_empty()
+                            });
+                            if !is_admitted {
+                                continue;
+                            }
                             let estimate = self.composed(&block, shape, size * data);
                             let Some(estimate) = estimate else { continue };
                             found.push(Looked {
@@ -97,6 +120,14 @@ impl Search<'_> {
             }
         }
         found
+    }
+
+    /// The layout of an inside with so many data-parallel ranks and stages, in the terms of frameworks.
+    fn for_target(&self, target: &Target, inside: &Inside, data: u64, stages: u64) -> Option<Layout> {
+        let options =
+            if inside.data.is_some() { inside.options.clone() } else { data_parallel(&inside.options, data) };
+        let options = around(&options, "pipeline", &[(STAGE_AXIS, stages)]);
+        target.layout(&self.registry, &options, Some(self.training)).ok()
     }
 
     /// The estimate of a shape; `None` where the calls of the block cannot be told apart by chunks of layers.

@@ -1,0 +1,286 @@
+//! Reads the command line of Megatron-LM: the layout that somebody runs, in the words of this program.
+//!
+//! Flags of the layout, the workload and the architecture are understood. Those that change neither the time nor the memory of a step
+//! are ignored with a note. Every other flag is refused by name, unless the caller declares it to have no influence.
+
+mod flags;
+mod model;
+
+use ithaca_ir::{Diagnostic, Diagnostics};
+use serde_json::Value;
+
+use flags::Flags;
+pub use flags::words;
+
+/// A layout that somebody runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The description of the model, if the flags state its architecture.
+    pub config: Option<Value>,
+    /// The workload as flags of this program.
+    pub workload: Vec<String>,
+    /// The layout and the training step as flags of this program.
+    pub layout: Vec<String>,
+    /// What has no influence on the price, and other remarks.
+    pub notes: Vec<String>,
+}
+
+/// Reads the words of a command line for so many GPUs; `ignore` are flags that the caller declares to have no influence.
+///
+/// # Errors
+/// `C21`, one for each flag that is missing, malformed or not understood, and for sizes that do not fit.
+pub fn read(words: &[String], gpus: u64, ignore: &[String]) -> Result<Run, Diagnostics> {
+    let mut flags = Flags::new(words, ignore);
+    let config = model::config(&mut flags);
+    let run = layout(&mut flags, gpus);
+    let (notes, mut refusals) = flags.finish();
+    match run {
+        Ok((workload, layout, more)) if refusals.is_empty() => {
+            Ok(Run { config, workload, layout, notes: [notes, more].concat() })
+        }
+        Ok(_) => Err(refusals),
+        Err(mut wrong) => {
+            refusals.append(&mut wrong);
+            Err(refusals)
+        }
+    }
+}
+
+type Words = Vec<String>;
+
+fn refusal(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new("C21", message)
+}
+
+fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), Diagnostics> {
+    let mut wrong: Diagnostics = Vec::new();
+    let mut notes = Vec::new();
+    let degree = |flags: &mut Flags, name: &str| flags.number(name).unwrap_or(1).max(1);
+    let tensor = degree(flags, "tensor-model-parallel-size");
+    let stages = degree(flags, "pipeline-model-parallel-size");
+    let context = degree(flags, "context-parallel-size");
+    let experts = degree(flags, "expert-model-parallel-size");
+    let expert_tensor = flags.number("expert-tensor-parallel-size").unwrap_or(tensor);
+    let is_split = flags.flag("sequence-parallel") && tensor > 1;
+    let stages_inside = flags.flag("use-tp-pp-dp-mapping");
+    let comm: Vec<String> = flags.words("cp-comm-type");
+    let sizes: Vec<u64> =
+        flags.words("hierarchical-context-parallel-sizes").iter().filter_map(|n| n.parse().ok()).collect();
+    let micro = flags.number("micro-batch-size");
+    let global = flags.number("global-batch-size");
+    let sequence = flags.number("seq-length").or_else(|| flags.number("encoder-seq-length"));
+    let is_bf16 = flags.flag("bf16");
+    let is_f16 = flags.flag("fp16");
+    let model = tensor.saturating_mul(stages).saturating_mul(context);
+    if !gpus.is_multiple_of(model) {
+        let message = format!("{gpus} GPUs are not divisible by {model}, tensor · pipeline · context degree");
+        wrong.push(refusal(message).help("give the number of GPUs of the run by `--gpus`"));
+        return Err(wrong);
+    }
+    let data = gpus / model;
+    let (Some(micro), Some(sequence)) = (micro, sequence) else {
+        for (flag, value) in [("micro-batch-size", micro), ("seq-length", sequence)] {
+            if value.is_none() {
+                wrong.push(refusal(format!("`--{flag}` is missing")));
+            }
+        }
+        return Err(wrong);
+    };
+    let global = global.unwrap_or(micro * data);
+    if !global.is_multiple_of(micro * data) {
+        wrong.push(refusal(format!(
+            "`--global-batch-size {global}` is not divisible by {}, `--micro-batch-size {micro}` times {data} data-parallel ranks",
+            micro * data
+        )));
+    }
+    let micro_batches = (global / (micro * data).max(1)).max(1);
+    if !sequence.is_multiple_of(2 * context) && context > 1 {
+        wrong.push(refusal(format!("`--seq-length {sequence}` is not divisible by 2 · {context}, the context degree, as Megatron-LM needs")));
+    }
+    // Strategies and axes, major to minor.
+    let mut strategies: Vec<&str> = Vec::new();
+    let mut axes: Vec<(&str, u64)> = Vec::new();
+    let outer: [(&str, &str, u64); 2] = if stages_inside {
+        [("data-parallel", "dp", data), ("pipeline", "pp", stages)]
+    } else {
+        [("pipeline", "pp", stages), ("data-parallel", "dp", data)]
+    };
+    for (strategy, axis, n) in outer {
+        if axis == "dp" && experts > 1 {
+            if context > 1 || !data.is_multiple_of(experts) || expert_tensor != tensor {
+                let message = format!(
+                    "`--expert-model-parallel-size {experts}` with context degree {context}, {data} data-parallel ranks and \
+                     `--expert-tensor-parallel-size {expert_tensor}` has experts over ranks for which there is no strategy here"
+                );
+                let help = "expert degrees that divide the data-parallel ranks are understood, without context parallelism and \
+                            with the tensor degree of attention";
+                wrong.push(refusal(message).help(help));
+            }
+            strategies.push("data-parallel-ep");
+            axes.extend([("dp", data / experts.max(1)), ("ep", experts)]);
+        } else if n > 1 {
+            strategies.push(strategy);
+            axes.push((axis, n));
+        }
+    }
+    let kinds: Vec<&str> = comm.iter().map(String::as_str).collect();
+    let mut order = None;
+    if context > 1 {
+        if kinds.windows(2).any(|pair| pair[0] != pair[1]) {
+            wrong.push(refusal("`--cp-comm-type` has another type for each layer, which is not understood"));
+        }
+        order = Some("zigzag");
+        match kinds.first().copied().unwrap_or("p2p") {
+            "p2p" => {
+                strategies.push("ring");
+                axes.push(("ring", context));
+            }
+            "all_gather" => {
+                strategies.push("megatron-cp-allgather");
+                axes.push(("cp", context));
+            }
+            "a2a" => {
+                strategies.push("ulysses");
+                axes.push(("ulysses", context));
+                order = None;
+            }
+            "a2a+p2p" => match sizes.as_slice() {
+                [heads, ring] if heads * ring == context => {
+                    strategies.push("usp");
+                    axes.extend([("ring", *ring), ("ulysses", *heads)]);
+                }
+                _ => wrong.push(refusal(format!(
+                    "`--hierarchical-context-parallel-sizes` is not two sizes whose product is the context degree {context}"
+                ))),
+            },
+            "allgather" => wrong.push(
+                refusal("`--cp-comm-type allgather` is the spelling of the help text, and attention takes `all_gather` only")
+                    .help("write `--cp-comm-type all_gather`"),
+            ),
+            other => wrong.push(refusal(format!("`--cp-comm-type {other}` is not p2p, all_gather, a2a or a2a+p2p"))),
+        }
+    }
+    if tensor > 1 {
+        strategies.push(if is_split { "megatron-tp-sp" } else { "megatron-tp" });
+        axes.push(("tp", tensor));
+    }
+    let mut workload = vec![
+        "--mode".to_owned(),
+        "train".to_owned(),
+        "--seq".to_owned(),
+        sequence.to_string(),
+        "--batch".to_owned(),
+        global.to_string(),
+        "--dtype".to_owned(),
+        (if is_bf16 {
+            "bf16"
+        } else if is_f16 {
+            "f16"
+        } else {
+            "f32"
+        })
+        .to_owned(),
+    ];
+    let attention_dropout = flags.real("attention-dropout");
+    let hidden_dropout = flags.real("hidden-dropout");
+    if attention_dropout.unwrap_or(0.1) != 0.0 || hidden_dropout.unwrap_or(0.1) != 0.0 {
+        notes.push("dropout, 0.1 where `--attention-dropout` and `--hidden-dropout` do not state it, has no price here".to_owned());
+    }
+    workload.extend(["--train".to_owned(), "dropout=off".to_owned()]);
+    let mut options: Words = Vec::new();
+    let mut option = |key: &str, value: String| options.extend([key.to_owned(), value]);
+    option("--gpus", gpus.to_string());
+    option("--strategy", if strategies.is_empty() { "single".to_owned() } else { strategies.join("+") });
+    if !axes.is_empty() {
+        let axes: Vec<String> = axes.iter().map(|(axis, n)| format!("{axis}={n}")).collect();
+        option("--mesh", axes.join(","));
+    }
+    if let Some(order) = order {
+        option("--order", order.to_owned());
+    }
+    match zero(flags, data * context) {
+        Ok(stage) => option("--zero", stage.to_string()),
+        Err(refused) => wrong.push(refused),
+    }
+    match recompute(flags) {
+        Ok(policy) => option("--recompute", policy),
+        Err(refused) => wrong.push(refused),
+    }
+    option("--micro-batches", micro_batches.to_string());
+    option("--loss-chunks", "1".to_owned());
+    let layers = flags.number("num-layers");
+    let each = flags.number("num-layers-per-virtual-pipeline-stage");
+    let chunks = flags.number("num-virtual-stages-per-pipeline-rank");
+    let cut = flags.word("pipeline-model-parallel-layout");
+    let parts = cut.as_ref().map(|text| text.matches('|').count() as u64 + 1);
+    if stages > 1 {
+        if cut.as_ref().is_some_and(|text| text.contains(['(', 'm'])) {
+            wrong.push(refusal(
+                "`--pipeline-model-parallel-layout` with parentheses or `m` is not understood",
+            ));
+        }
+        if cut.is_some() {
+            notes.push("layers are cut into stages by their FLOPs here, not as `--pipeline-model-parallel-layout` says".to_owned());
+        }
+        let of_each = each.and_then(|each| Some(layers? / (stages * each).max(1)));
+        let chunks = chunks.or(of_each).or(parts.map(|n| n / stages)).unwrap_or(1).max(1);
+        if chunks > 1 {
+            option("--pipeline", "interleaved".to_owned());
+            option("--train", format!("chunks={chunks}"));
+        } else {
+            option("--pipeline", "1f1b".to_owned());
+        }
+    }
+    if wrong.is_empty() { Ok((workload, options, notes)) } else { Err(wrong) }
+}
+
+/// The ZeRO stage of so many ranks with the same weights.
+fn zero(flags: &mut Flags, ranks: u64) -> Result<u64, Diagnostic> {
+    let distributed = flags.flag("use-distributed-optimizer");
+    let fsdp = flags.flag("use-megatron-fsdp") | flags.flag("use-custom-fsdp");
+    let torch = flags.flag("use-torch-fsdp2");
+    let strategy = flags.word("data-parallel-sharding-strategy");
+    let stage = match (fsdp, torch, strategy.as_deref()) {
+        (false, true, _) | (true, _, Some("optim_grads_params")) => 3,
+        (true, _, Some("optim_grads")) => 2,
+        (true, _, Some("optim")) => 1,
+        (true, _, Some("no_shard") | None) => u64::from(distributed),
+        (true, _, Some(other)) => {
+            return Err(refusal(format!(
+                "`--data-parallel-sharding-strategy {other}` is not no_shard, optim, optim_grads or optim_grads_params"
+            )));
+        }
+        (false, false, _) => u64::from(distributed),
+    };
+    Ok(if ranks > 1 { stage } else { 0 })
+}
+
+/// The activations that are recomputed.
+fn recompute(flags: &mut Flags) -> Result<String, Diagnostic> {
+    let selective = flags.flag("recompute-activations");
+    let granularity = flags.word("recompute-granularity");
+    let method = flags.word("recompute-method");
+    let layers = flags.number("recompute-num-layers");
+    let modules = flags.words("recompute-modules");
+    match (granularity.as_deref(), selective) {
+        (None, false) => Ok("none".to_owned()),
+        (Some("selective"), _) | (None, true) => {
+            if modules.iter().all(|module| module == "core_attn") {
+                Ok("selective".to_owned())
+            } else {
+                Err(refusal(format!("`--recompute-modules {}` is not understood", modules.join(" ")))
+                    .help("the module `core_attn` is understood, and `--recompute-granularity full`"))
+            }
+        }
+        (Some("full"), _) => match (method.as_deref(), layers.unwrap_or(1)) {
+            (Some("uniform") | None, 1) => Ok("full".to_owned()),
+            (Some("uniform") | None, n) => Ok(format!("full(every={n})")),
+            (Some(other), _) => Err(refusal(format!(
+                "`--recompute-method {other}` recomputes a part of the layers, which is not understood"
+            ))),
+        },
+        (Some(other), _) => {
+            Err(refusal(format!("`--recompute-granularity {other}` is not full or selective")))
+        }
+    }
+}

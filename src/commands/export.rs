@@ -1,0 +1,102 @@
+//! `export`: a plan in the words of another framework.
+
+use std::fmt::Write;
+
+use ithaca_ir::{Diagnostic, Diagnostics};
+use ithaca_passes::differentiate;
+use ithaca_passes::frameworks::{self, Export, Layout, Refusal, Role, Subject, TokenOrder};
+use ithaca_passes::import;
+use ithaca_passes::plan::{self, Plan};
+
+use super::plan::noted;
+use super::session::{Done, Session};
+use crate::cli::ExportArgs;
+use crate::error::{Failure, Result};
+use crate::{files, subject};
+
+pub(super) fn export(args: &ExportArgs, session: &mut Session<'_>) -> Result<Done> {
+    let plan = subject::plan(session.registry, &args.plan)?;
+    let facts = import::facts(&plan.model.config, &plan.workload.ignore)?;
+    let layout = layout(&plan, &facts, session)?;
+    let refusals = frameworks::check(args.to, &layout, &facts);
+    let (layout, changed) = if refusals.is_empty() {
+        (layout, Vec::new())
+    } else {
+        let nearest = frameworks::nearest(args.to, &layout, &facts);
+        match nearest {
+            Ok(nearest) if args.nearest => nearest,
+            other => return Err(refused(args, refusals, other.is_ok())),
+        }
+    };
+    let model = match args.name.as_deref() {
+        Some(name) => name.to_owned(),
+        None => plan.model.name.clone(),
+    };
+    let Plan { strategy, mesh, workload, .. } = &plan;
+    let of = format!("{} of {} x {} tokens", workload.mode.name(), workload.batch, workload.sequence);
+    let subject = Subject {
+        plan: format!("{model}: {of} by {}", plan::layout_text(strategy, mesh)),
+        model,
+        node: plan.cluster.devices_per_node.value,
+    };
+    let Export { text, mut notes } = frameworks::export(args.to, &layout, &facts, &subject, &changed);
+    if !changed.is_empty() {
+        notes.push("time and memory of the plan are not those of this layout".to_owned());
+    }
+    let Some(path) = &args.output else { return Ok(Done::success(text)) };
+    files::write(path, text.as_bytes())?;
+    let mut out: String = notes.iter().map(|note| noted(note, session.width)).collect();
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "wrote {}", path.display());
+    Ok(Done::success(out))
+}
+
+/// The layout of a plan in the terms of frameworks.
+fn layout(plan: &Plan, facts: &import::Facts, session: &Session<'_>) -> Result<Layout> {
+    let workload = plan.workload_in_stages()?;
+    let options = plan.shard_options()?;
+    let layout = Layout::new(session.registry, &options, &workload, facts, None)?;
+    let caches = layout.degree(Role::Cache) * layout.degree(Role::DecodeContext) > 1;
+    let dimension = plan.dimensions.iter().find(|dim| dim.name == if caches { "kv" } else { "s" });
+    let order = match dimension.and_then(|dim| dim.order.as_deref()) {
+        None => TokenOrder::Contiguous,
+        Some(text) if text.starts_with("zigzag") => TokenOrder::Zigzag,
+        Some(text) => {
+            let block = text.strip_prefix("striped(").and_then(|rest| rest.strip_suffix(')'));
+            let block = block.map(|inner| inner.split_once(',').map_or("1", |(_, block)| block.trim()));
+            block
+                .and_then(|block| block.parse().ok())
+                .map_or_else(|| TokenOrder::Other(text.to_owned()), TokenOrder::Striped)
+        }
+    };
+    let layout = Layout { order, ..layout };
+    let n = layout.stages() * layout.chunks();
+    if n == 1 {
+        return Ok(layout);
+    }
+    let forward = import::import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
+    let layers = usize::try_from(n).ok().and_then(|n| differentiate::chunk_layers(&forward, n));
+    Ok(layout.cut(layers.unwrap_or_default()))
+}
+
+/// All refusals of an export; the last has the repair.
+fn refused(args: &ExportArgs, refusals: Vec<Refusal>, has_nearest: bool) -> Failure {
+    let title = args.to.title();
+    let n = refusals.len();
+    let mut diagnostics: Diagnostics = Vec::new();
+    for (i, Refusal { reason, change }) in refusals.into_iter().enumerate() {
+        let mut diagnostic = Diagnostic::new("P34", reason);
+        if let Some(change) = change {
+            diagnostic = diagnostic.help(format!("nearest: {}", change.text()));
+        }
+        if i + 1 == n {
+            diagnostic =
+                diagnostic.help(format!("`ithaca plan … --for {}` searches what {title} can run", args.to));
+            if has_nearest {
+                diagnostic = diagnostic.repairs(["--nearest".to_owned()]);
+            }
+        }
+        diagnostics.push(diagnostic);
+    }
+    Failure { diagnostics, source: None, context: None }
+}
