@@ -22,7 +22,7 @@ use crate::{files, subject};
 /// The most functions that are drawn.
 const DRAWN: usize = 4;
 /// The most rows of collectives.
-const ROWS: usize = 60;
+const ROWS: usize = 30;
 
 /// What the page shows.
 #[derive(Serialize)]

@@ -22,6 +22,18 @@ function drawn(draw) {
   draw();
 }
 
+/** Hides labels that would overlap earlier ones or leave the chart. */
+function apart(labels, { left, right }) {
+  const kept = [];
+  for (const label of labels) {
+    const box = label.getBoundingClientRect();
+    const meets = (other) => box.left < other.right + 3 && other.left < box.right + 3 && box.top < other.bottom && other.top < box.bottom;
+    const fits = box.left >= left && box.right <= right && !kept.some(meets);
+    label.style.display = fits ? "" : "none";
+    if (fits) kept.push(box);
+  }
+}
+
 /** Ticks of seconds in one unit. */
 function unitOfTime(most) {
   return most >= 1 ? [1, "s"] : most >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
@@ -52,7 +64,7 @@ function alternatives() {
     `${counted(rows.length + tooLarge.length + nRefused, "layout")} fit and are legal. A row is a distinct program.`;
   const rate = decodes ? (row) => row.rate.toFixed(1) : (row) => percent(row.rate);
   const columns = [
-    { name: "Layout", text: (row) => row.layout, fill: (row) => [
+    { name: "Layout", long: true, text: (row) => row.layout, fill: (row) => [
       row.layout,
       row.is_chosen ? element("span", { class: "badge" }, "plan") : "",
       row.is_frontier ? element("span", { class: "badge frontier" }, "frontier") : "",
@@ -64,7 +76,7 @@ function alternatives() {
     { name: decodes ? "Tokens/s per user" : "MFU", text: rate, number: (row) => row.rate },
     { name: "Exposed", text: (row) => seconds(row.exposed), number: (row) => row.exposed },
     { name: "Memory", text: (row) => bytes(row.memory), number: (row) => row.memory },
-    { name: "Reason", text: (row) => row.reason },
+    { name: "Reason", text: (row) => row.reason, long: true },
   ];
   const number = new Map(rows.map((row, i) => [row, i]));
   const name = (row) => ({ id: `plan-${number.get(row)}`, class: row.is_chosen ? "chosen" : undefined });
@@ -84,7 +96,7 @@ function alternatives() {
   at("#too-large summary").textContent = `${counted(tooLarge.length, "layout")} that ${tooLarge.length === 1 ? "does" : "do"} not fit`;
   if (tooLarge.length) {
     tableIn("#too-large div", [
-      { name: "Layout", text: (row) => row.layout },
+      { name: "Layout", text: (row) => row.layout, long: true },
       { name: "Lacks", text: (row) => bytes(row.over), number: (row) => row.over },
       { name: "Memory", text: (row) => bytes(row.memory), number: (row) => row.memory },
       { name: "Step, if it did fit", text: (row) => seconds(row.step), number: (row) => row.step },
@@ -119,10 +131,13 @@ function alternatives() {
     const y = (row) => row.memory / 2 ** 30;
     const order = rows.map((_, i) => i).sort((a, b) => rows[a].is_chosen - rows[b].is_chosen);
     const most = d3.max(rows, y);
+    const [first, last] = d3.extent(rows, x);
+    const isLong = last > 8 * first;
+    const pad = Math.max(0.02 * first, 0.05 * (last - first));
     const limit = most > 0.6 * usable / 2 ** 30 ? [usable / 2 ** 30] : [];
     const chart = Plot.plot({
       ...options("#scatter", isNarrow() ? 280 : 340, "Time of a step against memory of a GPU"),
-      x: { label: `Step (${unit}) →`, nice: true, type: d3.max(rows, x) > 8 * d3.min(rows, x) ? "log" : "linear", ticks: isNarrow() ? 4 : 8, tickFormat: "~g" },
+      x: { label: `Step (${unit}) →`, type: isLong ? "log" : "linear", domain: isLong ? [first / 1.2, last * 1.2] : [first - pad, last + pad], ticks: isNarrow() ? 4 : 8, tickFormat: "~g" },
       y: { label: "↑ Memory of a GPU (GiB)", zero: true, nice: true, grid: true },
       marks: [
         Plot.ruleY(limit, { stroke: colour("bad"), strokeDasharray: "5 4" }),
@@ -190,7 +205,8 @@ function timeline() {
     cx.scale(scale, scale);
     cx.clearRect(0, 0, width, height);
     cx.textBaseline = "middle";
-    const left = isNarrow() ? 66 : 84;
+    cx.font = "12px system-ui, sans-serif";
+    const left = 18 + Math.max(40, ...shown.map((lane) => cx.measureText(lane.stream).width));
     const x = d3.scaleLinear([state.from, state.to], [left, width - 10]);
     const colours = KINDS.map(([, of]) => colour(of));
     const [text, soft, idle, exposed, line] = ["text", "soft", "idle", "exposed", "line"].map(colour);
@@ -382,16 +398,16 @@ function timeline() {
     const listed = (items) => Object.entries(items).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => `${name} ${seconds(s)}`).join(", ");
     const reasons = (items) => Object.entries(items).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([name, s]) => `${name} (${seconds(s)})`).join("; ");
     tableIn("#exposed div", [
-      { name: "Collective", text: (row) => `${row.collective} in @${row.frame}` },
+      { name: "Collective", text: (row) => `${row.collective} in @${row.frame}`, long: true },
       { name: "Runs", text: (row) => row.count, number: (row) => row.count },
       { name: "Time", text: (row) => seconds(row.seconds), number: (row) => row.seconds },
       { name: "Exposed", text: (row) => seconds(row.exposed), number: (row) => row.exposed },
-      { name: "Beside it", text: (row) => listed(row.beside) || "nothing" },
-      { name: "Reason", text: (row) => reasons(row.reasons) },
+      { name: "Beside it", text: (row) => listed(row.beside) || "nothing", long: true },
+      { name: "Reason", text: (row) => reasons(row.reasons), long: true },
     ], data.exposed, { caption: "On the rank that ends last" });
   }
   tableIn("#rank-table div", [
-    { name: "Rank", text: (row) => label(row) },
+    { name: "Rank", text: (row) => label(row), number: (row) => row.rank, start: true },
     { name: "Ends after", text: (row) => seconds(row.seconds), number: (row) => row.seconds },
     { name: "Kernels", text: (row) => seconds(row.compute), number: (row) => row.compute },
     { name: "Exposed", text: (row) => seconds(row.exposed), number: (row) => row.exposed },
@@ -418,7 +434,7 @@ function timeline() {
 
 // ---- Memory
 
-const PARTS = ["product", "attention", "other", "good", "copy", "link"];
+const PARTS = ["product", "attention", "other", "copy", "good", "link"];
 
 function memory() {
   const of = data.memory;
@@ -426,7 +442,7 @@ function memory() {
   if (!of) return;
   const names = ["communication buffers", "activations saved for the backward pass", "other activations and outputs"];
   const lasting = of.lasting.map((part, i) => [part.name, part.bytes, PARTS[i % PARTS.length]]);
-  const moving = [[names[1], 1, "bad"], [names[2], 2, "comm"], [names[0], 0, "exposed"]];
+  const moving = [[names[1], 1, "comm"], [names[2], 2, "sun"], [names[0], 0, "exposed"]];
   const most = moving.map(([name, i, colour]) => [name, d3.max(of.moments, (moment) => moment[2 + i]) ?? 0, colour, i]);
   const used = most.filter(([, bytes]) => bytes > 0);
   at("#memory-hint").textContent = `${bytes(of.total)} of ${bytes(of.usable)} usable${of.place ? ` on the ranks of ${of.place}` : ""}: ` +
@@ -484,7 +500,7 @@ function traffic() {
   at("#traffic-hint").textContent = flows.length ? `${levels.map(rate).join("; ")}.` : "No rank sends anything.";
   for (const figure of document.querySelectorAll("#traffic .pair")) figure.hidden = flows.length === 0;
   const phases = new Set(flows.map((flow) => flow.phase)).size > 1;
-  const name = (flow) => `${flow.kind} over ${flow.axis}${phases ? `, ${flow.phase}` : ""}`;
+  const name = (flow) => `${flow.kind}/${flow.axis}${phases ? `, ${flow.phase}` : ""}`;
   if (flows.length) drawn(() => {
     const cells = flows.flatMap((flow) => flow.by_level.map((sent, i) => ({ flow: name(flow), level: levels[i][0], sent })));
     const heat = d3.interpolateRgb(colour("heat-0"), colour("heat-1"));
@@ -494,7 +510,7 @@ function traffic() {
     const longest = d3.max(flows, (flow) => name(flow).length);
     const chart = Plot.plot({
       ...options("#levels", 44 + 34 * flows.length, "Bytes by collective and level of the topology"),
-      marginLeft: Math.min(width * 0.55, 14 + 6.4 * longest), marginTop: 34, marginBottom: 6, marginRight: 4,
+      marginLeft: Math.min(width * 0.55, 14 + 6.3 * longest), marginTop: 34, marginBottom: 6, marginRight: 4,
       x: { domain: levels.map(([level]) => level), axis: "top", label: null, tickSize: 0 },
       y: { domain: flows.map(name), label: null, tickSize: 0 },
       color: { type: "identity" },
@@ -554,33 +570,36 @@ function kernels() {
   const { peak, dtype, bandwidth, rows } = data.kernels;
   at("#kernels-hint").textContent = `The GPU computes at most ${si(peak, "FLOP/s")} in ${dtype} and reads or writes ${si(bandwidth, "B/s")}; ` +
     "above the line no kernel can be. Rates are those that the plan assumes.";
-  const shown = rows.filter((row) => row.flops > 0 && row.bytes > 0);
+  // What takes no time is in the table only.
+  const sum = d3.sum(rows, (row) => row.seconds);
+  const shown = rows.filter((row) => row.flops > 0 && row.bytes > 0 && row.seconds > 1e-4 * sum);
   const x = (row) => row.flops / row.bytes;
   const y = (row) => row.flops / row.seconds;
   drawn(() => {
     if (!shown.length) return;
     const ridge = peak / bandwidth;
     const low = Math.min(0.1, d3.min(shown, x) / 2);
-    const high = Math.max(4 * ridge, 2 * d3.max(shown, x));
+    const high = Math.max(4 * ridge, 4 * d3.max(shown, x));
     const bottom = Math.min(low * bandwidth, d3.min(shown, y) / 2) / 1e12;
     const roof = [low, ridge, high].map((at) => [at, Math.min(peak, at * bandwidth) / 1e12]);
     const most = d3.max(shown, (row) => row.seconds);
     const units = { matmul: "product", attention: "attention", vector: "other" };
     const order = [...shown].sort((a, b) => b.seconds - a.seconds);
-    const named = order.slice(0, isNarrow() ? 2 : 5);
+    const named = order.slice(0, 12);
     const chart = Plot.plot({
       ...options("#roofline", isNarrow() ? 300 : 380, "Rate of kernels against FLOPs per byte"),
-      x: { type: "log", domain: [low, high], label: "FLOPs per byte →", tickFormat: "~s", ticks: isNarrow() ? 4 : 8 },
+      x: { type: "log", domain: [low, high], label: "FLOPs per byte →", tickFormat: "~g", ticks: isNarrow() ? 4 : 8 },
       y: { type: "log", domain: [bottom, 2 * peak / 1e12], label: "↑ TFLOP/s", grid: true, tickFormat: "~g", ticks: 6 },
       color: { type: "identity" },
       r: { type: "identity" },
       marks: [
         Plot.line(roof, { stroke: colour("text"), strokeWidth: 1.5 }),
         Plot.dot(order, { x, y: (row) => y(row) / 1e12, r: (row) => 3.5 + 13 * Math.sqrt(row.seconds / most), fill: (row) => colour(units[row.unit]), fillOpacity: 0.7, stroke: colour("back"), clip: true }),
-        Plot.text(named, { x, y: (row) => y(row) / 1e12, text: (row) => row.name, textAnchor: "end", dx: -20, fill: colour("text"), stroke: colour("back"), strokeWidth: 3 }),
+        Plot.text(named, { x, y: (row) => y(row) / 1e12, text: (row) => row.name, lineAnchor: "bottom", dy: -17, fill: colour("text"), stroke: colour("back"), strokeWidth: 3 }),
       ],
     });
     at("#roofline").replaceChildren(chart);
+    apart([...chart.querySelectorAll("g[aria-label='text'] text")], at("#roofline").getBoundingClientRect());
     const text = (row) => `${row.name} in @${row.function}\n${si(x(row), "FLOPs per byte")}, ${si(y(row), "FLOP/s")}\n${seconds(row.seconds)} in ${counted(row.runs, "run")}`;
     tips([...chart.querySelectorAll("g[aria-label='dot'] circle")], order.map(text));
   });
@@ -595,7 +614,22 @@ function kernels() {
   ], rows, { caption: "Of the busiest rank, in a step" });
 }
 
+// Graphs that are a little wide are scaled; wider ones begin in their middle, where layers are.
+function layouts() {
+  for (const drawing of document.querySelectorAll(".drawing")) {
+    const middle = () => {
+      const of = drawing.querySelector(".scroll");
+      const svg = of.querySelector("svg");
+      svg.style.maxWidth = svg.getAttribute("width") < 1.5 * of.clientWidth ? "100%" : "none";
+      of.scrollLeft = (of.scrollWidth - of.clientWidth) / 2;
+    };
+    drawing.addEventListener("toggle", middle);
+    middle();
+  }
+}
+
 answer();
+layouts();
 alternatives();
 timeline();
 memory();

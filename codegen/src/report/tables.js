@@ -42,6 +42,9 @@ function si(x, unit) {
 const percent = (part) => `${(100 * part).toFixed(1)} %`;
 const counted = (n, unit) => `${n} ${unit}${n === 1 ? "" : "s"}`;
 
+/** Numbers are at the right, unless a column says that it starts at the left. */
+const kindOf = (column) => (column.number && !column.start ? "number" : column.long ? "text long" : "text");
+
 /**
  * Fills a table. A column has a name, `text` and, where it sorts by a number, `number`; `fill` may append nodes in place of a text.
  * Heads are buttons that sort. Beyond `most` rows the button `more` shows the rest. Returns an object: `show` takes the rows that pass
@@ -66,7 +69,7 @@ function table(of, columns, rows, { caption, sorted, name = () => undefined, mos
     }
     body.replaceChildren(...shown.slice(0, most).map((row) => {
       const cells = columns.map((column) => {
-        const kind = column.number ? "number" : "text";
+        const kind = kindOf(column);
         const content = column.fill ? column.fill(row) : [column.text(row)];
         return element("td", { class: kind }, content);
       });
@@ -76,7 +79,7 @@ function table(of, columns, rows, { caption, sorted, name = () => undefined, mos
   };
   for (const column of columns) {
     const button = element("button", { type: "button" }, column.name);
-    const cell = element("th", { scope: "col", class: column.number ? "number" : "text" }, button);
+    const cell = element("th", { scope: "col", class: kindOf(column) }, button);
     cell.setAttribute("aria-sort", by?.column === column ? "ascending" : "none");
     button.addEventListener("click", () => {
       by = { column, up: by?.column === column ? !by.up : true };

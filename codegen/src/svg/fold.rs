@@ -10,10 +10,13 @@ use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
+use super::layers;
 use crate::dot::Vertex;
 
 /// The most vertices that are drawn one by one.
 const MOST: usize = 90;
+/// The most vertices side by side.
+const WIDEST: usize = 9;
 /// The most edges that are labelled with types of one vertex.
 const TYPES: usize = 3;
 
@@ -22,7 +25,8 @@ type Graph = DiGraph<Vertex, String>;
 /// The graph, folded if it is large, and what is folded as an addition to its title.
 pub(super) fn folded(graph: Graph) -> (Graph, String) {
     let n = graph.node_count();
-    if n <= MOST {
+    let widest = layers::of_graph(&graph).slots.iter().map(Vec::len).max().unwrap_or(0);
+    if n <= MOST && widest <= WIDEST {
         return (graph, String::new());
     }
     let classes = by_operands(&graph);
@@ -41,7 +45,7 @@ fn operation(vertex: &Vertex) -> &str {
     let line = vertex.label.lines().next().unwrap_or_default();
     let words = if line.starts_with("call ") { 2 } else { 1 };
     let ends = line.match_indices(' ').map(|(at, _)| at).chain([line.len()]);
-    let is_whole = line.contains(" over ") || line.starts_with("coalesced");
+    let is_whole = words == 1 && (line.contains(" over ") || line.starts_with("coalesced"));
     let end = ends.clone().nth(words - 1).filter(|_| !is_whole).unwrap_or(line.len());
     &line[..end]
 }

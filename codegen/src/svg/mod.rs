@@ -4,7 +4,7 @@
 //! green. The types of a vertex's results are below its name.
 //!
 //! A picture fits a page: of a function with many vertices those that do alike are one, with their number ([`fold`]), and its title says
-//! so. Functions stand in columns.
+//! so. Functions are in rows.
 //!
 //! Layers, order and positions follow the method of Sugiyama, Tagawa and Toda (Methods for visual understanding of
 //! hierarchical system structures, 1981), simplified for an acyclic graph in a known order.
@@ -20,7 +20,7 @@ use ithaca_ir::{Function, Module};
 use crate::dot;
 use write::Panel;
 
-/// The picture of a module: its functions in columns.
+/// The picture of a module: its functions in rows.
 pub fn emit(module: &Module) -> String {
     let runs = module.run_counts();
     let panels = module.functions.values().zip(runs).filter(|(_, runs)| *runs > 0);

@@ -97,34 +97,34 @@ fn framed(panel: &Panel) -> (f64, f64) {
     (width, panel.size.1 + 2.0 * MARGIN + 2.0 * LINE)
 }
 
-/// The corners of panels in columns of about equal height, whose picture is about square.
-fn columns(panels: &[Panel]) -> (Vec<(f64, f64)>, (f64, f64)) {
+/// The corners of panels in rows, whose picture is about square.
+fn rows(panels: &[Panel]) -> (Vec<(f64, f64)>, (f64, f64)) {
     let sizes: Vec<(f64, f64)> = panels.iter().map(framed).collect();
     let area: f64 = sizes.iter().map(|(w, h)| (w + MARGIN) * (h + MARGIN)).sum();
-    let tallest = sizes.iter().map(|(_, h)| *h).fold(0.0, f64::max);
-    let most = tallest.max(area.sqrt());
-    let (mut corners, mut x, mut y) = (Vec::new(), MARGIN, 0.0);
-    let (mut wide, mut size) = (0.0f64, (0.0f64, 0.0f64));
+    let widest = sizes.iter().map(|(w, _)| *w).fold(0.0, f64::max);
+    let most = MARGIN + widest.max(area.sqrt());
+    let (mut corners, mut x, mut y, mut tall) = (Vec::new(), MARGIN, 0.0, 0.0f64);
+    let mut right = 0.0f64;
     for (width, height) in sizes {
-        if y > 0.0 && y + height > most {
-            (x, y, wide) = (x + wide + MARGIN, 0.0, 0.0);
+        if x > MARGIN && x + width > most {
+            (x, y, tall) = (MARGIN, y + tall + MARGIN, 0.0);
         }
         corners.push((x, y));
-        y += height + MARGIN;
-        wide = wide.max(width);
-        size = (size.0.max(x + wide), size.1.max(y));
+        right = right.max(x + width);
+        x += width + MARGIN;
+        tall = tall.max(height);
     }
-    (corners, size)
+    (corners, (right, y + tall + MARGIN))
 }
 
-/// All functions, in columns.
+/// All functions, in rows.
 pub(super) fn document(module: &Module, panels: Vec<Panel>) -> String {
     let mesh = &module.space.mesh;
     let ranks = mesh.ranks();
     let at = if mesh.axes.is_empty() { String::new() } else { format!(": {mesh}") };
     let unit = if ranks == 1 { "rank" } else { "ranks" };
     let title = format!("{} on {ranks} {unit}{at}", module.name);
-    let (corners, size) = columns(&panels);
+    let (corners, size) = rows(&panels);
     let head = MARGIN + 2.0 * LINE;
     let mut body = String::new();
     for (panel, (x, y)) in panels.iter().zip(corners) {

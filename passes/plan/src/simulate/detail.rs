@@ -109,8 +109,10 @@ pub(super) struct Run {
 }
 
 /// The runs of one rank as they come, in order on each stream.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Writer {
+    /// Whether runs are listed or folded; else only when each task of `main` ran is.
+    writes: bool,
     runs: Vec<Run>,
     folded: Vec<Folded>,
     /// The folded runs of each stream that may go on.
@@ -124,7 +126,7 @@ pub(super) struct Writer {
 
 /// Runs that are not listed.
 #[derive(Clone, Debug)]
-struct Folded {
+pub(super) struct Folded {
     stream: Stream,
     first: Run,
     last: Run,
@@ -143,8 +145,24 @@ pub(super) struct Written {
 }
 
 impl Writer {
+    /// A writer of a rank whose runs are in the timeline, or are not.
+    pub(super) fn new(writes: bool) -> Self {
+        Self {
+            writes,
+            runs: Vec::new(),
+            folded: Vec::new(),
+            open: Default::default(),
+            pending: Default::default(),
+            exposed: Vec::new(),
+            within: BTreeMap::new(),
+        }
+    }
+
     /// The run of a stream was exposed for a while.
     pub(super) fn expose(&mut self, stream: Stream, (start, end): (f64, f64)) {
+        if !self.writes {
+            return;
+        }
         let pending = &mut self.pending[stream as usize];
         match pending.last_mut().filter(|last| last.1 >= start) {
             Some(last) => last.1 = end,
@@ -156,6 +174,9 @@ impl Writer {
     pub(super) fn write(&mut self, rank: Rank, stream: Stream, run: Run, is_listed: bool) {
         let within = self.within.entry(run.within).or_insert((run.start, run.end));
         *within = (within.0.min(run.start), within.1.max(run.end));
+        if !self.writes {
+            return;
+        }
         let exposed = std::mem::take(&mut self.pending[stream as usize]);
         let open = &mut self.open[stream as usize];
         if is_listed {
@@ -174,6 +195,40 @@ impl Writer {
         open.runs += 1;
         open.busy += run.end - run.start;
         open.exposed += exposed.iter().map(|(start, end)| end - start).sum::<f64>();
+    }
+
+    /// The folded runs that may go on were exposed for so long.
+    pub(super) fn expose_folded(&mut self, stream: Stream, seconds: f64) {
+        if let Some(open) = &mut self.open[stream as usize] {
+            open.exposed += seconds;
+        }
+    }
+
+    /// The folded runs that may go on.
+    pub(super) fn open(&self) -> [Option<Folded>; Stream::COUNT] {
+        self.open.clone()
+    }
+
+    /// What was folded since `before` is repeated so many times, each a layer that takes so long.
+    pub(super) fn repeat(&mut self, before: &[Option<Folded>; Stream::COUNT], times: u64, took: f64) {
+        let later = times as f64 * took;
+        for (open, before) in self.open.iter_mut().zip(before) {
+            let Some(open) = open else { continue };
+            let before = before.as_ref().filter(|before| before.last.within == open.last.within);
+            let (runs, busy, exposed) = before.map_or((0, 0.0, 0.0), |b| (b.runs, b.busy, b.exposed));
+            if open.runs == runs {
+                continue;
+            }
+            open.runs += times * (open.runs - runs);
+            open.busy += times as f64 * (open.busy - busy);
+            open.exposed += times as f64 * (open.exposed - exposed);
+            open.last.layer += times;
+            open.last.start += later;
+            open.last.end += later;
+        }
+        if let Some((_, until)) = self.within.values_mut().max_by(|a, b| a.1.total_cmp(&b.1)) {
+            *until += later;
+        }
     }
 
     /// Everything, by the names of a schedule.

@@ -272,7 +272,9 @@ impl World<'_> {
         let finish = |(c, (clock, start)): (usize, (Clock, &f64))| {
             finish(clock, *start, steps, |task, (seconds, exposed)| {
                 if let Some(recorder) = self.recorded {
-                    recorder.borrow_mut().count(c, (id.index(), task), (seconds, exposed));
+                    let stream = frame.tasks[task].stream;
+                    let task = (stream, (id.index(), task));
+                    recorder.borrow_mut().count(c, task, (seconds, exposed));
                 }
             })
         };
@@ -317,11 +319,13 @@ impl World<'_> {
         let n = layers.end - layers.start;
         let mut totals = vec![Simulation::default(); starts.len()];
         let mut at = starts.to_vec();
-        for layer in 0..n {
+        let mut layer = 0;
+        while layer < n {
             let number = match scan.map(|scan| scan.order) {
                 None | Some(ScanOrder::Ascending) => layers.start + layer,
                 Some(ScanOrder::Descending) => layers.end - 1 - layer,
             };
+            let folded = self.recorded.and_then(|recorder| recorder.borrow().before(layer, n));
             let before = self.recorded.map(|recorder| recorder.borrow_mut().layer(layer, n));
             let run = self.frame(callee, number, (&at, runs));
             if let Some((recorder, before)) = self.recorded.zip(before) {
@@ -332,17 +336,23 @@ impl World<'_> {
             let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
             // Ranks that stay as far apart as they were do so from now on.
             let alike = most - least <= 1e-9 * most || layer + 1 == LAYERS;
-            let steady = alike && self.recorded.is_none();
-            let times = if steady { n - layer } else { 1 };
+            // A timeline lists the last layer, and those of them that it does not fold.
+            let times = match (self.recorded, folded) {
+                (None, _) if alike => n - layer,
+                (Some(recorder), Some(folded)) if alike && layer + 2 < n => {
+                    let more = n - 2 - layer;
+                    recorder.borrow_mut().repeat(&folded, more, (&took, runs));
+                    1 + more
+                }
+                _ => 1,
+            };
             let ranks = totals.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
             for (((total, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
                 let busy = Simulation { seconds: 0.0, ..done.clone() };
                 total.add(&busy, times as f64);
                 *at += times as f64 * took;
             }
-            if steady {
-                break;
-            }
+            layer += times;
         }
         (at, totals)
     }

@@ -9,7 +9,7 @@ use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream};
 use ithaca_ir::timeline::{self, Collective, Covered, Exposed, Summary, Timeline};
 
 use super::classes::Classes;
-use super::detail::{Detail, Run, Writer, Written};
+use super::detail::{Detail, Folded, Run, Writer, Written};
 use super::simulation::Simulation;
 use crate::cluster::Cluster;
 
@@ -22,7 +22,7 @@ pub(super) fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> T
     let ranks = classes.ranks();
     let (detail, every) = Detail::within(schedule, ranks, most, LISTED);
     let rank = |c: usize| Recorded {
-        writer: c.is_multiple_of(every).then(Writer::default),
+        writer: Writer::new(c.is_multiple_of(every)),
         called: vec![0; schedule.frames.len()],
         is_listed: true,
         within: 0,
@@ -42,7 +42,7 @@ pub(super) fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> T
         let collectives = recorded.times.into_iter().map(collective).collect();
         let streams = streams.into_iter().collect();
         let summary = Summary { rank, seconds, compute, streams, collectives };
-        let written = recorded.writer.map(|writer| writer.finish(schedule, rank)).unwrap_or_default();
+        let written = recorded.writer.finish(schedule, rank);
         timeline.exposed.extend(exposed(&written, rank));
         let Written { spans, folds, exposed: _, within } = written;
         timeline.ranks.push(timeline::Alike { first: rank, ranks: None, summary, within });
@@ -82,8 +82,7 @@ pub(super) struct Recorder {
 
 /// The runs of one rank.
 struct Recorded {
-    /// Absent where its runs are not in the timeline.
-    writer: Option<Writer>,
+    writer: Writer,
     /// How often each frame was called.
     called: Vec<u64>,
     /// Whether the runs of the innermost frame are listed.
@@ -95,8 +94,8 @@ struct Recorded {
 }
 
 /// All runs of a collective.
-#[derive(Default)]
-struct Times {
+#[derive(Clone, Copy, Default)]
+pub(super) struct Times {
     count: u64,
     seconds: f64,
     exposed: f64,
@@ -104,6 +103,9 @@ struct Times {
 
 /// Whether the runs of each rank are listed.
 pub(super) type Listed = Vec<bool>;
+
+/// What a rank has recorded before a layer: its open folds, and the times of its collectives.
+pub(super) type Before = ([Option<Folded>; Stream::COUNT], BTreeMap<(usize, usize), Times>);
 
 impl Recorder {
     fn listed(&self) -> Listed {
@@ -144,21 +146,89 @@ impl Recorder {
         before
     }
 
+    /// What ranks have recorded, where the layer before which they stand, `done` of so many done, is folded.
+    pub(super) fn before(&self, done: u64, layers: u64) -> Option<Vec<Before>> {
+        let is_folded = !self.detail.shows_layer(done, layers);
+        is_folded.then(|| self.ranks.iter().map(|rank| (rank.writer.open(), rank.times.clone())).collect())
+    }
+
+    /// The layer since `before` is repeated so many times on the ranks that run; it takes each so long.
+    pub(super) fn repeat(&mut self, before: &[Before], times: u64, (took, runs): (&[f64], &[bool])) {
+        let ranks = self.ranks.iter_mut().zip(before).zip(took.iter().zip(runs));
+        for ((rank, (open, counted)), (&took, _)) in ranks.filter(|(_, (_, runs))| **runs) {
+            rank.writer.repeat(open, times, took);
+            for (task, now) in &mut rank.times {
+                let Times { count, seconds, exposed } = counted.get(task).copied().unwrap_or_default();
+                now.count += times * (now.count - count);
+                now.seconds += times as f64 * (now.seconds - seconds);
+                now.exposed += times as f64 * (now.exposed - exposed);
+            }
+        }
+    }
+
     /// A run has ended on a rank.
     pub(super) fn write(&mut self, (c, rank): (usize, Rank), frame: &Frame, run: Run) {
-        let Recorded { writer: Some(writer), is_listed, within, .. } = &mut self.ranks[c] else { return };
+        let Recorded { writer, is_listed, within, .. } = &mut self.ranks[c];
         let within = if self.depth == 0 { run.task } else { *within };
         let is_listed = *is_listed && self.detail.shows_task(run.task, frame.tasks.len());
         writer.write(rank, frame.tasks[run.task].stream, Run { within, ..run }, is_listed);
     }
 
     /// A run of a collective took so long, and was exposed for so long.
-    pub(super) fn count(&mut self, c: usize, task: (usize, usize), (seconds, exposed): (f64, f64)) {
+    pub(super) fn count(
+        &mut self,
+        c: usize,
+        (stream, task): (Stream, (usize, usize)),
+        (seconds, exposed): (f64, f64),
+    ) {
+        if !self.ranks[c].is_listed {
+            self.ranks[c].writer.expose_folded(stream, exposed);
+        }
         let times = self.ranks[c].times.entry(task).or_default();
         *times = Times {
             count: times.count + 1,
             seconds: times.seconds + seconds,
             exposed: times.exposed + exposed,
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_import::{Workload, program};
+    use ithaca_layout::compile::compile;
+    use ithaca_layout::shard::{ShardOptions, parse_mesh};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Folded layers count as if each was listed, whether they are run or repeated.
+    #[test]
+    fn a_sample_keeps_sums() {
+        let config = json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+        });
+        let module = program(&config, "m", &Workload::prefill(1, 4096)).unwrap();
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let options = ShardOptions::new("ring", parse_mesh("ring=16").unwrap());
+        let schedule = compile(&module, &options, &cluster).unwrap().schedule;
+        let all = timeline(&cluster, &schedule, usize::MAX);
+        let few = timeline(&cluster, &schedule, 200);
+        assert!(all.folds.is_empty() && !few.folds.is_empty());
+        assert!(few.spans.len() < 600, "{}", few.spans.len());
+        for (all, few) in all.ranks.iter().zip(&few.ranks) {
+            let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * all.summary.seconds;
+            assert!(close(all.summary.seconds, few.summary.seconds), "{all:?} {few:?}");
+            for (a, b) in all.summary.collectives.iter().zip(&few.summary.collectives) {
+                assert_eq!((a.count, &a.name), (b.count, &b.name));
+                assert!(close(a.seconds, b.seconds) && close(a.exposed, b.exposed), "{a:?} {b:?}");
+            }
+        }
+        let runs: u64 = few.folds.iter().map(|fold| fold.runs).sum();
+        let ranks: Vec<Rank> = few.spans.iter().map(|span| span.rank).collect();
+        let listed = all.spans.iter().filter(|span| ranks.contains(&span.rank)).count() as u64;
+        assert_eq!(runs + few.spans.len() as u64, listed);
     }
 }

@@ -156,7 +156,7 @@ impl<'a> Engine<'a> {
             Record::Times | Record::Overlaps => (Detail::ALL, usize::MAX),
             Record::Spans { most } => Detail::within(schedule, ranks, most, LISTED),
         };
-        let writes = |class: usize| matches!(record, Record::Spans { .. }) && class.is_multiple_of(every);
+        let writes = |class: usize| class.is_multiple_of(every);
         let call = Loop { callee: main, first: 0, layers: 1, order: ithaca_ir::ops::ScanOrder::Ascending };
         let walk = |class| Walk {
             frames: vec![Inside::enter(program, call, 0, class, true)],
@@ -168,7 +168,7 @@ impl<'a> Engine<'a> {
                 end: 0.0,
                 busy: [0.0; Stream::COUNT],
                 tasks: program.frames.iter().map(|f| vec![Time::default(); f.work.len()]).collect(),
-                writer: writes(class).then(Writer::default),
+                writer: matches!(record, Record::Spans { .. }).then(|| Writer::new(writes(class))),
                 overlaps: (record == Record::Overlaps).then(Recorder::default),
             },
         };
