@@ -42,6 +42,7 @@ for (const file of files) {
       await page.goto(address);
       await page.waitForTimeout(200);
       await check(page, what);
+      await page.addStyleTag({ content: "nav { position: static !important; }" });
       await page.screenshot({ path: join(pictures, `${name}-${width}-${scheme}.png`), fullPage: true });
       for (const part of ["alternatives", "timeline", "memory", "traffic", "layout", "kernels"]) {
         const section = page.locator(`#${part}`);

@@ -259,7 +259,7 @@ function timeline() {
         cx.globalAlpha = 1;
         cx.fillStyle = text;
         cx.font = `11px ${font}`;
-        cx.fillText(clipped(`${names[name]} (${count} runs)`, b - Math.max(a, left) - 8), Math.max(a, left) + 4, y + ROW / 2 - 1);
+        cx.fillText(clipped(count > 1 ? `${names[name]} (${count} runs)` : names[name], b - Math.max(a, left) - 8), Math.max(a, left) + 4, y + ROW / 2 - 1);
       }
       // Neighbours of one colour that are narrower than a pixel are one rectangle.
       let open;
@@ -516,7 +516,7 @@ function traffic() {
       color: { type: "identity" },
       marks: [
         Plot.cell(cells, { x: "level", y: "flow", inset: 1, fill: (cell) => heat(part(cell)) }),
-        Plot.text(cells, { x: "level", y: "flow", text: (cell) => (cell.sent ? bytes(cell.sent) : "–"), fill: (cell) => (part(cell) > 0.5 ? colour("back") : colour("text")) }),
+        Plot.text(cells, { x: "level", y: "flow", text: (cell) => (cell.sent ? bytes(cell.sent) : "–"), fill: (cell) => (d3.lab(heat(part(cell))).l > 52 ? "#14171b" : "#ffffff") }),
       ],
     });
     at("#levels").replaceChildren(chart);
@@ -578,9 +578,9 @@ function kernels() {
   drawn(() => {
     if (!shown.length) return;
     const ridge = peak / bandwidth;
-    const low = Math.min(0.1, d3.min(shown, x) / 2);
+    const low = Math.max(0.01, Math.min(0.1, d3.min(shown, x) / 2));
     const high = Math.max(4 * ridge, 4 * d3.max(shown, x));
-    const bottom = Math.min(low * bandwidth, d3.min(shown, y) / 2) / 1e12;
+    const bottom = Math.max(1e-5 * peak, Math.min(low * bandwidth, d3.min(shown, y) / 2)) / 1e12;
     const roof = [low, ridge, high].map((at) => [at, Math.min(peak, at * bandwidth) / 1e12]);
     const most = d3.max(shown, (row) => row.seconds);
     const units = { matmul: "product", attention: "attention", vector: "other" };

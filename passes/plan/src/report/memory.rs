@@ -1,6 +1,6 @@
 //! Memory over the step, by kind.
 
-use ithaca_ir::schedule::Schedule;
+use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::timeline::Timeline;
 use serde::Serialize;
 
@@ -42,7 +42,13 @@ impl MemoryOverTime {
         let here = timeline.ranks.iter().filter(|alike| !alike.within.is_empty());
         let of_place = here.clone().find(|alike| at.is_none_or(|at| at.has(mesh, alike.first)));
         let within = of_place.map(|alike| alike.within.as_slice()).unwrap_or_default();
+        let main = &schedule.frames[schedule.main()?];
+        // What a transfer between stages waits for says nothing of the time at which memory is held.
+        let computes = |task: usize| main.tasks[task].stream == Stream::Compute;
         let timed = |&(task, moment): &(usize, Moment)| {
+            if !computes(task) {
+                return None;
+            }
             let at = within.binary_search_by_key(&task, |(task, _)| *task).ok()?;
             let (start, end) = within[at].1;
             Some((start, end, moment.communication, moment.saved, moment.activations))

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{FrameId, Schedule, Stream, Work};
-use ithaca_ir::timeline::{Exposed, Fold, Span};
+use ithaca_ir::timeline::{self, Exposed, Fold, Span};
 
 use super::simulation::span;
 
@@ -209,8 +209,13 @@ impl Writer {
         self.open.clone()
     }
 
-    /// What was folded since `before` is repeated so many times, each a layer that takes so long.
-    pub(super) fn repeat(&mut self, before: &[Option<Folded>; Stream::COUNT], times: u64, took: f64) {
+    /// What was folded since `before` is repeated so many times, each a layer that takes so long, up to `layer`.
+    pub(super) fn repeat(
+        &mut self,
+        before: &[Option<Folded>; Stream::COUNT],
+        (times, layer): (u64, u64),
+        took: f64,
+    ) {
         let later = times as f64 * took;
         for (open, before) in self.open.iter_mut().zip(before) {
             let Some(open) = open else { continue };
@@ -222,7 +227,7 @@ impl Writer {
             open.runs += times * (open.runs - runs);
             open.busy += times as f64 * (open.busy - busy);
             open.exposed += times as f64 * (open.exposed - exposed);
-            open.last.layer += times;
+            open.last.layer = layer;
             open.last.start += later;
             open.last.end += later;
         }
@@ -241,7 +246,9 @@ impl Writer {
         let fold = |folded: &Folded| {
             let Folded { stream, first, last, runs, busy, exposed } = folded;
             let (from, to) = (&frame(first.frame).name, &frame(last.frame).name);
-            let name = if from != to {
+            let name = if *runs == 1 {
+                timeline::title(frame(first.frame), first.task).0
+            } else if from != to {
                 format!("@{from} to @{to}")
             } else if first.layer == last.layer {
                 format!("@{from}")

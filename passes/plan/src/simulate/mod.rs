@@ -319,12 +319,13 @@ impl World<'_> {
         let n = layers.end - layers.start;
         let mut totals = vec![Simulation::default(); starts.len()];
         let mut at = starts.to_vec();
+        let number_of = |layer: u64| match scan.map(|scan| scan.order) {
+            None | Some(ScanOrder::Ascending) => layers.start + layer,
+            Some(ScanOrder::Descending) => layers.end - 1 - layer,
+        };
         let mut layer = 0;
         while layer < n {
-            let number = match scan.map(|scan| scan.order) {
-                None | Some(ScanOrder::Ascending) => layers.start + layer,
-                Some(ScanOrder::Descending) => layers.end - 1 - layer,
-            };
+            let number = number_of(layer);
             let folded = self.recorded.and_then(|recorder| recorder.borrow().before(layer, n));
             let before = self.recorded.map(|recorder| recorder.borrow_mut().layer(layer, n));
             let run = self.frame(callee, number, (&at, runs));
@@ -341,7 +342,8 @@ impl World<'_> {
                 (None, _) if alike => n - layer,
                 (Some(recorder), Some(folded)) if alike && layer + 2 < n => {
                     let more = n - 2 - layer;
-                    recorder.borrow_mut().repeat(&folded, more, (&took, runs));
+                    let until = number_of(n - 2);
+                    recorder.borrow_mut().repeat(&folded, (more, until), (&took, runs));
                     1 + more
                 }
                 _ => 1,

@@ -152,11 +152,16 @@ impl Recorder {
         is_folded.then(|| self.ranks.iter().map(|rank| (rank.writer.open(), rank.times.clone())).collect())
     }
 
-    /// The layer since `before` is repeated so many times on the ranks that run; it takes each so long.
-    pub(super) fn repeat(&mut self, before: &[Before], times: u64, (took, runs): (&[f64], &[bool])) {
+    /// The layer since `before` is repeated so many times, up to a layer, on the ranks that run; it takes each so long.
+    pub(super) fn repeat(
+        &mut self,
+        before: &[Before],
+        (times, layer): (u64, u64),
+        (took, runs): (&[f64], &[bool]),
+    ) {
         let ranks = self.ranks.iter_mut().zip(before).zip(took.iter().zip(runs));
         for ((rank, (open, counted)), (&took, _)) in ranks.filter(|(_, (_, runs))| **runs) {
-            rank.writer.repeat(open, times, took);
+            rank.writer.repeat(open, (times, layer), took);
             for (task, now) in &mut rank.times {
                 let Times { count, seconds, exposed } = counted.get(task).copied().unwrap_or_default();
                 now.count += times * (now.count - count);
