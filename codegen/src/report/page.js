@@ -593,7 +593,7 @@ function kernels() {
       color: { type: "identity" },
       r: { type: "identity" },
       marks: [
-        Plot.line(roof, { stroke: colour("text"), strokeWidth: 1.5 }),
+        Plot.line(roof, { stroke: colour("text"), strokeWidth: 1.5, clip: true }),
         Plot.dot(order, { x, y: (row) => y(row) / 1e12, r: (row) => 3.5 + 13 * Math.sqrt(row.seconds / most), fill: (row) => colour(units[row.unit]), fillOpacity: 0.7, stroke: colour("back"), clip: true }),
         Plot.text(named, { x, y: (row) => y(row) / 1e12, text: (row) => row.name, lineAnchor: "bottom", dy: -17, fill: colour("text"), stroke: colour("back"), strokeWidth: 3 }),
       ],
