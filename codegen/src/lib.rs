@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod dot;
 pub mod json;
 pub mod mermaid;
+pub mod report;
 pub mod svg;
 pub mod torch;
 pub mod trace;

@@ -1,18 +1,35 @@
 //! Timelines in the trace event format of Chrome and Perfetto: a process for each rank, a thread for each stream.
 //!
 //! Format: Trace Event Format, "complete" events (`ph` = `X`), times in microseconds. `otherData` has a summary of each
-//! rank: seconds, the occupancy of each stream, and the time and exposed time of each collective.
+//! rank: seconds, the occupancy of each stream, and the time and exposed time of each collective. Ranks that do alike are one process,
+//! whose name says how many they are. Runs that a timeline folds are one event of the category `folded`, with their number and
+//! seconds; `left_out` then says what is not listed.
 
-use std::collections::BTreeSet;
-
+use ithaca_ir::Rank;
 use ithaca_ir::schedule::Stream;
-use ithaca_ir::timeline::{self, Collective, Span, Summary};
+use ithaca_ir::timeline::{self, Collective, Fold, Span, Summary, Timeline};
 use serde_json::{Value, json};
 
 /// The timeline as JSON, an event on each line, in order of ranks, streams and time. `source` says where the times come
 /// from, as `simulated` or `measured`.
-pub fn emit(source: &str, spans: &[Span]) -> String {
-    emit_steps(source, &[spans.to_vec()])
+pub fn emit(source: &str, timeline: &Timeline) -> String {
+    let mut trace = Trace::new(source);
+    for alike in &timeline.ranks {
+        let rank = alike.first;
+        let spans: Vec<&Span> = timeline.spans.iter().filter(|span| span.rank == rank).collect();
+        let folds: Vec<&Fold> = timeline.folds.iter().filter(|fold| fold.rank == rank).collect();
+        trace.summary(&alike.summary, alike.ranks);
+        if spans.is_empty() && folds.is_empty() {
+            continue;
+        }
+        let used: Vec<Stream> =
+            spans.iter().map(|span| span.stream).chain(folds.iter().map(|f| f.stream)).collect();
+        trace.process(rank, alike.ranks.unwrap_or(1), &used, None);
+        let spans = spans.into_iter().map(|span| (span.stream, span.start, event(span, None)));
+        let folds = folds.into_iter().map(|fold| (fold.stream, fold.start, folded(fold)));
+        trace.events(spans.chain(folds).collect());
+    }
+    trace.finish(timeline.left_out())
 }
 
 /// As [`emit`], of several steps, one after another. With more than one step, each task has the number of its step,
@@ -29,35 +46,55 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
         begun = end;
     }
     let is_one = steps.len() <= 1;
-    numbered.sort_by(|(_, a), (_, b)| {
-        (a.rank, a.stream)
-            .cmp(&(b.rank, b.stream))
-            .then(a.start.total_cmp(&b.start))
-            .then(a.task.cmp(&b.task))
-    });
-    let ranks: BTreeSet<_> = numbered.iter().map(|(_, span)| span.rank).collect();
-    let mut events = Vec::new();
-    for rank in ranks {
-        let name = json!({ "name": format!("rank {} ({source})", rank.0) });
-        events.push(json!({ "ph": "M", "name": "process_name", "pid": rank.0, "args": name }));
+    let spans: Vec<Span> = numbered.iter().map(|(_, span)| span.clone()).collect();
+    let mut trace = Trace::new(source);
+    for summary in timeline::summaries(&spans) {
+        let own = || numbered.iter().filter(|(_, span)| span.rank == summary.rank);
+        let used: Vec<Stream> = own().map(|(_, span)| span.stream).collect();
+        trace.process(summary.rank, 1, &used, (!is_one).then_some(&lengths));
+        trace.summary(&summary, None);
+        let event =
+            |(step, span): &(u64, Span)| (span.stream, span.start, event(span, (!is_one).then_some(*step)));
+        trace.events(own().map(event).collect());
+    }
+    trace.finish(None)
+}
+
+/// A trace in the making.
+struct Trace<'a> {
+    source: &'a str,
+    names: Vec<String>,
+    events: Vec<String>,
+    ranks: Vec<String>,
+}
+
+impl<'a> Trace<'a> {
+    fn new(source: &'a str) -> Self {
+        Self { source, names: Vec::new(), events: Vec::new(), ranks: Vec::new() }
+    }
+
+    /// A rank, which stands for so many, with the streams that it uses and the times of its steps.
+    fn process(&mut self, rank: Rank, ranks: u64, used: &[Stream], steps: Option<&Vec<(f64, f64)>>) {
+        let alike = if ranks > 1 { format!(" and {} like it", ranks - 1) } else { String::new() };
+        let name = json!({ "name": format!("rank {}{alike} ({})", rank.0, self.source) });
         let order = json!({ "sort_index": rank.0 });
-        events.push(json!({ "ph": "M", "name": "process_sort_index", "pid": rank.0, "args": order }));
-        let is_used = |stream: Stream| {
-            let usual = matches!(stream, Stream::Compute | Stream::Comm);
-            usual || numbered.iter().any(|(_, span)| span.rank == rank && span.stream == stream)
+        let mut meta = |what: &str, args: &Value| {
+            let event = json!({ "ph": "M", "name": what, "pid": rank.0, "args": args });
+            self.names.push(event.to_string());
         };
-        let streams = Stream::ALL.into_iter().filter(|&stream| is_used(stream));
-        let threads = streams
-            .map(|stream| (stream as usize, stream.name()))
-            .chain((!is_one).then_some((STEPS, "steps")));
-        for (thread, name) in threads {
+        meta("process_name", &name);
+        meta("process_sort_index", &order);
+        let is_used =
+            |stream: &Stream| matches!(stream, Stream::Compute | Stream::Comm) || used.contains(stream);
+        let streams = Stream::ALL.into_iter().filter(is_used).map(|stream| (stream as usize, stream.name()));
+        for (thread, name) in streams.chain(steps.map(|_| (STEPS, "steps"))) {
             let args = json!({ "name": name });
-            events.push(
-                json!({ "ph": "M", "name": "thread_name", "pid": rank.0, "tid": thread, "args": args }),
-            );
+            let event =
+                json!({ "ph": "M", "name": "thread_name", "pid": rank.0, "tid": thread, "args": args });
+            self.names.push(event.to_string());
         }
         let step = |(number, (start, end)): (u64, &(f64, f64))| {
-            json!({
+            let event = json!({
                 "ph": "X",
                 "name": format!("step {number}"),
                 "cat": "step",
@@ -65,18 +102,49 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
                 "tid": STEPS,
                 "ts": start * 1e6,
                 "dur": (end - start) * 1e6,
-            })
+            });
+            event.to_string()
         };
-        events.extend((1..).zip(&lengths).map(step).filter(|_| !is_one));
+        self.names.extend((1..).zip(steps.into_iter().flatten()).map(step));
     }
-    let numbered = numbered.iter();
-    events.extend(numbered.clone().map(|(step, span)| event(span, (!is_one).then_some(*step))));
-    let spans: Vec<Span> = numbered.map(|(_, span)| span.clone()).collect();
-    let lines: Vec<String> = events.iter().map(Value::to_string).collect();
-    let ranks: Vec<String> = timeline::summaries(&spans).iter().map(|s| summary(s).to_string()).collect();
-    let other = format!("{{\"source\":{},\"ranks\":[\n{}\n]}}", json!(source), ranks.join(",\n"));
-    let events = lines.join(",\n");
-    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
+
+    /// The events of a rank, in any order.
+    fn events(&mut self, mut events: Vec<(Stream, f64, Value)>) {
+        events.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        self.events.extend(events.iter().map(|(.., event)| event.to_string()));
+    }
+
+    fn summary(&mut self, of: &Summary, alike: Option<u64>) {
+        let mut summary = summary(of);
+        if let Some(ranks) = alike.filter(|&ranks| ranks > 1) {
+            summary["ranks_alike"] = json!(ranks);
+        }
+        self.ranks.push(summary.to_string());
+    }
+
+    fn finish(self, left_out: Option<String>) -> String {
+        let Self { source, names, events, ranks } = self;
+        let left_out = left_out.map(|text| format!("\"left_out\":{},", json!(text))).unwrap_or_default();
+        let ranks = ranks.join(",\n");
+        let other = format!("{{\"source\":{},{left_out}\"ranks\":[\n{ranks}\n]}}", json!(source));
+        let events = [names, events].concat().join(",\n");
+        format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
+    }
+}
+
+/// Runs that are not listed one by one.
+fn folded(fold: &Fold) -> Value {
+    let Fold { rank, stream, name, runs, start, end, busy, exposed } = fold;
+    json!({
+        "ph": "X",
+        "name": name,
+        "cat": "folded",
+        "pid": rank.0,
+        "tid": *stream as usize,
+        "ts": start * 1e6,
+        "dur": (end - start) * 1e6,
+        "args": { "runs": runs, "busy_seconds": busy, "exposed_seconds": exposed },
+    })
 }
 
 /// The thread of the steps, after those of the streams.
@@ -128,7 +196,7 @@ mod tests {
     #[test]
     fn a_rank_is_a_process_and_a_stream_a_thread() {
         let spans = [span(1, Stream::Comm, 2e-6, 5e-6), span(0, Stream::Compute, 0.0, 1e-6)];
-        let trace: Value = serde_json::from_str(&emit("simulated", &spans)).unwrap();
+        let trace: Value = serde_json::from_str(&emit("simulated", &Timeline::of(spans.to_vec()))).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let runs: Vec<&Value> = events.iter().filter(|e| e["ph"] == "X").collect();
         assert_eq!(runs.len(), 2);

@@ -2,7 +2,7 @@
 //!
 //! One form for both, so that a plan and its run lie side by side in one viewer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::boxes;
 use crate::mesh::Rank;
@@ -31,6 +31,105 @@ pub struct Span {
     pub start: f64,
     /// When it ends.
     pub end: f64,
+}
+
+/// Runs that a timeline does not list one by one: those of one stream, one after another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fold {
+    /// The rank.
+    pub rank: Rank,
+    /// The stream.
+    pub stream: Stream,
+    /// The frame and the layers, from the first to the last: `@block, layers 3 to 30`.
+    pub name: String,
+    /// The runs.
+    pub runs: u64,
+    /// When the first of them starts, seconds.
+    pub start: f64,
+    /// When the last of them ends.
+    pub end: f64,
+    /// Seconds in which one of them runs.
+    pub busy: f64,
+    /// Seconds of them that no kernel hides.
+    pub exposed: f64,
+}
+
+/// A time in which a listed run of a stream that communicates is exposed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exposed {
+    /// The rank.
+    pub rank: Rank,
+    /// The stream.
+    pub stream: Stream,
+    /// Seconds from the start of the step.
+    pub start: f64,
+    /// The end.
+    pub end: f64,
+}
+
+/// Ranks of a timeline that do the same at the same time; one of them is in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alike {
+    /// The first of them.
+    pub first: Rank,
+    /// Their number, where it is known: of a sample it is not.
+    pub ranks: Option<u64>,
+    /// Sums of the whole step, whether its runs are listed or folded.
+    pub summary: Summary,
+    /// When each task of `main` runs, by its number: from its first run to the last. None where its runs are not in the timeline.
+    pub within: Vec<(usize, (f64, f64))>,
+}
+
+/// A step: ranks that do alike once, and of what repeats some.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// All ranks, by class.
+    pub ranks: Vec<Alike>,
+    /// The runs that are listed.
+    pub spans: Vec<Span>,
+    /// The other runs.
+    pub folds: Vec<Fold>,
+    /// When listed runs are exposed.
+    pub exposed: Vec<Exposed>,
+}
+
+impl Timeline {
+    /// Every run of every rank.
+    pub fn of(spans: Vec<Span>) -> Self {
+        let alike = |summary: Summary| {
+            let first = summary.rank;
+            Alike { first, ranks: Some(1), summary, within: Vec::new() }
+        };
+        let ranks = summaries(&spans).into_iter().map(alike).collect();
+        Self { ranks, spans, folds: Vec::new(), exposed: Vec::new() }
+    }
+
+    /// What it leaves out, for its reader; nothing where it lists every run of every rank.
+    pub fn left_out(&self) -> Option<String> {
+        let mut parts = Vec::new();
+        let listed: BTreeSet<Rank> = self.spans.iter().map(|span| span.rank).collect();
+        let all: Option<u64> = self.ranks.iter().map(|alike| alike.ranks).sum();
+        match all {
+            Some(all) if all > listed.len() as u64 => {
+                let classes = self.ranks.len();
+                parts.push(format!(
+                    "{} of {all} ranks, for ranks that do alike are listed once",
+                    listed.len()
+                ));
+                if classes > listed.len() {
+                    parts.push(format!("{} of {classes} kinds of ranks", listed.len()));
+                }
+            }
+            None => parts.push(format!("a sample of {} ranks", listed.len())),
+            Some(_) => {}
+        }
+        let folded: u64 = self.folds.iter().map(|fold| fold.runs).sum();
+        if folded > 0 {
+            let of = folded + self.spans.len() as u64;
+            parts.push(format!("{} of their {of} runs of tasks, the others folded", self.spans.len()));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
 }
 
 /// Whether a task is a collective that sends nothing, of one rank or between equal places: no timeline shows it.
@@ -133,6 +232,22 @@ impl Covered {
             (end - start - hidden).max(0.0)
         };
         intervals.iter().map(exposed).collect()
+    }
+
+    /// The parts of an interval that are uncovered, in order.
+    pub fn uncovered(&self, (start, end): (f64, f64)) -> Vec<(f64, f64)> {
+        let from = self.0.partition_point(|covered| covered.1 <= start);
+        let (mut at, mut parts) = (start, Vec::new());
+        for &(covered, until) in self.0[from..].iter().take_while(|covered| covered.0 < end) {
+            if covered > at {
+                parts.push((at, covered));
+            }
+            at = at.max(until);
+        }
+        if end > at {
+            parts.push((at, end));
+        }
+        parts
     }
 
     /// Covers more intervals.

@@ -24,4 +24,4 @@ pub use ithaca_layout::{
 };
 pub use ithaca_pass as pass;
 pub use ithaca_pass::{rebuild, roles};
-pub use ithaca_plan::{calibrate, cluster, cost, memory, plan, planner, proof, serve, simulate};
+pub use ithaca_plan::{calibrate, cluster, cost, memory, plan, planner, proof, report, serve, simulate};

@@ -140,6 +140,15 @@ Example:
 Example:
   ithaca explain plan.json")]
     Explain(ExplainArgs),
+    /// Write a page about a plan: the alternatives, one step, memory, messages, kernels.
+    ///
+    /// One HTML file, which needs no network: the answer, the alternatives as a table and a picture, the timeline of a step, memory
+    /// over the step, who sends how much to whom, the layout of a layer, and kernels against the limits of the GPU.
+    #[command(after_help = "\
+Examples:
+  ithaca report plan.json -o report.html
+  ithaca plan examples/llama-3-8b --gpus 8 --seq 128k --report report.html")]
+    Report(ReportArgs),
     /// Make a cluster profile that meets measurements.
     ///
     /// Collectives of one node replace the curves of the base; other figures are fitted. The table shows how far the prices
@@ -392,6 +401,9 @@ pub struct PlanArgs {
     /// Write the plan to this file.
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
+    /// Write a page about the plan to this file, as `ithaca report` does.
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub report: Option<PathBuf>,
     /// Print the plan as JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -399,7 +411,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub table: TableArgs,
     /// Plan again what this plan was made for, and review the differences; exit 1 when there are any.
-    #[arg(long, value_name = "PLAN", help_heading = "Output", conflicts_with_all = ["output", "json"])]
+    #[arg(long, value_name = "PLAN", help_heading = "Output", conflicts_with_all = ["output", "json", "report"])]
     pub check: Option<PathBuf>,
 }
 
@@ -469,6 +481,16 @@ pub struct ExplainArgs {
     /// The table.
     #[command(flatten)]
     pub table: TableArgs,
+}
+
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// A plan.
+    pub plan: PathBuf,
+    /// The HTML file to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// Arguments of `emit`.

@@ -18,6 +18,9 @@ use crate::error::{Failure, Result};
 use crate::job::Large;
 use crate::{files, subject};
 
+/// The runs of tasks that a trace lists: they take less than 20 MB.
+const TRACED: usize = 80_000;
+
 /// The most tokens of a prompt in one step, unless arguments state them.
 const CHUNK: u64 = 512;
 
@@ -37,7 +40,9 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Dot => dot::emit(&compiled.per_rank),
         Target::Svg => svg::emit(&compiled.per_rank),
         Target::Mermaid => mermaid::emit(&compiled.per_rank),
-        Target::Trace => trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule)),
+        Target::Trace => {
+            trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule, TRACED))
+        }
         Target::Torch => {
             let workload = plan.workload.to_import()?;
             let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;

@@ -20,6 +20,7 @@ mod per_rank_text;
 mod plan;
 mod prove;
 mod repairs;
+mod report;
 mod run;
 mod schedule_text;
 mod serve;
@@ -55,6 +56,7 @@ fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::MergeWeights { shards, output } => merge_weights::merge_weights(&shards, &output, session),
         Command::Diff(args) => diff::diff(&args, session),
         Command::Opt(args) => opt::opt(&args, session),
+        Command::Report(args) => report::report(&args, session),
         Command::Explain(args) => explain::explain(&args, session),
         Command::Calibrate(args) => calibrate::calibrate(&args, session),
         Command::List { listing } => list::list(listing, session),

@@ -11,7 +11,7 @@ use ithaca_passes::planner::{self, Refusals, Rows, View};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::session::{Done, Session};
-use super::{check, decoding, serve};
+use super::{check, decoding, report, serve};
 use crate::cli::{self, PlanArgs, TableArgs};
 use crate::error::{Failure, Result};
 use crate::request::{Answer, PlanRequest};
@@ -37,7 +37,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let name = model.name.clone();
     let request =
         PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
-    if let Some(path) = &args.output {
+    for path in args.output.iter().chain(&args.report) {
         files::check_file(path)?;
     }
     (session.progress)("importing");
@@ -60,6 +60,9 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     if let Some(path) = &args.output {
         files::write(path, json.as_bytes())?;
     }
+    if let Some(path) = &args.report {
+        report::write(&plan, path, session)?;
+    }
     if args.json {
         return Ok(Done::success(json));
     }
@@ -74,7 +77,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     if let Some(text) = ineffective_dropout {
         note(&text);
     }
-    if let Some(path) = &args.output {
+    for path in args.output.iter().chain(&args.report) {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }

@@ -4,6 +4,8 @@
 //! phase: load, forward, backward, update. Loops over layers stay loops, runs of equal collectives are one line, and
 //! repeated steps are a loop. Large meshes are drawn by some of their ranks, and a note states how many.
 //!
+//! A diagram stays below the 50 000 characters that Mermaid takes.
+//!
 //! Bytes are those that the busiest rank sends to others, as in plans.
 
 mod load;
@@ -15,11 +17,21 @@ mod write;
 
 use ithaca_ir::Module;
 
-/// The diagram of a per-rank module.
+/// The longest text that Mermaid draws unless it is configured otherwise (`maxTextSize`), characters.
+const MOST: usize = 50_000;
+
+/// The diagram of a per-rank module. One that would be too long for Mermaid has equal steps and functions once, and a note that says so.
 pub fn emit(module: &Module) -> String {
     let drawn = mesh::Drawn::of(&module.space.mesh);
+    let load = load::of_module(module);
     let steps = module.main().map(|main| steps::of_function(module, &drawn, main)).unwrap_or_default();
-    write::diagram(module, &drawn, &load::of_module(module), &steps)
+    let whole = write::diagram(module, &drawn, &load, &steps, None);
+    if whole.len() < MOST {
+        return whole;
+    }
+    let note =
+        "equal steps of micro-batches are drawn where they first occur, and a function by its first call";
+    write::diagram(module, &drawn, &load, &repeat::once(steps), Some(note))
 }
 
 #[cfg(test)]

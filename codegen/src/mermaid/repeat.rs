@@ -1,4 +1,6 @@
-//! Folds repeated steps, such as those of a ring, into a loop.
+//! Folds repeated steps, such as those of a ring, into a loop; of a long diagram also those of micro-batches and stages.
+
+use std::collections::BTreeSet;
 
 use super::step::{Phase, Step};
 
@@ -32,6 +34,54 @@ pub(super) fn folded(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
         }
     }
     out
+}
+
+/// `steps` for a diagram that would be too long: equal steps are drawn where they first occur, with their number, and the body of a
+/// function by the first call only.
+pub(super) fn once(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
+    without_bodies(alike(steps), &mut BTreeSet::new())
+}
+
+/// Equal steps once, as loops.
+fn alike(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
+    let mut kinds: Vec<((Phase, Step), u64)> = Vec::new();
+    for (phase, step) in steps {
+        let (step, times) = match step {
+            Step::Again { times, steps } => (Step::Again { times: 1, steps: alike(steps) }, times),
+            Step::Call { name, over, stage, layers, phase, steps } => {
+                (Step::Call { name, over, stage, layers, phase, steps: alike(steps) }, 1)
+            }
+            Step::Local { .. } | Step::Exchange { .. } => (step, 1),
+        };
+        match kinds.iter_mut().find(|(known, _)| *known == (phase, step.clone())) {
+            Some((_, n)) => *n += times,
+            None => kinds.push(((phase, step), times)),
+        }
+    }
+    let loops = |((phase, step), times): ((Phase, Step), u64)| match (step, times) {
+        (step, 1) => (phase, step),
+        (Step::Again { times: _, steps }, times) => (phase, Step::Again { times, steps }),
+        (step, times) => (phase, Step::Again { times, steps: vec![(phase, step)] }),
+    };
+    kinds.into_iter().map(loops).collect()
+}
+
+/// Calls of functions that are drawn already without their steps.
+fn without_bodies(steps: Vec<(Phase, Step)>, drawn: &mut BTreeSet<String>) -> Vec<(Phase, Step)> {
+    let mut shorter = Vec::with_capacity(steps.len());
+    for (of, step) in steps {
+        let step = match step {
+            Step::Call { name, over, stage, layers, phase, steps } => {
+                let is_new = drawn.insert(name.clone());
+                let steps = if is_new { without_bodies(steps, drawn) } else { Vec::new() };
+                Step::Call { name, over, stage, layers, phase, steps }
+            }
+            Step::Again { times, steps } => Step::Again { times, steps: without_bodies(steps, drawn) },
+            Step::Local { .. } | Step::Exchange { .. } => step,
+        };
+        shorter.push((of, step));
+    }
+    shorter
 }
 
 /// The number of adjacent repetitions of the first `n` steps.

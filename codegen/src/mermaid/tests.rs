@@ -118,6 +118,25 @@ fn a_training_step_goes_through_its_phases() {
 }
 
 #[test]
+fn what_would_be_too_long_has_equal_steps_once_and_says_so() {
+    let mut body = "func @block(%x: f32[s@u m]) {\n  %y = all_gather %x {axis=u, dim=s} : f32[s m]\n  \
+                    %z = slice %y {axis=u, dim=s} : f32[s@u m]\n  return %z\n}\n\n\
+                    func @main() {\n  %x0 = input {name=\"x\"} : f32[s@u m]\n"
+        .to_owned();
+    for step in 0..600 {
+        body += &format!("  %x{} = call %x{step} {{callee=@block, layers=0..4}} : f32[s@u m]\n", step + 1);
+        body += &format!("  %n{step} = silu %x{} : f32[s@u m]\n", step + 1);
+    }
+    body += "  return y = %n599\n}\n";
+    let lines = lines("u=2", &body);
+    let diagram = lines.join("\n");
+    assert!(diagram.len() < 50_000, "{} characters", diagram.len());
+    assert!(diagram.contains("equal steps of micro-batches are drawn where they first occur"), "{diagram}");
+    has(&lines, &["loop 600 times", "loop 4 layers: @block", "end"]);
+    assert_eq!(diagram.matches("all_gather over u").count(), 1);
+}
+
+#[test]
 fn names_mean_nothing_else() {
     let mut module = module("u=2", GATHER);
     module.name = "a \"b\"; # c".into();

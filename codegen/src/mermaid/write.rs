@@ -12,7 +12,13 @@ use super::step::{Phase, Step};
 const OPS_IN_A_LINE: usize = 4;
 
 /// The diagram.
-pub(super) fn diagram(module: &Module, drawn: &Drawn, load: &Load, steps: &[(Phase, Step)]) -> String {
+pub(super) fn diagram(
+    module: &Module,
+    drawn: &Drawn,
+    load: &Load,
+    steps: &[(Phase, Step)],
+    note: Option<&str>,
+) -> String {
     let mesh = &module.space.mesh;
     let mut lines = Lines { out: String::new(), depth: 1, over: drawn.ends() };
     // A JSON string is a YAML string.
@@ -21,6 +27,9 @@ pub(super) fn diagram(module: &Module, drawn: &Drawn, load: &Load, steps: &[(Pha
     let title = serde_json::Value::from(format!("{} on {ranks}{at}", module.name));
     let _ = write!(lines.out, "---\ntitle: {title}\n---\nsequenceDiagram\n");
     participants(&mut lines, mesh, drawn);
+    if let Some(note) = note {
+        lines.note(&[note.to_owned()]);
+    }
     lines.section(Phase::Load, |lines| {
         let inputs = load.inputs.iter().map(|(name, ty)| format!("{name}: {ty}"));
         let memory = [(load.weights, "of weights"), (load.states, "of gradients and optimizer states")];
@@ -132,6 +141,11 @@ impl Lines {
             }
             Step::Again { times, steps } => {
                 self.block(&format!("loop {times} times"), |lines| lines.steps(steps, Some(phase)));
+            }
+            Step::Call { name, over, stage, layers, phase: _, steps } if steps.is_empty() => {
+                let on = stage.as_ref().map_or_else(String::new, |stage| format!(" on {stage}"));
+                let times = if *layers == 1 { String::new() } else { format!("{layers} × ") };
+                self.note_over(Some(*over), &[format!("{times}@{name}{on}, as above")]);
             }
             Step::Call { name, over, stage: _, layers: 1, phase: Some(_), steps } => match steps.as_slice() {
                 [(_, Step::Local { ops, over: _ }), rest @ ..] => {

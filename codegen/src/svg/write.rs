@@ -75,48 +75,85 @@ pub(super) fn panel(title: &str, graph: &DiGraph<Vertex, String>, layers: &Layer
     Panel { title: title.to_owned(), body, size: placed.size }
 }
 
-/// All functions, one below the other.
+/// The tip of an arrow.
+const TIP: &str = "<defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"8\" markerHeight=\"8\" \
+                   orient=\"auto\"><path class=\"tip\" d=\"M0 0L8 4L0 8z\"/></marker></defs>";
+
+/// The graph of a function alone, without styles.
+pub(super) fn element(panel: &Panel) -> String {
+    let (width, height) = (panel.size.0 + 2.0 * MARGIN, panel.size.1 + 2.0 * MARGIN);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"{}\" width=\"{width:.0}\" height=\"{height:.0}\" \
+         viewBox=\"0 0 {width:.0} {height:.0}\">{TIP}<g transform=\"translate({MARGIN:.0} {MARGIN:.0})\">{}</g></svg>",
+        escaped(&panel.title),
+        panel.body
+    )
+}
+
+/// The frame of a panel: its width and height.
+fn framed(panel: &Panel) -> (f64, f64) {
+    let letters = panel.title.chars().count() as f64 * LETTER * 1.4;
+    let width = panel.size.0.max(letters) + 2.0 * MARGIN;
+    (width, panel.size.1 + 2.0 * MARGIN + 2.0 * LINE)
+}
+
+/// The corners of panels in rows, whose picture is about square.
+fn rows(panels: &[Panel]) -> (Vec<(f64, f64)>, (f64, f64)) {
+    let sizes: Vec<(f64, f64)> = panels.iter().map(framed).collect();
+    let area: f64 = sizes.iter().map(|(w, h)| (w + MARGIN) * (h + MARGIN)).sum();
+    let widest = sizes.iter().map(|(w, _)| *w).fold(0.0, f64::max);
+    let most = MARGIN + widest.max(area.sqrt());
+    let (mut corners, mut x, mut y, mut tall) = (Vec::new(), MARGIN, 0.0, 0.0f64);
+    let mut right = 0.0f64;
+    for (width, height) in sizes {
+        if x > MARGIN && x + width > most {
+            (x, y, tall) = (MARGIN, y + tall + MARGIN, 0.0);
+        }
+        corners.push((x, y));
+        right = right.max(x + width);
+        x += width + MARGIN;
+        tall = tall.max(height);
+    }
+    (corners, (right, y + tall + MARGIN))
+}
+
+/// All functions, in rows.
 pub(super) fn document(module: &Module, panels: Vec<Panel>) -> String {
     let mesh = &module.space.mesh;
     let ranks = mesh.ranks();
     let at = if mesh.axes.is_empty() { String::new() } else { format!(": {mesh}") };
     let unit = if ranks == 1 { "rank" } else { "ranks" };
     let title = format!("{} on {ranks} {unit}{at}", module.name);
-    let letters = |text: &str| text.chars().count() as f64 * LETTER * 1.4;
+    let (corners, size) = rows(&panels);
+    let head = MARGIN + 2.0 * LINE;
     let mut body = String::new();
-    let mut top = MARGIN + 2.0 * LINE;
-    let mut right = letters(&title);
-    for panel in &panels {
-        let (width, height) = panel.size;
-        let full = (width + 2.0 * MARGIN).max(letters(&panel.title) + 2.0 * MARGIN);
+    for (panel, (x, y)) in panels.iter().zip(corners) {
+        let (full, height) = framed(panel);
+        let top = head + y;
         let _ = writeln!(
             body,
-            "<rect class=\"panel\" x=\"{MARGIN:.0}\" y=\"{top:.0}\" width=\"{full:.0}\" height=\"{:.0}\" rx=\"8\"/>",
-            height + 2.0 * MARGIN + 2.0 * LINE
+            "<rect class=\"panel\" x=\"{x:.0}\" y=\"{top:.0}\" width=\"{full:.0}\" height=\"{height:.0}\" rx=\"8\"/>"
         );
         let _ = writeln!(
             body,
             "<text class=\"title\" x=\"{:.0}\" y=\"{:.0}\">{}</text>",
-            2.0 * MARGIN,
+            x + MARGIN,
             top + 1.5 * LINE,
             escaped(&panel.title)
         );
         let _ = writeln!(
             body,
             "<g transform=\"translate({:.0} {:.0})\">\n{}</g>",
-            2.0 * MARGIN,
+            x + MARGIN,
             top + MARGIN + 2.0 * LINE,
             panel.body
         );
-        top += height + 3.0 * MARGIN + 2.0 * LINE;
-        right = right.max(full);
     }
-    let (width, height) = (right + 2.0 * MARGIN, top);
+    let letters = title.chars().count() as f64 * LETTER * 1.4;
+    let (width, height) = (size.0.max(letters + MARGIN) + MARGIN, head + size.1);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\">\n\
-         <style>{STYLE}</style>\n\
-         <defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto\">\
-         <path class=\"tip\" d=\"M0 0L8 4L0 8z\"/></marker></defs>\n\
+         <style>{STYLE}</style>\n{TIP}\n\
          <text class=\"title\" x=\"{MARGIN:.0}\" y=\"{:.0}\">{}</text>\n{body}</svg>\n",
         MARGIN + LINE / 2.0,
         escaped(&title)

@@ -230,6 +230,13 @@ impl<'a> OnRank<'a> {
         }
     }
 
+    /// The FLOPs, bytes and seconds of a kernel of `op` on the busiest rank; none for an operation without a kernel.
+    pub fn busiest(&self, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> Option<(Cost, f64)> {
+        rate(self.cluster, op, operands)?;
+        let cost = self.filled.cost(self.space, op, operands, results);
+        Some((cost, filled_seconds(self.cluster, self.space, &self.filled, op, operands, results)))
+    }
+
     /// Pairs of a query and a key that `rank` computes for one head.
     pub fn pairs(&mut self, a: &Attention, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
         let [queries, keys] = [(q, a.queries), (k, a.keys)].map(|(ty, dim)| {

@@ -12,5 +12,6 @@ pub mod memory;
 pub mod plan;
 pub mod planner;
 pub mod proof;
+pub mod report;
 pub mod serve;
 pub mod simulate;

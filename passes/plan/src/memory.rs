@@ -5,10 +5,12 @@
 //! lowering's. The largest tensors at the peak are named, for refusals.
 
 mod lives;
+mod profile;
 mod scores;
 mod words;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
@@ -17,12 +19,13 @@ use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
-use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
 use lives::lives;
+pub use profile::{Moment, Profile, profile};
 
 /// The layers for which a frame runs, by place.
 type Runs = Vec<(Layers, Option<At>)>;
@@ -198,36 +201,86 @@ fn loaded<'a>(
 
 /// Adds the buffers that are alive when the frame is fullest, following the call that fills it.
 fn at_peak(schedule: &Schedule, frame: &Frame, memory: &mut Memory) {
-    let space = &schedule.space;
-    let lives = lives(frame);
-    let callee = |task: &Task| match task.work {
-        Work::Call { callee, .. } => Some(&schedule.frames[callee]),
-        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
-    };
-    let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee(task).map_or(0, |f| f.bytes)).collect();
-    for (buffer, tasks) in &lives {
-        let bytes = frame.buffers[*buffer].bytes(space);
-        held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
-    }
+    let alive = Alive::of(schedule, frame);
+    let held = alive.bytes();
     let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return };
-    let in_phase = |task: &Task, phase: Phase| callee(task).is_some_and(|frame| frame.phase == phase);
-    let made: BTreeSet<BufferId> =
-        frame.tasks.iter().filter(|t| in_phase(t, Phase::Forward)).flat_map(|t| t.writes.clone()).collect();
-    let read: BTreeSet<BufferId> =
-        frame.tasks.iter().filter(|t| in_phase(t, Phase::Backward)).flat_map(|t| t.reads.clone()).collect();
-    for (id, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
-        let buffer = &frame.buffers[*id];
+    for id in alive.at(peak) {
+        let buffer = &frame.buffers[id];
         let name = format!("@{}.${}", frame.name, buffer.name);
-        let bytes = buffer.bytes(space);
+        let bytes = buffer.bytes(&schedule.space);
         memory.largest.push(HeldTensor { name, count: 1, bytes });
-        match buffer.content {
-            Content::Wire { .. } => memory.communication += bytes,
-            Content::Tensor(_) if made.contains(id) && read.contains(id) => memory.saved += bytes,
-            Content::Tensor(_) => {}
+        match alive.kind(id) {
+            Kind::Communication => memory.communication += bytes,
+            Kind::Saved => memory.saved += bytes,
+            Kind::Other => {}
         }
     }
-    if let Some(callee) = callee(&frame.tasks[peak]) {
+    if let Some(callee) = alive.callee(peak) {
         at_peak(schedule, callee, memory);
+    }
+}
+
+/// The buffers of a frame while it runs.
+struct Alive<'a> {
+    schedule: &'a Schedule,
+    frame: &'a Frame,
+    lives: Vec<(BufferId, Range<usize>)>,
+    /// Results of calls of the forward pass.
+    made: BTreeSet<BufferId>,
+    /// Operands of calls of the backward pass.
+    read: BTreeSet<BufferId>,
+}
+
+/// The purpose of a buffer of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A wire.
+    Communication,
+    /// A result of the forward pass that waits for the backward pass.
+    Saved,
+    Other,
+}
+
+impl<'a> Alive<'a> {
+    fn of(schedule: &'a Schedule, frame: &'a Frame) -> Self {
+        let mut alive =
+            Self { schedule, frame, lives: lives(frame), made: BTreeSet::new(), read: BTreeSet::new() };
+        for (i, task) in frame.tasks.iter().enumerate() {
+            match alive.callee(i).map(|frame| frame.phase) {
+                Some(Phase::Forward) => alive.made.extend(&task.writes),
+                Some(Phase::Backward) => alive.read.extend(&task.reads),
+                Some(Phase::Update) | None => {}
+            }
+        }
+        alive
+    }
+
+    fn callee(&self, task: usize) -> Option<&'a Frame> {
+        self.frame.tasks[task].work.callee().map(|callee| &self.schedule.frames[callee])
+    }
+
+    /// Bytes that are alive during each task, callees included.
+    fn bytes(&self) -> Vec<u64> {
+        let mut held: Vec<u64> =
+            (0..self.frame.tasks.len()).map(|task| self.callee(task).map_or(0, |f| f.bytes)).collect();
+        for (buffer, tasks) in &self.lives {
+            let bytes = self.frame.buffers[*buffer].bytes(&self.schedule.space);
+            held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
+        }
+        held
+    }
+
+    /// The buffers that are alive during a task.
+    fn at(&self, task: usize) -> impl Iterator<Item = BufferId> {
+        self.lives.iter().filter(move |(_, tasks)| tasks.contains(&task)).map(|(id, _)| *id)
+    }
+
+    fn kind(&self, buffer: BufferId) -> Kind {
+        match self.frame.buffers[buffer].content {
+            Content::Wire { .. } => Kind::Communication,
+            Content::Tensor(_) if self.made.contains(&buffer) && self.read.contains(&buffer) => Kind::Saved,
+            Content::Tensor(_) => Kind::Other,
+        }
     }
 }
 
@@ -237,7 +290,7 @@ mod tests {
 
     use ithaca_ir::boxes::Side;
     use ithaca_ir::ops::Binding;
-    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
+    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Task, Transfer, Work};
     use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;

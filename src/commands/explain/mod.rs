@@ -1,6 +1,6 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
-mod overlap;
+pub(in crate::commands) mod overlap;
 
 use std::fmt::Write;
 

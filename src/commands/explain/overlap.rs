@@ -11,26 +11,20 @@ use ithaca_ir::timeline;
 use ithaca_ir::traffic;
 use ithaca_ir::units::seconds;
 use ithaca_passes::simulate::discrete::{Exposure, Held, Obstacle, Overlap, TaskAt};
+use serde::Serialize;
 
 /// The most rows.
 const ROWS: usize = 10;
 /// The most kernels and the most reasons of a row.
 const ITEMS: usize = 2;
 
-/// The rows of `overlaps`, the most exposed first, then the longest.
+/// The rows of `overlaps` as text, the most exposed first, then the longest.
 pub(super) fn text(schedule: &Schedule, overlaps: &[Overlap]) -> String {
-    let mut groups: BTreeMap<Vec<String>, Group> = BTreeMap::new();
-    for overlap in overlaps.iter().filter(|overlap| overlap.seconds > 0.0) {
-        groups.entry(key(schedule, overlap)).or_default().add(schedule, overlap);
-    }
-    let mut groups: Vec<Group> = groups.into_values().collect();
-    groups.sort_by(|a, b| {
-        (b.exposed, b.seconds).partial_cmp(&(a.exposed, a.seconds)).expect("times are numbers")
-    });
+    let rows = rows(schedule, overlaps);
     let mut out = String::new();
-    groups.iter().take(ROWS).for_each(|group| group.write(&mut out));
-    if let Some(rest) = groups.get(ROWS..).filter(|rest| !rest.is_empty()) {
-        let sum = |of: fn(&Group) -> f64| seconds(rest.iter().map(of).sum());
+    rows.iter().take(ROWS).for_each(|row| row.write(&mut out));
+    if let Some(rest) = rows.get(ROWS..).filter(|rest| !rest.is_empty()) {
+        let sum = |of: fn(&Row) -> f64| seconds(rest.iter().map(of).sum());
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
@@ -41,6 +35,19 @@ pub(super) fn text(schedule: &Schedule, overlaps: &[Overlap]) -> String {
         );
     }
     out
+}
+
+/// The rows of `overlaps`, the most exposed first, then the longest.
+pub(in crate::commands) fn rows(schedule: &Schedule, overlaps: &[Overlap]) -> Vec<Row> {
+    let mut rows: BTreeMap<Vec<String>, Row> = BTreeMap::new();
+    for overlap in overlaps.iter().filter(|overlap| overlap.seconds > 0.0) {
+        rows.entry(key(schedule, overlap)).or_default().add(schedule, overlap);
+    }
+    let mut rows: Vec<Row> = rows.into_values().collect();
+    rows.sort_by(|a, b| {
+        (b.exposed, b.seconds).partial_cmp(&(a.exposed, a.seconds)).expect("times are numbers")
+    });
+    rows
 }
 
 /// Equal for the collectives of one row.
@@ -95,8 +102,8 @@ fn name(schedule: &Schedule, at: TaskAt) -> String {
 }
 
 /// One row.
-#[derive(Default)]
-struct Group {
+#[derive(Default, Serialize)]
+pub(in crate::commands) struct Row {
     frame: String,
     collective: String,
     /// Collectives of the function.
@@ -109,7 +116,7 @@ struct Group {
     reasons: BTreeMap<String, f64>,
 }
 
-impl Group {
+impl Row {
     fn add(&mut self, schedule: &Schedule, overlap: &Overlap) {
         self.frame.clone_from(&schedule.frames[overlap.collective.frame].name);
         self.collective = described(schedule, overlap.collective);

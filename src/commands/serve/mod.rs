@@ -20,6 +20,11 @@ use text::Document;
 
 pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<Done> {
     check_given(args)?;
+    if args.report.is_some() {
+        let refusal =
+            Diagnostic::new("C00", "`--report` does not go with `--mode serve`, which makes no plan");
+        return Err(refusal.help("write a report of a plan that its commands make").into());
+    }
     let (demand, file) = demand(args)?;
     if let Some(path) = file {
         files::check_file(path)?;

@@ -10,6 +10,7 @@ mod kinds;
 mod malformed;
 mod pipelines;
 mod refusals;
+mod report;
 mod runtime;
 mod serving;
 mod session;

@@ -85,7 +85,8 @@ fn bubbles_are_exactly_those_of_the_orders() {
         let mut lowered = lower::lower(ithaca_ir::verify::verify(&ranks_of).unwrap()).unwrap();
         schedule::verify(&lowered).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
         keep_layers_only(&mut lowered);
-        let outcome = discrete::simulate(&cluster, &lowered, discrete::Record::Spans).unwrap();
+        let outcome =
+            discrete::simulate(&cluster, &lowered, discrete::Record::Spans { most: usize::MAX }).unwrap();
         let seconds = PASSES.map(|names| {
             let first = outcome.classes[0].rank;
             let spans = outcome.spans.iter().filter(|s| s.rank == first && s.kind == "compute");

@@ -14,7 +14,7 @@ use ithaca_ir::{Op, Rank, Space, TensorType};
 
 use super::load::{Load, Part, Way};
 use super::prices::{CollectiveTime, Pattern};
-use crate::cluster::{Cluster, Level};
+use crate::cluster::Cluster;
 
 /// The part of one rank in an exchange.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -63,7 +63,7 @@ impl Between<'_> {
                 let mut crossing = vec![None; self.cluster.levels.len()];
                 for rank in (0..n.min(Self::LOOKED_AT)).map(Rank) {
                     if let Some(peer) = self.travels_to(rank, Way::Out) {
-                        crossing[self.level(rank, peer)].get_or_insert(rank);
+                        crossing[self.cluster.level_between(rank, peer)].get_or_insert(rank);
                     }
                 }
                 crossing.into_iter().flatten().collect()
@@ -124,7 +124,8 @@ impl Between<'_> {
         let mut levels = Vec::new();
         let mut inside = 1;
         for (i, level) in self.cluster.levels.iter().enumerate() {
-            let over: Vec<&(Rank, u64)> = messages.iter().filter(|m| self.level(rank, m.0) == i).collect();
+            let over: Vec<&(Rank, u64)> =
+                messages.iter().filter(|m| self.cluster.level_between(rank, m.0) == i).collect();
             if !over.is_empty() {
                 let bytes: u64 = over.iter().map(|m| m.1).sum();
                 let (pattern, latency) = match self.op {
@@ -151,7 +152,7 @@ impl Between<'_> {
             let mut latency = 0.0;
             for (level, alone) in self.alone(rank, &messages) {
                 latency += alone.latency;
-                let mut over = messages.iter().filter(|m| self.level(rank, m.0) == level);
+                let mut over = messages.iter().filter(|m| self.cluster.level_between(rank, m.0) == level);
                 let far = over.next().filter(|_| over.next().is_none()).map(|m| m.0);
                 part.loads.push(Load { level, way, seconds: alone.transfer, far });
             }
@@ -161,13 +162,6 @@ impl Between<'_> {
         part.peers.sort_unstable();
         part.peers.dedup();
         part
-    }
-
-    /// The innermost level that joins two devices; the outermost where none does.
-    fn level(&self, a: Rank, b: Rank) -> usize {
-        let levels = &self.cluster.levels;
-        let joins = |level: &Level| a.0 / level.devices.value.max(1) == b.0 / level.devices.value.max(1);
-        levels.iter().position(joins).unwrap_or(levels.len().saturating_sub(1))
     }
 
     /// Devices that divide one link with `rank`, itself counted.
@@ -182,7 +176,7 @@ impl Between<'_> {
         let crosses = |&r: &Rank| {
             let [sent, received] = self.messages(r);
             let messages = if way == Way::Out { sent } else { received };
-            r == rank || messages.iter().any(|m| self.level(r, m.0) == level)
+            r == rank || messages.iter().any(|m| self.cluster.level_between(r, m.0) == level)
         };
         (neighbours.filter(crosses).count() as f64).min(most)
     }

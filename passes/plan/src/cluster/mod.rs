@@ -18,7 +18,7 @@ mod read;
 mod runtime;
 mod write;
 
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Rank};
 
 pub use between::RankExchange;
 pub(crate) use collective::sent_bytes;
@@ -62,6 +62,15 @@ impl Cluster {
                 names(),
             )
         })
+    }
+
+    /// The number of the innermost level that joins two devices; of the outermost where none does.
+    pub fn level_between(&self, a: Rank, b: Rank) -> usize {
+        let joins = |level: &Level| {
+            let devices = level.devices.value.max(1);
+            a.0 / devices == b.0 / devices
+        };
+        self.levels.iter().position(joins).unwrap_or(self.levels.len().saturating_sub(1))
     }
 
     /// The same cluster, on which times and memory assume the attention kernel called `name`.

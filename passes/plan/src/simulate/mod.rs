@@ -18,7 +18,9 @@
 //! machine, a transfer takes time from kernels, so streams take turns.
 
 mod classes;
+mod detail;
 pub mod discrete;
+mod sampled;
 mod shared;
 mod simulation;
 mod steps;
@@ -36,7 +38,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
-use ithaca_ir::timeline::{Covered, Span};
+use ithaca_ir::timeline::{Covered, Timeline};
 
 use crate::cluster::Cluster;
 use classes::Classes;
@@ -44,8 +46,8 @@ pub use simulation::{CommTime, Simulation};
 pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
+use sampled::Recorder;
 use shared::Links;
-use simulation::span;
 use steps::{Part, Step, steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
@@ -91,7 +93,7 @@ fn last(ranks: Vec<Simulation>) -> Simulation {
 fn run(
     cluster: &Cluster,
     schedule: &Schedule,
-    recorded: Option<&RefCell<Vec<Span>>>,
+    recorded: Option<&RefCell<Recorder>>,
 ) -> Vec<(Rank, Simulation)> {
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
@@ -105,21 +107,11 @@ fn run(
     ranks.iter().copied().zip(run.ranks).collect()
 }
 
-/// Ranks of which each is written down.
-const WRITTEN: u64 = 64;
-
-/// When each task runs on each rank, every layer of every loop, by discrete events; of more than 64 ranks, on one of those
-/// that do the same at the same time. Where more ranks differ than [`discrete::simulate`] takes, on a sample.
-pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
-    let spans = match schedule.space.mesh.ranks() {
-        0..=WRITTEN => discrete::of_every_rank(cluster, schedule),
-        _ => discrete::simulate(cluster, schedule, Record::Spans).map(|outcome| outcome.spans),
-    };
-    spans.unwrap_or_else(|| {
-        let recorded = RefCell::new(Vec::new());
-        run(cluster, schedule, Some(&recorded));
-        recorded.into_inner()
-    })
+/// When each task runs, by discrete events: ranks that do the same at the same time once, and about `most` runs one by one; the
+/// others are folded. Where more ranks differ than [`discrete::simulate`] takes, on a sample of them.
+pub fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
+    discrete::simulate(cluster, schedule, Record::Spans { most })
+        .map_or_else(|| sampled::timeline(cluster, schedule, most), discrete::Outcome::timeline)
 }
 
 /// Layers of a loop that are run one by one; the rest repeat the last of them.
@@ -135,7 +127,7 @@ struct World<'a> {
     /// The ranks that are simulated.
     ranks: &'a [Rank],
     /// The recorded tasks, for a timeline.
-    recorded: Option<&'a RefCell<Vec<Span>>>,
+    recorded: Option<&'a RefCell<Recorder>>,
     /// Whether the streams of a rank take turns, in order of issue, on cores of which none is idle.
     in_turn: bool,
     /// Calls that were run.
@@ -230,7 +222,13 @@ impl World<'_> {
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
                 Work::Call { callee, layers, scan, .. } => {
+                    let enter =
+                        |recorder: &RefCell<Recorder>| recorder.borrow_mut().enter(*callee, number, &runs);
+                    let before = self.recorded.map(enter);
                     let (ends, done) = self.layers(*callee, (layers, *scan), (&ready, &runs));
+                    if let Some((recorder, before)) = self.recorded.zip(before) {
+                        recorder.borrow_mut().leave(&before);
+                    }
                     // The callee has accounted for its own streams; of one that only computes the time is all.
                     for (clock, done) in clocks.iter_mut().zip(&done).filter(|_| meets) {
                         clock.total.add(done, 1.0);
@@ -254,8 +252,10 @@ impl World<'_> {
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
                 let is_call = matches!(task.work, Work::Call { .. });
-                if let Some(recorded) = self.recorded.filter(|_| !is_call && end > start) {
-                    recorded.borrow_mut().push(span(frame, number, self.ranks[c], layer, (start, end)));
+                if let Some(recorder) = self.recorded.filter(|_| !is_call && end > start) {
+                    let run =
+                        detail::Run { within: number, frame: id.index(), task: number, layer, start, end };
+                    recorder.borrow_mut().write((c, self.ranks[c]), frame, run);
                 }
                 streams.iter().for_each(|stream| clock.ready[stream as usize] = end);
                 match task.stream {
@@ -269,8 +269,16 @@ impl World<'_> {
             }
         }
         let ends: Vec<f64> = clocks.iter().map(Clock::all_ready).collect();
-        let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, steps);
-        Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
+        let finish = |(c, (clock, start)): (usize, (Clock, &f64))| {
+            finish(clock, *start, steps, |task, (seconds, exposed)| {
+                if let Some(recorder) = self.recorded {
+                    let stream = frame.tasks[task].stream;
+                    let task = (stream, (id.index(), task));
+                    recorder.borrow_mut().count(c, task, (seconds, exposed));
+                }
+            })
+        };
+        Run { ranks: clocks.into_iter().zip(starts).enumerate().map(finish).collect(), ends }
     }
 
     /// Runs a frame once for each layer; returns the end and the time of each rank.
@@ -311,35 +319,50 @@ impl World<'_> {
         let n = layers.end - layers.start;
         let mut totals = vec![Simulation::default(); starts.len()];
         let mut at = starts.to_vec();
-        for layer in 0..n {
-            let number = match scan.map(|scan| scan.order) {
-                None | Some(ScanOrder::Ascending) => layers.start + layer,
-                Some(ScanOrder::Descending) => layers.end - 1 - layer,
-            };
+        let number_of = |layer: u64| match scan.map(|scan| scan.order) {
+            None | Some(ScanOrder::Ascending) => layers.start + layer,
+            Some(ScanOrder::Descending) => layers.end - 1 - layer,
+        };
+        let mut layer = 0;
+        while layer < n {
+            let number = number_of(layer);
+            let folded = self.recorded.and_then(|recorder| recorder.borrow().before(layer, n));
+            let before = self.recorded.map(|recorder| recorder.borrow_mut().layer(layer, n));
             let run = self.frame(callee, number, (&at, runs));
+            if let Some((recorder, before)) = self.recorded.zip(before) {
+                recorder.borrow_mut().list(&before);
+            }
             let took: Vec<f64> = run.ends.iter().zip(&at).map(|(end, start)| end - start).collect();
             let running = took.iter().zip(runs).filter(|(_, runs)| **runs).map(|(t, _)| t);
             let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
             // Ranks that stay as far apart as they were do so from now on.
             let alike = most - least <= 1e-9 * most || layer + 1 == LAYERS;
-            let steady = alike && self.recorded.is_none();
-            let times = if steady { n - layer } else { 1 };
+            // A timeline lists the last layer, and those of them that it does not fold.
+            let times = match (self.recorded, folded) {
+                (None, _) if alike => n - layer,
+                (Some(recorder), Some(folded)) if alike && layer + 2 < n => {
+                    let more = n - 2 - layer;
+                    let until = number_of(n - 2);
+                    recorder.borrow_mut().repeat(&folded, (more, until), (&took, runs));
+                    1 + more
+                }
+                _ => 1,
+            };
             let ranks = totals.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
             for (((total, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
                 let busy = Simulation { seconds: 0.0, ..done.clone() };
                 total.add(&busy, times as f64);
                 *at += times as f64 * took;
             }
-            if steady {
-                break;
-            }
+            layer += times;
         }
         (at, totals)
     }
 }
 
-/// The time of a rank in a frame that it entered at `start`.
-fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
+/// The time of a rank in a frame that it entered at `start`; `count` takes the seconds and the exposed seconds of each run of a
+/// collective.
+fn finish(clock: Clock, start: f64, steps: &[Step], mut count: impl FnMut(usize, (f64, f64))) -> Simulation {
     let seconds = clock.all_ready() - start;
     let Clock { compute, calls, comm, mut total, .. } = clock;
     total.seconds = seconds;
@@ -353,6 +376,7 @@ fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
             let time = total.communication.entry(steps[task].key.clone()).or_default();
             time.total += end - start;
             time.exposed += exposed;
+            count(task, (end - start, exposed));
             *total.streams.entry(stream).or_default() += end - start;
         }
         covered.add(times);

@@ -3,15 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use ithaca_ir::schedule::{Stream, Streams};
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Schedule, Stream, Streams};
 
+use super::super::detail::{Detail, Run, Writer};
 use super::alike::on;
 use super::links::Links;
 use super::overlap::Recorder;
 use super::program::{Does, Loop, Meeting, Program};
 
-/// Classes whose runs are written down at most; of more, every second one, or third.
-const WRITTEN: usize = 64;
+/// Classes whose runs are written at most; of more, every second one, or third.
+const LISTED: usize = 64;
 
 /// A class and one of its streams.
 type Lane = (usize, usize);
@@ -21,8 +23,11 @@ type Lane = (usize, usize);
 pub enum Record {
     /// Times only.
     Times,
-    /// Every run of every task on the first rank of each class; of more than 64 classes, on some of them.
-    Spans,
+    /// Runs of tasks on the first rank of each class, about so many at most; of more than 64 classes, on some of them.
+    Spans {
+        /// Runs that are listed; the others are folded.
+        most: usize,
+    },
     /// Times, and for each collective the kernels beside it and the reasons for which it is exposed.
     Overlaps,
 }
@@ -34,7 +39,8 @@ pub(super) struct Ran {
     pub(super) busy: [f64; Stream::COUNT],
     /// For each frame and task that communicates, its time.
     pub(super) tasks: Vec<Vec<Time>>,
-    pub(super) runs: Vec<Run>,
+    /// Runs of tasks, if they are recorded.
+    pub(super) writer: Option<Writer>,
     /// The compute stream while collectives run, if it is recorded.
     pub(super) overlaps: Option<Recorder>,
 }
@@ -45,15 +51,6 @@ pub(super) struct Time {
     pub(super) count: u64,
     pub(super) total: f64,
     pub(super) exposed: f64,
-}
-
-/// One run of a task.
-pub(super) struct Run {
-    pub(super) frame: usize,
-    pub(super) task: usize,
-    pub(super) layer: u64,
-    pub(super) start: f64,
-    pub(super) end: f64,
 }
 
 /// A future event.
@@ -80,6 +77,8 @@ struct Inside {
     next: [usize; Stream::COUNT],
     /// Events that have yet to happen.
     pending: Vec<bool>,
+    /// Whether its runs are listed, as far as its callers say.
+    is_listed: bool,
 }
 
 /// A class on its way.
@@ -91,6 +90,8 @@ struct Walk {
     message: [Option<Message>; Stream::COUNT],
     /// Until when times are accounted for.
     accounted: f64,
+    /// How often each frame was called, if runs are recorded.
+    called: Vec<u64>,
     ran: Ran,
 }
 
@@ -127,8 +128,10 @@ struct Gathering {
 
 pub(super) struct Engine<'a> {
     program: &'a Program,
-    /// Of every how many classes runs are written down.
-    every: Option<usize>,
+    /// The first rank of each class.
+    ranks: &'a [Rank],
+    /// Which runs are listed.
+    detail: Detail,
     now: f64,
     /// By time; times are never negative, so their bits are in order.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -142,28 +145,37 @@ pub(super) struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    pub(super) fn new(program: &'a Program, main: usize, record: Record) -> Self {
+    pub(super) fn new(
+        program: &'a Program,
+        main: usize,
+        (schedule, ranks): (&Schedule, &'a [Rank]),
+        record: Record,
+    ) -> Self {
         let n = program.sharers.len();
+        let (detail, every) = match record {
+            Record::Times | Record::Overlaps => (Detail::ALL, usize::MAX),
+            Record::Spans { most } => Detail::within(schedule, ranks, most, LISTED),
+        };
+        let writes = |class: usize| class.is_multiple_of(every);
         let call = Loop { callee: main, first: 0, layers: 1, order: ithaca_ir::ops::ScanOrder::Ascending };
         let walk = |class| Walk {
-            frames: vec![Inside::enter(program, call, 0, class)],
+            frames: vec![Inside::enter(program, call, 0, class, true)],
             busy: [None; Stream::COUNT],
             message: Default::default(),
             accounted: 0.0,
+            called: vec![0; program.frames.len()],
             ran: Ran {
                 end: 0.0,
                 busy: [0.0; Stream::COUNT],
                 tasks: program.frames.iter().map(|f| vec![Time::default(); f.work.len()]).collect(),
-                runs: Vec::new(),
+                writer: matches!(record, Record::Spans { .. }).then(|| Writer::new(writes(class))),
                 overlaps: (record == Record::Overlaps).then(Recorder::default),
             },
         };
         Self {
             program,
-            every: match record {
-                Record::Times | Record::Overlaps => None,
-                Record::Spans => Some(n.div_ceil(WRITTEN)),
-            },
+            ranks,
+            detail,
             now: 0.0,
             events: BinaryHeap::new(),
             scheduled: 0,
@@ -302,7 +314,9 @@ impl<'a> Engine<'a> {
         if !meet || !walk.may_run(program, (class, Stream::Compute as usize), task) {
             return false;
         }
-        walk.frames.push(Inside::enter(program, call, base, class));
+        let is_listed = walk.is_listed(self.detail) && self.detail.shows_call(walk.called[call.callee]);
+        walk.called[call.callee] += 1;
+        walk.frames.push(Inside::enter(program, call, base, class, is_listed));
         true
     }
 
@@ -338,6 +352,9 @@ impl<'a> Engine<'a> {
                 let time = &mut walk.ran.tasks[frame][task];
                 time.total += passed;
                 time.exposed += if is_hidden { 0.0 } else { passed };
+                if let Some(writer) = walk.ran.writer.as_mut().filter(|_| !is_hidden) {
+                    writer.expose(Stream::ALL[stream], (self.now - passed, self.now));
+                }
                 match (&mut walk.ran.overlaps, compute) {
                     (Some(overlaps), Some((kernel_frame, Some(kernel)))) if computes => {
                         overlaps.beside((frame, task), (kernel_frame, kernel), passed);
@@ -366,10 +383,14 @@ impl<'a> Engine<'a> {
         let program = self.program;
         let walk = &mut self.walks[class];
         let since = walk.busy[stream].take();
+        let is_listed = walk.is_listed(self.detail);
+        let within = walk.within(program, class, stream);
         let at = walk.frames.iter_mut().rev().find(|inside| inside.has(program, stream));
         let Some(inside) = at else { return };
         let frame = inside.call.callee;
-        let task = program.frames[frame].lanes[class][stream][inside.next[stream]];
+        let lane = &program.frames[frame].lanes[class][stream];
+        let position = inside.next[stream];
+        let task = lane[position];
         inside.next[stream] += 1;
         if let Some(event) = program.frames[frame].records[task] {
             inside.pending[event] = false;
@@ -378,10 +399,13 @@ impl<'a> Engine<'a> {
             walk.ran.tasks[frame][task].count += 1;
         }
         let layer = inside.call.layer(inside.done);
-        let is_written = self.every.is_some_and(|every| class.is_multiple_of(every));
-        if let Some(start) = since.filter(|&since| is_written && since < self.now) {
-            let run = Run { frame, task, layer, start, end: self.now };
-            write_down(program, class, run, &mut walk.ran.runs);
+        let since = since.filter(|&since| since < self.now);
+        if let Some((start, writer)) = since.zip(walk.ran.writer.as_mut()) {
+            let run = Run { within, frame, task, layer, start, end: self.now };
+            let is_listed = is_listed && self.detail.shows_task(position, lane.len());
+            let (rank, detail) = (self.ranks[class], self.detail);
+            let mut inside = Inner { program, class, rank, detail, called: &mut walk.called, writer };
+            inside.write(Stream::ALL[stream], run, is_listed);
         }
     }
 
@@ -494,6 +518,21 @@ impl<'a> Engine<'a> {
 }
 
 impl Walk {
+    /// Whether the runs of the innermost frame are listed.
+    fn is_listed(&self, detail: Detail) -> bool {
+        let listed =
+            |inside: &Inside| inside.is_listed && detail.shows_layer(inside.done, inside.call.layers);
+        self.frames.iter().all(listed)
+    }
+
+    /// The task of `main` at which a stream is, or the call that it is in.
+    fn within(&self, program: &Program, class: usize, stream: usize) -> usize {
+        let Some(main) = self.frames.first() else { return 0 };
+        let lanes = &program.frames[main.call.callee].lanes[class];
+        let at = |stream: usize| lanes[stream].get(main.next[stream]).copied();
+        at(stream).or_else(|| at(Stream::Compute as usize)).unwrap_or(0)
+    }
+
     /// The frame in which a stream is: the innermost that uses it.
     fn inside(&self, program: &Program, stream: usize) -> Option<&Inside> {
         self.frames.iter().rev().find(|inside| inside.has(program, stream))
@@ -519,9 +558,9 @@ impl Walk {
 }
 
 impl Inside {
-    fn enter(program: &Program, call: Loop, base: u64, class: usize) -> Self {
+    fn enter(program: &Program, call: Loop, base: u64, class: usize, is_listed: bool) -> Self {
         let pending = program.frames[call.callee].pending[class].clone();
-        Self { call, done: 0, base, next: [0; Stream::COUNT], pending }
+        Self { call, done: 0, base, next: [0; Stream::COUNT], pending, is_listed }
     }
 
     /// Whether a stream is in this frame.
@@ -544,23 +583,40 @@ impl Inside {
     }
 }
 
-/// Records a run of a task; of a call the tasks inside.
-fn write_down(program: &Program, class: usize, run: Run, runs: &mut Vec<Run>) {
-    let Some(call) = program.frames[run.frame].inside[run.task] else {
-        runs.push(run);
-        return;
-    };
-    let tasks = &program.frames[call.callee];
-    let mut at = run.start;
-    for done in 0..call.layers {
-        for &task in tasks.lanes[class].iter().flatten() {
-            if let Does::Takes(seconds) = &tasks.work[task] {
-                let end = at + on(seconds, class);
-                if end > at {
+/// Writes runs of tasks; of a call that only computes the tasks inside.
+struct Inner<'a> {
+    program: &'a Program,
+    class: usize,
+    rank: Rank,
+    detail: Detail,
+    called: &'a mut [u64],
+    writer: &'a mut Writer,
+}
+
+impl Inner<'_> {
+    fn write(&mut self, stream: Stream, run: Run, is_listed: bool) {
+        let Some(call) = self.program.frames[run.frame].inside[run.task] else {
+            self.writer.write(self.rank, stream, run, is_listed);
+            return;
+        };
+        let tasks = &self.program.frames[call.callee];
+        let is_listed = is_listed && self.detail.shows_call(self.called[call.callee]);
+        self.called[call.callee] += 1;
+        let mut at = run.start;
+        for done in 0..call.layers {
+            let is_listed = is_listed && self.detail.shows_layer(done, call.layers);
+            for lane in &tasks.lanes[self.class] {
+                for (position, &task) in lane.iter().enumerate() {
+                    let Does::Takes(seconds) = &tasks.work[task] else { continue };
+                    let (start, end) = (at, at + on(seconds, self.class));
                     let layer = call.layer(done);
-                    write_down(program, class, Run { frame: call.callee, task, layer, start: at, end }, runs);
+                    let inner = Run { within: run.within, frame: call.callee, task, layer, start, end };
+                    if end > start {
+                        let is_listed = is_listed && self.detail.shows_task(position, lane.len());
+                        self.write(stream, inner, is_listed);
+                    }
+                    at = end;
                 }
-                at = end;
             }
         }
     }

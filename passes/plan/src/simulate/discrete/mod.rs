@@ -26,14 +26,15 @@ pub use overlap::{Exposure, Held, Obstacle, Overlap, TaskAt};
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{FrameId, Schedule, Stream};
-use ithaca_ir::timeline::{self, Collective, Span};
+use ithaca_ir::schedule::{Schedule, Stream};
+use ithaca_ir::timeline::{self, Collective, Exposed, Fold, Span, Summary, Timeline};
 
-use super::simulation::{Simulation, span};
+use super::detail::Written;
+use super::simulation::Simulation;
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
-use engine::{Engine, Run, Time};
+use engine::{Engine, Time};
 use program::Program;
 
 /// A simulated step.
@@ -43,6 +44,10 @@ pub struct Outcome {
     pub classes: Vec<Class>,
     /// The runs of tasks on the first rank of each class, if they are recorded.
     pub spans: Vec<Span>,
+    /// The runs that are not among them.
+    pub folds: Vec<Fold>,
+    /// When those among them are exposed.
+    pub exposed: Vec<Exposed>,
 }
 
 /// Ranks that do the same at the same time.
@@ -58,6 +63,8 @@ pub struct Class {
     pub collectives: Vec<Collective>,
     /// The compute stream while its collectives run, by frame and task, if it is recorded.
     pub overlaps: Vec<Overlap>,
+    /// When each task of `main` runs, from its first run to its last, if runs are recorded.
+    pub within: Vec<(usize, (f64, f64))>,
 }
 
 /// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's
@@ -78,15 +85,19 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule, record: Record) -> Optio
     run(cluster, schedule, record, (&alike, &seconds))
 }
 
-/// When each task runs on every rank; the ranks of a class run alike.
-pub(super) fn of_every_rank(cluster: &Cluster, schedule: &Schedule) -> Option<Vec<Span>> {
-    let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
-    let spans = run(cluster, schedule, Record::Spans, (&alike, &seconds))?.spans;
-    let on = |rank: Rank| {
-        let first = alike.ranks[alike.class(rank)];
-        spans.iter().filter(move |span| span.rank == first).map(move |span| Span { rank, ..span.clone() })
-    };
-    Some(schedule.space.mesh.iter_ranks().flat_map(on).collect())
+impl Outcome {
+    /// As a timeline.
+    pub fn timeline(self) -> Timeline {
+        let alike = |class: Class| {
+            let Class { rank, ranks, time, collectives, overlaps: _, within } = class;
+            let Simulation { seconds, compute, streams, communication: _ } = time;
+            let streams = streams.into_iter().collect();
+            let summary = Summary { rank, seconds, compute, streams, collectives };
+            timeline::Alike { first: rank, ranks: Some(ranks), summary, within }
+        };
+        let Self { classes, spans, folds, exposed } = self;
+        Timeline { ranks: classes.into_iter().map(alike).collect(), spans, folds, exposed }
+    }
 }
 
 /// Simulates one rank of each class.
@@ -98,13 +109,19 @@ fn run(
 ) -> Option<Outcome> {
     let main = schedule.main()?.index();
     let program = Program::of(cluster, schedule, alike, seconds);
-    let mut engine = Engine::new(&program, main, record);
+    let mut engine = Engine::new(&program, main, (schedule, &alike.ranks), record);
     engine.run();
     let ran = engine.finish();
     let mut outcome = Outcome::default();
     for ((&rank, &ranks), ran) in alike.ranks.iter().zip(&alike.sizes).zip(ran) {
-        let mut class =
-            Class { rank, ranks, time: Simulation::default(), collectives: Vec::new(), overlaps: Vec::new() };
+        let mut class = Class {
+            rank,
+            ranks,
+            time: Simulation::default(),
+            collectives: Vec::new(),
+            overlaps: Vec::new(),
+            within: Vec::new(),
+        };
         (class.time.seconds, class.time.compute) = (ran.end, ran.busy[Stream::Compute as usize]);
         let busy = Stream::ALL.into_iter().zip(ran.busy).skip(1);
         class.time.streams = busy.filter(|(_, seconds)| *seconds > 0.0).collect();
@@ -124,9 +141,12 @@ fn run(
             (count, total)
         };
         class.overlaps = ran.overlaps.map(|all| all.finish(schedule, &alike.ranks, time)).unwrap_or_default();
-        outcome.spans.extend(ran.runs.into_iter().map(|Run { frame, task, layer, start, end }| {
-            span(&schedule.frames[FrameId::new(frame)], task, rank, layer, (start, end))
-        }));
+        let Written { spans, folds, exposed, within } =
+            ran.writer.map(|writer| writer.finish(schedule, rank)).unwrap_or_default();
+        outcome.spans.extend(spans);
+        outcome.folds.extend(folds);
+        outcome.exposed.extend(exposed);
+        class.within = within;
         outcome.classes.push(class);
     }
     Some(outcome)

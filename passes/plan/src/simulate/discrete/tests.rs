@@ -461,7 +461,7 @@ fn a_balanced_ring_has_as_many_classes_as_a_node_has_places() {
 fn spans_add_up() {
     let cluster = Cluster::named("dgx-h100").unwrap();
     for (title, schedule) in schedules() {
-        let outcome = simulate(&cluster, &schedule, Record::Spans).unwrap();
+        let outcome = simulate(&cluster, &schedule, Record::Spans { most: usize::MAX }).unwrap();
         for class in &outcome.classes {
             for stream in Stream::ALL {
                 let mut spans: Vec<&Span> =
@@ -475,6 +475,36 @@ fn spans_add_up() {
                     "{title} {stream}: {busy} {expected}"
                 );
             }
+        }
+    }
+}
+
+/// Of a timeline that lists few runs the others are folded, and sums stay those of the step.
+#[test]
+fn folded_runs_add_up() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for (title, schedule) in schedules() {
+        let all = simulate(&cluster, &schedule, Record::Spans { most: usize::MAX }).unwrap();
+        let few = simulate(&cluster, &schedule, Record::Spans { most: 40 }).unwrap();
+        assert!(all.folds.is_empty() && few.spans.len() <= all.spans.len(), "{title}");
+        for class in &few.classes {
+            let spans: Vec<&Span> = few.spans.iter().filter(|s| s.rank == class.rank).collect();
+            let folds: Vec<_> = few.folds.iter().filter(|f| f.rank == class.rank).collect();
+            if spans.is_empty() && folds.is_empty() {
+                continue;
+            }
+            let runs = spans.len() as u64 + folds.iter().map(|f| f.runs).sum::<u64>();
+            assert_eq!(runs, all.spans.iter().filter(|s| s.rank == class.rank).count() as u64, "{title}");
+            let on = |stream: Stream| {
+                let listed = spans.iter().filter(|s| s.stream == stream).map(|s| s.end - s.start);
+                let folded = folds.iter().filter(|f| f.stream == stream).map(|f| f.busy);
+                listed.chain(folded).sum::<f64>()
+            };
+            let compute = class.time.compute;
+            assert!((on(Stream::Compute) - compute).abs() <= 1e-9 * compute.max(1e-6), "{title}");
+            let listed = few.exposed.iter().filter(|e| e.rank == class.rank).map(|e| e.end - e.start);
+            let exposed: f64 = listed.chain(folds.iter().map(|f| f.exposed)).sum();
+            assert!((exposed - class.time.exposed()).abs() <= 1e-9 * class.time.seconds, "{title}");
         }
     }
 }
