@@ -79,7 +79,12 @@ pub fn plan(
 }
 
 /// The repairs of a failure to plan: options in place of those that failed.
-pub fn repairs(registry: &Registry, failure: &Failure, model: &Model, options: &[String]) -> Vec<Vec<String>> {
+pub fn repairs(
+    registry: &Registry,
+    failure: &Failure,
+    model: &Model,
+    options: &[String],
+) -> Vec<Vec<String>> {
     let arguments = [&["plan".to_owned(), SUBJECT.to_owned()], options].concat();
     let all = failure.diagnostics.iter().flat_map(|diagnostic| &diagnostic.repairs);
     let repaired = all.filter(|repair| repair.starts_with("--")).filter_map(|repair| {

@@ -5,9 +5,9 @@
 #![cfg(feature = "extension-module")]
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ithaca::api::{self, Emitted, Session};
@@ -41,6 +41,7 @@ fn interruptible<T: Send + 'static>(
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let (sender, receiver) = sync_channel(1);
+    let receiver = Mutex::new(receiver);
     let thread = std::thread::Builder::new().name("ithaca".to_owned()).spawn(move || {
         let registry = Registry::default();
         let mut session = Session {
@@ -56,7 +57,7 @@ fn interruptible<T: Send + 'static>(
     });
     thread.map_err(|error| PyRuntimeError::new_err(format!("no thread can be started: {error}")))?;
     loop {
-        match py.detach(|| receiver.recv_timeout(LOOK)) {
+        match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK)) {
             Ok(outcome) => return outcome.map_err(|(failure, repairs)| raise(py, &failure, repairs)),
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(signal) = py.check_signals() {
@@ -65,7 +66,9 @@ fn interruptible<T: Send + 'static>(
                 }
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(PyRuntimeError::new_err("a bug in Ithaca: the call panicked; standard error says where"));
+                return Err(PyRuntimeError::new_err(
+                    "a bug in Ithaca: the call panicked; standard error says where",
+                ));
             }
         }
     }

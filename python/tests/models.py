@@ -41,7 +41,5 @@ def plan(golden, strategy, mesh, **options):
     batch, seq = expected(golden)["input_ids"].shape
     if strategy == "single":
         options |= dict(gpus=1)
-    options = dict(dict(zero=0, recompute="none", micro_batches=1, loss_chunks=1), **options)
-    return ithaca.plan(
-        GOLDENS / golden, cluster="dgx-h100", mode="train", batch=batch, seq=seq, strategy=strategy, mesh=mesh, **options
-    )
+    options = dict(dict(batch=batch, seq=seq, zero=0, recompute="none", micro_batches=1, loss_chunks=1), **options)
+    return ithaca.plan(GOLDENS / golden, cluster="dgx-h100", mode="train", strategy=strategy, mesh=mesh, **options)

@@ -71,7 +71,8 @@ def loss_and_gradients(golden, planned, batch):
     """The same of any batch, in one process where there is no plan."""
     of = model(golden)
     if planned is None:
-        out = of(**batch)
+        # With a cache, transformers takes documents for one.
+        out = of(**batch, use_cache=False)
         out.loss.backward()
         return out.loss.detach(), out.logits.detach(), {n: p.grad for n, p in of.named_parameters()}
     ithaca.parallelize(of, planned)
@@ -93,6 +94,9 @@ def batch_of(kind, golden):
         for row, n in enumerate((0, 7, 20)):
             (mask[row, :n] if kind == "left" else mask[row, length - n :]).zero_()
         labels[mask == 0] = -100
+        if kind == "left":
+            # Padding would predict it.
+            labels[mask.cumsum(1) == 1] = -100
         batch["attention_mask"] = mask
         # Positions as a tokenizer with padding on the left makes them.
         batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)

@@ -106,13 +106,13 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize(("strategy", "mesh", "options"), PLANS, ids=IDS)
 def test_loop(looped, strategy, mesh, options):
-    planned = plan(GOLDEN, strategy, mesh, **options)
+    planned = plan(GOLDEN, strategy, mesh, batch=BATCH, seq=LENGTH, **options)
     compare(results(planned.gpus, loop, planned), looped, 1e-5)
 
 
 @pytest.mark.parametrize(("strategy", "mesh", "options"), PLANS, ids=IDS)
 def test_trainer(trained, strategy, mesh, options, tmp_path):
-    planned = plan(GOLDEN, strategy, mesh, **options)
+    planned = plan(GOLDEN, strategy, mesh, batch=BATCH, seq=LENGTH, **options)
     # The Trainer rounds the losses that it logs.
     compare(results(planned.gpus, by_trainer, planned, str(tmp_path)), trained, 1e-4)
 

@@ -102,10 +102,9 @@ pub(crate) fn answered(
     (session.progress)("planning");
     let answer = request.answer_until(session.registry, &module, stop)?;
     let has_no_stages = |plan: &Plan| !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS);
-    let is_ineffective = args.workload.pipeline.is_some()
-        && matches!(&answer, Answer::Plan(plan) if has_no_stages(plan));
-    let of_pipeline =
-        is_ineffective.then(|| "`--pipeline` has no effect: the plan has no stages".to_owned());
+    let is_ineffective =
+        args.workload.pipeline.is_some() && matches!(&answer, Answer::Plan(plan) if has_no_stages(plan));
+    let of_pipeline = is_ineffective.then(|| "`--pipeline` has no effect: the plan has no stages".to_owned());
     let notes = of_pipeline.into_iter().chain(ineffective_dropout).collect();
     Ok(Answered { request, answer, notes })
 }

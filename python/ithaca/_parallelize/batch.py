@@ -88,7 +88,10 @@ class Cutter:
         if valid is not None and shifted is not None:
             sees_none = valid.cumsum(1) == 0
             if bool((sees_none & (shifted != IGNORED)).any()):
-                raise IthacaError.of("a token that sees no key has a label", f"give padding the label {IGNORED}")
+                raise IthacaError.of(
+                    "padding that sees no key has a label, and transformers computes its loss from weights that mean nothing",
+                    f"give padding, and the first token after padding on the left, the label {IGNORED}",
+                )
         rows = -batch % layout.degree(layout.batch)
         columns = -length % layout.multiple
         pad = lambda x, value: F.pad(x, (0, columns, 0, rows), value=value)
