@@ -62,7 +62,7 @@ def world(ranks: int) -> None:
     size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if size != ranks:
         raise IthacaError.of(
-            f"the plan has {ranks} ranks, and {size} processes run", f"start it with `torchrun --nproc-per-node {ranks}` or more nodes"
+            f"the plan has {ranks} ranks, and {size} {'process runs' if size == 1 else 'processes run'}", f"start it with `torchrun --nproc-per-node {ranks}` or more nodes"
         )
 
 
