@@ -1,9 +1,11 @@
 //! Ithaca: a compiler for distributed attention.
 //!
 //! A model description, a cluster and a workload go in; a checked parallel plan and an executable schedule come out.
-//! This package ties the others together: [`subject`] finds the subject of a command, [`commands`] runs the command.
+//! This package ties the others together: [`subject`] finds the subject of a command, [`commands`] runs the command;
+//! [`api`] has commands as functions, for programs that embed Ithaca.
 //! Only [`shell`] prints or reads the environment.
 
+pub mod api;
 pub mod cli;
 pub mod codes;
 pub mod commands;

@@ -1,6 +1,7 @@
 //! A request to the planner: of the command line, or of a plan that is made again.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ithaca_ir::verify::{VerifiedModule, verify};
@@ -146,7 +147,7 @@ impl PlanRequest {
     /// # Errors
     /// Those of the model's configuration and the search.
     pub fn fitting(&self, registry: &Registry) -> Result<Vec<Priced>> {
-        self.ask(registry, &self.program()?, |program, request| {
+        self.ask(registry, &self.program()?, None, |program, request| {
             Ok(planner::fitting(program, &self.cluster, request)?)
         })
     }
@@ -156,7 +157,20 @@ impl PlanRequest {
     /// # Errors
     /// Those of the model's configuration. That nothing satisfies the request is an answer.
     pub fn answer(&self, registry: &Registry, module: &Module) -> Result<Answer> {
-        self.ask(registry, module, |program, request| self.ranked(module, program, request))
+        self.answer_until(registry, module, None)
+    }
+
+    /// As [`answer`](Self::answer); the search ends soon after `stop` is set, and its answer means nothing then.
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn answer_until(
+        &self,
+        registry: &Registry,
+        module: &Module,
+        stop: Option<&AtomicBool>,
+    ) -> Result<Answer> {
+        self.ask(registry, module, stop, |program, request| self.ranked(module, program, request))
     }
 
     /// What `f` makes of the compiler of candidates and the request; `module` is the program.
@@ -164,6 +178,7 @@ impl PlanRequest {
         &self,
         registry: &Registry,
         module: &Module,
+        stop: Option<&AtomicBool>,
         f: impl FnOnce(&Program<'_>, &Request) -> Result<T>,
     ) -> Result<T> {
         let Self { model, cluster, workload, gpus, search } = self;
@@ -196,6 +211,7 @@ impl PlanRequest {
             of_stages: Some(&in_stages),
             of_step: is_step.then_some(&of_step),
             forward: is_step.then_some(&forward),
+            stop,
             ..Program::new(verify(module)?, cluster)
         };
         f(&program, &request)

@@ -322,8 +322,18 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
     let plan = plan(registry, path)?;
+    let weights = if args.shrink { None } else { weights_of(&plan, path) };
+    let job = job_of_plan(registry, plan, args)?;
+    Ok(Job { weights, ..job })
+}
+
+/// The job of a plan; the path of the subject names it in messages.
+///
+/// # Errors
+/// The errors of the plan, and `C00` for options that the plan fixes.
+pub fn job_of_plan(registry: &Registry, plan: Plan, args: &SubjectArgs) -> Result<Job> {
     if let Some(flag) = cli::first_given(&args.workload).or(cli::first_given(&args.layout)) {
-        let message = format!("`{flag}` is fixed by the plan `{}`", path.display());
+        let message = format!("`{flag}` is fixed by the plan `{}`", args.subject.display());
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
     }
     let options = plan.shard_options()?;
@@ -335,9 +345,8 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         let compiled = plan.compile(registry)?;
         return shrink::job(&large, &job, &plan.choices, &compiled.per_rank);
     }
-    let weights = weights_of(&plan, path);
     let choices = Some(plan.choices.clone());
-    Ok(Job { weights, choices, plan: Some(Box::new(plan)), ..job })
+    Ok(Job { choices, plan: Some(Box::new(plan)), ..job })
 }
 
 /// The weights of a plan, which has no path: beside the configuration that it has, in the folder of the plan, in the current

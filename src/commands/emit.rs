@@ -21,11 +21,44 @@ use crate::{files, subject};
 /// The runs of tasks that a trace lists: they take less than 20 MB.
 const TRACED: usize = 80_000;
 
+/// What a target is: a text, or files of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Emitted {
+    /// One text.
+    Text(String),
+    /// Files by their paths in the folder.
+    Files(Vec<(PathBuf, Vec<u8>)>),
+}
+
 /// The most tokens of a prompt in one step, unless arguments state them.
 const CHUNK: u64 = 512;
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
+    if args.target == Target::Cuda && args.output.is_none() {
+        let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder, and no option names one");
+        return Err(refusal.help("add it, as in `-o out/`").into());
+    }
+    match (emitted(&plan, args, session)?, &args.output) {
+        (Emitted::Text(text), None) => Ok(Done::success(text)),
+        (Emitted::Text(text), Some(path)) => {
+            files::write(path, text.as_bytes())?;
+            Ok(Done::success(format!("wrote {}\n", path.display())))
+        }
+        (Emitted::Files(list), folder) => {
+            let folder = folder.as_deref().expect("a target of files has a folder, which was checked");
+            files::write_all(folder, &list)?;
+            let n = counted(list.len() as u64, "file");
+            Ok(Done::success(format!("wrote {n} to {}\n", folder.display())))
+        }
+    }
+}
+
+/// The code of a plan; its path and that of the output are not used.
+///
+/// # Errors
+/// Those of the plan, and what the target cannot express.
+pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -> Result<Emitted> {
     let is_program = matches!(args.target, Target::Cuda | Target::Torch);
     if args.chunk.is_some() && !(is_program && plan.workload.mode == Mode::Decode) {
         let message = "`--chunk` goes with `--target cuda` or `torch` and a plan of decoding";
@@ -47,7 +80,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let workload = plan.workload.to_import()?;
             let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
             let prompts = match workload.mode {
-                Mode::Decode => Some(prompts(&plan, &workload, args.chunk, session)?),
+                Mode::Decode => Some(prompts(plan, &workload, args.chunk, session)?),
                 Mode::Prefill | Mode::Train => None,
             };
             let (of_ranks, of_whole) =
@@ -58,11 +91,6 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             )?
         }
         Target::Cuda => {
-            let Some(folder) = &args.output else {
-                let refusal =
-                    Diagnostic::new("C00", "`--target cuda` writes a folder, and no option names one");
-                return Err(refusal.help("add it, as in `-o out/`").into());
-            };
             (session.progress)("compiling the reference");
             let workload = plan.workload.to_import()?;
             let program = import::program(&plan.model.config, &plan.model.name, &workload)?;
@@ -70,7 +98,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let reference = lower(verify(&program)?)?;
             let prompts = match workload.mode {
                 Mode::Decode => {
-                    let (ranks, whole) = prompts(&plan, &workload, args.chunk, session)?;
+                    let (ranks, whole) = prompts(plan, &workload, args.chunk, session)?;
                     Some([ranks.schedule, lower(verify(&whole)?)?])
                 }
                 Mode::Prefill | Mode::Train => None,
@@ -80,23 +108,11 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
                 Ok(cuda::Steps { step: schedule::verify(step)?, prompts })
             };
             let emitted = cuda::emit(steps(&compiled.schedule, 0)?, Some(steps(&reference, 1)?))?;
-            let list: Vec<(PathBuf, Vec<u8>)> =
-                emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
-            files::write_all(folder, &list)?;
-            return Ok(Done::success(format!(
-                "wrote {} to {}\n",
-                counted(list.len() as u64, "file"),
-                folder.display()
-            )));
+            let list = emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes()));
+            return Ok(Emitted::Files(list.collect()));
         }
     };
-    match &args.output {
-        Some(path) => {
-            files::write(path, contents.as_bytes())?;
-            Ok(Done::success(format!("wrote {}\n", path.display())))
-        }
-        None => Ok(Done::success(contents)),
-    }
+    Ok(Emitted::Text(contents))
 }
 
 /// A step of prompts, under the layout of a plan and as the whole program.

@@ -1,6 +1,7 @@
 //! `plan`: chooses a layout, and says why.
 
 use std::fmt::Write;
+use std::sync::atomic::AtomicBool;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
@@ -15,6 +16,7 @@ use super::{check, decoding, report, serve};
 use crate::cli::{self, PlanArgs, TableArgs};
 use crate::error::{Failure, Result};
 use crate::request::{Answer, PlanRequest};
+use crate::subject::Model;
 use crate::{files, ineffective, subject};
 
 /// The plans in a table unless the command line asks for more.
@@ -35,18 +37,11 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let model = args.model.as_deref().expect("the model is required without `--check`");
     let model = subject::model(model)?;
     let name = model.name.clone();
-    let request =
-        PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
     for path in args.output.iter().chain(&args.report) {
         files::check_file(path)?;
     }
-    (session.progress)("importing");
-    let module = request.program()?;
-    let PlanRequest { model, workload, .. } = &request;
-    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
-    let ineffective_dropout = ineffective::training_notes(workload, &module, as_configured)?;
-    (session.progress)("planning");
-    let plan = match request.answer(session.registry, &module)? {
+    let Answered { request, answer, notes } = answered(args, model, session, None)?;
+    let plan = match answer {
         Answer::Plan(plan) => *plan,
         Answer::Refused(refusal, rates) => {
             // The layouts are printed where they were asked for.
@@ -70,18 +65,51 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     if let Some(text) = decoding::summary(session.registry, &request, &plan)? {
         out.extend(text.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
     }
-    let mut note = |text: &str| out.push_str(&noted(text, view.width));
-    if args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS) {
-        note("`--pipeline` has no effect: the plan has no stages");
-    }
-    if let Some(text) = ineffective_dropout {
-        note(&text);
+    for note in &notes {
+        out.push_str(&noted(note, view.width));
     }
     for path in args.output.iter().chain(&args.report) {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done::success(out))
+}
+
+/// A request and its answer.
+pub(crate) struct Answered {
+    /// The request.
+    pub(crate) request: PlanRequest,
+    /// Its answer.
+    pub(crate) answer: Answer,
+    /// Options without effect.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Plans what arguments describe; the search ends soon after `stop` is set, and its answer means nothing then.
+///
+/// # Errors
+/// Those of the arguments and of the model.
+pub(crate) fn answered(
+    args: &PlanArgs,
+    model: Model,
+    session: &mut Session<'_>,
+    stop: Option<&AtomicBool>,
+) -> Result<Answered> {
+    let request =
+        PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
+    (session.progress)("importing");
+    let module = request.program()?;
+    let PlanRequest { model, workload, .. } = &request;
+    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
+    let ineffective_dropout = ineffective::training_notes(workload, &module, as_configured)?;
+    (session.progress)("planning");
+    let answer = request.answer_until(session.registry, &module, stop)?;
+    let has_no_stages = |plan: &Plan| !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS);
+    let is_ineffective =
+        args.workload.pipeline.is_some() && matches!(&answer, Answer::Plan(plan) if has_no_stages(plan));
+    let of_pipeline = is_ineffective.then(|| "`--pipeline` has no effect: the plan has no stages".to_owned());
+    let notes = of_pipeline.into_iter().chain(ineffective_dropout).collect();
+    Ok(Answered { request, answer, notes })
 }
 
 /// How much of the alternatives a table shows.

@@ -35,7 +35,7 @@ pub(super) fn as_commands(mut failure: Failure, session: &Session<'_>) -> Failur
 }
 
 /// The arguments with the options of a repair in place of theirs.
-fn repaired(arguments: &[String], repair: &str) -> Vec<String> {
+pub(crate) fn repaired(arguments: &[String], repair: &str) -> Vec<String> {
     let words: Vec<&str> = repair.split_whitespace().collect();
     let value = |flag: &str| words.iter().position(|&w| w == flag).and_then(|at| words.get(at + 1).copied());
     let mesh = value("--mesh").and_then(|mesh| parse_mesh(mesh).ok());

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use ithaca_ir::Level;
+use ithaca_passes::plan::Plan;
 
 use super::prove::prove;
 use super::run::lengths_of;
 use super::session::{Done, Session};
 use super::{per_rank_text, schedule_text};
-use crate::cli::VerifyArgs;
+use crate::cli::{SubjectArgs, VerifyArgs};
 use crate::error::Result;
 use crate::ineffective;
 use crate::job::Job;
@@ -23,13 +24,31 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     }
     ineffective::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
-    let mut job = subject::job(session.registry, &args.subject, lengths)?;
+    let registry = session.registry;
+    proved(args, session, |subject| subject::job(registry, subject, lengths))
+}
+
+/// Proves the layout of a plan; its path is not used.
+///
+/// # Errors
+/// Those of the plan and of the options.
+pub(crate) fn of_plan(plan: &Plan, args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+    let registry = session.registry;
+    proved(args, session, |subject| subject::job_of_plan(registry, plan.clone(), subject))
+}
+
+fn proved(
+    args: &VerifyArgs,
+    session: &mut Session<'_>,
+    job_of: impl Fn(&SubjectArgs) -> Result<Job>,
+) -> Result<Done> {
+    let mut job = job_of(&args.subject)?;
     let mut shrunk = String::new();
     if let Some(reason) = too_large(&job).filter(|_| !args.subject.shrink) {
         // The proof is of the layout, and a small model of the same structure has the same layout.
         let mut small = args.subject.clone();
         small.shrink = true;
-        job = subject::job(session.registry, &small, lengths)?;
+        job = job_of(&small)?;
         let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified instead");
     }
     ineffective::steps(args.steps, &job.program)?;

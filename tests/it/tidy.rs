@@ -123,6 +123,7 @@ fn packages_depend_on_each_other_in_one_direction() {
         ("kernels", &["ithaca-device", "ithaca-ir", "nccl-rs"]),
         ("kernels/device", &["ithaca-ir"]),
         ("kernels/nccl-rs", &[]),
+        ("python", &["ithaca"]),
     ] {
         let manifest = std::fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
         for named in named_packages(&manifest) {
@@ -147,6 +148,7 @@ const CRATES: &[&str] = &[
     "passes/layout",
     "passes/pass",
     "passes/plan",
+    "python",
 ];
 
 #[test]

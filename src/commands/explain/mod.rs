@@ -15,19 +15,27 @@ use ithaca_passes::simulate::discrete;
 
 use super::plan::{heading, view};
 use super::session::{Done, Session};
-use crate::cli::ExplainArgs;
+use crate::cli::{ExplainArgs, TableArgs};
 use crate::error::Result;
 use crate::subject;
 
 pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
+    let plan = subject::plan(session.registry, &args.plan)?;
+    Ok(Done::success(explained(&plan, args.table, session)?))
+}
+
+/// The explanation of a plan.
+///
+/// # Errors
+/// Those of the table's options and of the plan.
+pub(crate) fn explained(plan: &Plan, table: TableArgs, session: &mut Session<'_>) -> Result<String> {
     let registry = session.registry;
-    let view = view(args.table, session)?;
-    let plan = subject::plan(registry, &args.plan)?;
+    let view = view(table, session)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
-    let text = format!("{}\n{}", text(registry, &plan, &compiled), alternatives(&plan, &view));
+    let text = format!("{}\n{}", text(registry, plan, &compiled), alternatives(plan, &view));
     let lines = text.lines().map(|line| in_width(line, view.width));
-    Ok(Done::success(heading(&plan, &plan.model.name, view.width) + &lines.collect::<String>()))
+    Ok(heading(plan, &plan.model.name, view.width) + &lines.collect::<String>())
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {

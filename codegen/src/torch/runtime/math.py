@@ -303,9 +303,10 @@ def cross_entropy_backward(x, labels, lse, d, text, labels_text, over, ignore):
 
 def adamw(w, g, m, v, step, clip, lr, beta1, beta2, eps, weight_decay):
     """A step of AdamW: weights and moments."""
-    g, t = g.to(w.dtype) * clip, float(step)
+    # On the device, for a compiled block: the number of the step is a tensor.
+    g, t = g.to(w.dtype) * clip, torch.as_tensor(step, device=w.device).double()
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-    root = v.sqrt() / math.sqrt(1 - beta2**t) + eps
+    root = v.sqrt() / (1 - beta2**t).sqrt() + eps
     return w * (1 - lr * weight_decay) - lr * (m / (1 - beta1**t)) / root, m, v
 
 

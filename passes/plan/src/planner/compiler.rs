@@ -1,6 +1,7 @@
 //! The compiler of candidates.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ithaca_differentiate::Training;
 use ithaca_ir::verify::{Verified, VerifiedModule};
@@ -76,6 +77,8 @@ pub struct Program<'a> {
     pub of_step: Option<&'a OfStep<'a>>,
     /// The forward pass of the model, which stages cut.
     pub forward: Option<&'a Module>,
+    /// Ends a search soon after it is set; what the search returns then means nothing.
+    pub stop: Option<&'a AtomicBool>,
 }
 
 type OfStages<'a> = dyn Fn(u64) -> Result<Arc<VerifiedModule>, Diagnostics> + Sync + 'a;
@@ -86,14 +89,23 @@ struct Step<'a> {
     module: Arc<VerifiedModule>,
     cluster: &'a Cluster,
     registry: Registry,
+    stop: Option<&'a AtomicBool>,
+}
+
+/// Refuses every candidate once a search is to stop.
+fn go_on(stop: Option<&AtomicBool>) -> Result<(), Diagnostic> {
+    let is_set = stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+    if is_set { Err(Diagnostic::new("P31", "the search was stopped")) } else { Ok(()) }
 }
 
 impl Compiler for Step<'_> {
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        go_on(self.stop)?;
         shard::check(&self.registry, self.module.verified().module(), options).map(|_| ())
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        go_on(self.stop).map_err(|stopped| vec![stopped])?;
         compile::draft_with(&self.registry, self.module.verified(), options, self.cluster)
     }
 }
@@ -101,7 +113,15 @@ impl Compiler for Step<'_> {
 impl<'a> Program<'a> {
     /// A program without stages, with the strategies and movements that come with Ithaca.
     pub fn new(module: Verified<'a>, cluster: &'a Cluster) -> Self {
-        Self { module, cluster, registry: Registry::default(), of_stages: None, of_step: None, forward: None }
+        Self {
+            module,
+            cluster,
+            registry: Registry::default(),
+            of_stages: None,
+            of_step: None,
+            forward: None,
+            stop: None,
+        }
     }
 
     /// What `f` makes of the program of a candidate.
@@ -123,6 +143,7 @@ impl Compiler for Program<'_> {
     }
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        go_on(self.stop)?;
         let checked = self.with(options, |program| {
             shard::check(&self.registry, program.module(), options).map_err(|refused| vec![refused])
         });
@@ -130,6 +151,7 @@ impl Compiler for Program<'_> {
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        go_on(self.stop).map_err(|stopped| vec![stopped])?;
         self.with(options, |program| compile::draft_with(&self.registry, program, options, self.cluster))
     }
 
@@ -140,7 +162,8 @@ impl Compiler for Program<'_> {
     ) -> Result<Option<Box<dyn Compiler + '_>>, Diagnostics> {
         let Some(of_step) = self.of_step else { return Ok(None) };
         let module = of_step(batch, training)?;
-        Ok(Some(Box::new(Step { module, cluster: self.cluster, registry: self.registry.clone() })))
+        let Self { cluster, stop, .. } = *self;
+        Ok(Some(Box::new(Step { module, cluster, registry: self.registry.clone(), stop })))
     }
 
     fn cut(&self, chunks: u64) -> Option<Cut> {

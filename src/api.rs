@@ -1,0 +1,151 @@
+//! Commands as functions, for programs that embed Ithaca: options are arguments of the command line, results are values.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use clap::{CommandFactory, Parser};
+use ithaca_passes::import;
+use ithaca_passes::plan::Plan;
+use ithaca_passes::registry::Registry;
+use serde_json::Value;
+
+pub use crate::commands::emit::Emitted;
+pub use crate::commands::{Done, Session};
+
+use crate::cli::{Cli, Command, Mode, PlanArgs};
+use crate::commands::{emit, explain, plan, repairs, verify};
+use crate::error::{Failure, Result};
+use crate::request::PlanRequest;
+use crate::subject::Model;
+
+/// The place of a model or a plan among the arguments.
+const SUBJECT: &str = "-";
+
+/// An option of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandOption {
+    /// Its long name, without dashes.
+    pub name: String,
+    /// Whether it takes a value; otherwise it is there or not.
+    pub takes_value: bool,
+    /// The first sentences of its help.
+    pub help: String,
+}
+
+/// The options of a command that are no paths of its own input and output.
+pub fn options(command: &str) -> Vec<CommandOption> {
+    let cli = Cli::command();
+    let Some(command) = cli.find_subcommand(command) else { return Vec::new() };
+    let of_files = ["output", "json", "check", "error-format", "help"];
+    let options = command.get_arguments().filter_map(|argument| {
+        let name = argument.get_long().filter(|name| !of_files.contains(name))?;
+        Some(CommandOption {
+            name: name.to_owned(),
+            takes_value: argument.get_action().takes_values(),
+            help: argument.get_help().map(ToString::to_string).unwrap_or_default(),
+        })
+    });
+    options.collect()
+}
+
+/// A model of a configuration that is no file.
+pub fn model(name: &str, config: &Value) -> Model {
+    let config = import::text_part(config).into_owned();
+    Model { name: name.to_owned(), config, folder: PathBuf::new() }
+}
+
+/// A plan, and the options without effect.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Notes on options without effect.
+    pub notes: Vec<String>,
+}
+
+/// Plans a model. The search ends soon after `stop` is set, and its result means nothing then.
+///
+/// # Errors
+/// As `ithaca plan`; the repairs are options.
+pub fn plan(
+    model: Model,
+    options: &[String],
+    session: &mut Session<'_>,
+    stop: Option<&AtomicBool>,
+) -> Result<Planned> {
+    let args = plan_args(options)?;
+    let answered = plan::answered(&args, model, session, stop)?;
+    Ok(Planned { plan: answered.answer.plan()?, notes: answered.notes })
+}
+
+/// The repairs of a failure to plan: options in place of those that failed.
+pub fn repairs(
+    registry: &Registry,
+    failure: &Failure,
+    model: &Model,
+    options: &[String],
+) -> Vec<Vec<String>> {
+    let arguments = [&["plan".to_owned(), SUBJECT.to_owned()], options].concat();
+    let all = failure.diagnostics.iter().flat_map(|diagnostic| &diagnostic.repairs);
+    let repaired = all.filter(|repair| repair.starts_with("--")).filter_map(|repair| {
+        let options = repairs::repaired(&arguments, repair).split_off(2);
+        let PlanArgs { workload, layout, narrowing, .. } = plan_args(&options).ok()?;
+        PlanRequest::of_args(registry, model.clone(), &workload, &layout, &narrowing).ok()?;
+        Some(options)
+    });
+    repaired.collect()
+}
+
+fn plan_args(options: &[String]) -> Result<PlanArgs> {
+    match parsed("plan", options)? {
+        Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => {
+            Err(Failure::usage("`--mode serve` is a mode of the command line"))
+        }
+        Command::Plan(args) => Ok(args),
+        _ => unreachable!("the command is `plan`"),
+    }
+}
+
+/// Explains a plan.
+///
+/// # Errors
+/// As `ithaca explain`.
+pub fn explain(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<String> {
+    match parsed("explain", options)? {
+        Command::Explain(args) => explain::explained(plan, args.table, session),
+        _ => unreachable!("the command is `explain`"),
+    }
+}
+
+/// Compares the per-rank program of a plan with its whole program.
+///
+/// # Errors
+/// As `ithaca verify`.
+pub fn verify(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Done> {
+    match parsed("verify", options)? {
+        Command::Verify(args) => verify::of_plan(plan, &args, session),
+        _ => unreachable!("the command is `verify`"),
+    }
+}
+
+/// A plan as code.
+///
+/// # Errors
+/// As `ithaca emit`.
+pub fn emit(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Emitted> {
+    match parsed("emit", options)? {
+        Command::Emit(args) => emit::emitted(plan, &args, session),
+        _ => unreachable!("the command is `emit`"),
+    }
+}
+
+/// The command of options.
+fn parsed(command: &str, options: &[String]) -> Result<Command> {
+    let words = ["ithaca", command, SUBJECT].into_iter().chain(options.iter().map(String::as_str));
+    let cli = Cli::try_parse_from(words).map_err(|error| {
+        let text = error.render().to_string();
+        let first = text.lines().next().unwrap_or_default();
+        Failure::usage(first.trim_start_matches("error: ").to_owned())
+    })?;
+    Ok(cli.command)
+}
