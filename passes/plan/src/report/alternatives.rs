@@ -98,14 +98,16 @@ impl Alternatives {
     }
 
     fn add(&mut self, alternative: &Alternative, rates: &Rates) {
-        let Alternative { strategy, mesh, flags, also, outcome } = alternative;
+        let Alternative { strategy, mesh, flags, settings, also, outcome } = alternative;
+        let stated = [settings.as_str(), flags.as_str()].into_iter().filter(|text| !text.is_empty());
+        let flags = stated.collect::<Vec<_>>().join("; ");
         let layout = layout_text(strategy, mesh);
         match outcome {
             Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason }
             | Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, reason, slower_by_seconds: _ } => {
                 self.rows.push(Row {
                     layout,
-                    flags: flags.clone(),
+                    flags,
                     is_chosen: matches!(outcome, Outcome::Chosen { .. }),
                     is_frontier: false,
                     step: *step_seconds,
