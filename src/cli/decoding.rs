@@ -17,6 +17,12 @@ pub struct DecodingArgs {
     /// Tokens of a prompt that are computed at once [default: all].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
+    /// Tokens at which a sequence is finished, as in `2,7`, or `none` [default: `eos_token_id` of the model; none with
+    /// `--expect`].
+    ///
+    /// A finished sequence grows no more, and the run ends when all are.
+    #[arg(long, value_name = "IDS")]
+    pub stop: Option<String>,
     /// Write the caches after the last step to this safetensors file.
     #[arg(long, value_name = "FILE")]
     pub save_cache: Option<PathBuf>,
