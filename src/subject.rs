@@ -110,7 +110,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let dtype =
         match &args.dtype {
             None => None,
-            Some(name) => Some(DType::parse(name).filter(|d| d.is_float()).ok_or_else(|| {
+            Some(name) => Some(DType::parse(name).filter(|d| d.is_arithmetic()).ok_or_else(|| {
                 Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
             })?),
         };
@@ -161,9 +161,16 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         dtype,
         mode,
         cache: args.context,
+        cache_type: args.cache_type.as_deref().map(cache_type).transpose()?,
         pages: args.page.map(|tokens| Pages { tokens, count: args.pages }),
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// The element type of caches of this name.
+fn cache_type(name: &str) -> Result<DType> {
+    let known = DType::parse(name).filter(|dtype| dtype.is_float() && *dtype != DType::F64);
+    known.ok_or_else(|| Failure::usage(format!("`--cache-type {name}` is not one of f32, f16, bf16, f8e4m3")))
 }
 
 /// The lengths of documents that a text lists, or the file that it names.

@@ -438,6 +438,7 @@ fn dtype(of: DType) -> &'static str {
         DType::F32 => "torch.float32",
         DType::F16 => "torch.float16",
         DType::BF16 => "torch.bfloat16",
+        DType::F8E4M3 => "torch.float8_e4m3fn",
         DType::I32 => "torch.int32",
         DType::Bool => "torch.bool",
     }

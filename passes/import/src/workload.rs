@@ -90,6 +90,8 @@ pub struct Workload {
     pub cache: Option<u64>,
     /// The pages that caches are in; each sequence has room of its own when `None`.
     pub pages: Option<Pages>,
+    /// Element type of caches; that of activations when `None`.
+    pub cache_type: Option<DType>,
     /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
@@ -129,6 +131,7 @@ impl Workload {
             mode: Mode::Prefill,
             cache: None,
             pages: None,
+            cache_type: None,
             capacity: None,
             expert_bound: None,
             documents: None,

@@ -11,6 +11,14 @@ use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
 use crate::structs::{Appended, Inverse, Paged, Walk};
 
+/// Kernels move rows as they are.
+fn as_stored(x: View<'_>, cache: View<'_>) -> Result<(), LowerError> {
+    if x.ty.dtype == cache.ty.dtype {
+        return Ok(());
+    }
+    LowerError::unsupported(format!("a cache of {} beside activations of {}", cache.ty.dtype, x.ty.dtype))
+}
+
 impl Cx<'_> {
     pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
         match op {
@@ -58,6 +66,7 @@ impl Cx<'_> {
         if start.ty.dims.iter().any(|d| !x.ty.dims[..at].contains(d)) {
             return LowerError::unsupported("`append` with lengths of dimensions behind the rows");
         }
+        as_stored(x, z)?;
         self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let mut sequences = Walk::<1>::default();
         let strides = self.local(start.ty).strides;
@@ -91,6 +100,7 @@ impl Cx<'_> {
         z: View<'_>,
     ) -> Result<(), LowerError> {
         let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        as_stored(x, z)?;
         self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let inner: i64 = lx.extents[2..].iter().product();
         let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);

@@ -13,6 +13,23 @@ use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, length, strides};
 
+/// Keys and values of a cache of eight bits, as numbers; `None` where they have no scales.
+///
+/// # Errors
+/// [`RunError::Invalid`] for operands that do not fit.
+pub(crate) fn with_scales<T: Real>(
+    attention: &Attention,
+    operands: &[Operand<'_, T>],
+) -> Result<Option<[Vec<T>; 2]>, RunError> {
+    let Some(scales) = attention.scale_operands() else { return Ok(None) };
+    let numbers = |i: usize, scales: usize| -> Result<Vec<T>, RunError> {
+        let width = operands[i].shape().last().copied().unwrap_or(1).max(1);
+        let rows = operands[i].real()?.chunks(width).zip(operands[scales].real()?);
+        Ok(rows.flat_map(|(row, &scale)| row.iter().map(move |&x| x * scale)).collect())
+    };
+    Ok(Some([numbers(1, scales[0])?, numbers(2, scales[1])?]))
+}
+
 /// Sizes and positions of the queries and keys that a rank holds.
 ///
 /// Queries and keys are counted as they are held; their positions may be in any order, and either may be empty.
