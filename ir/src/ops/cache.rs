@@ -56,7 +56,7 @@ impl Cache {
                 cx.shape(!operands[0].has(*rows), "the lengths lack the tokens of the step")?;
                 TensorType::new(DType::I32, operands[0].dims.iter().copied().chain([*rows]))
             }
-            Cache::Append { over, rows } => {
+            Cache::Append { over, rows, .. } => {
                 let (cache, x) = (operands[0], operands[1]);
                 need_float(cx.name, x.dtype)?;
                 let lengths = &operands[2..4];

@@ -35,7 +35,7 @@ pub(super) fn cache<T: Real>(call: &LocalOp<'_, T>, op: &Cache) -> Result<Vec<Va
             };
             ints(lengths.flat_map(of_sequence).collect())
         }
-        Cache::Append { over, rows } => append(call, *over, *rows)?.values(call),
+        Cache::Append { over, rows, wraps } => append(call, (*over, *wraps), *rows)?.values(call),
         Cache::AppendPages { slots, rows, .. } => append_pages(call, *slots, *rows)?.values(call),
         Cache::GatherPages { slots, over, .. } => {
             Ok(vec![Value::Real(call.tensor(0, gather_pages(call, *slots, *over)?)?)])
@@ -84,7 +84,11 @@ impl<T: Real> Written<T> {
 }
 
 /// The cache with the new rows that belong to the rank.
-fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Written<T>, RunError> {
+fn append<T: Real>(
+    call: &LocalOp<'_, T>,
+    (over, wraps): (DimId, bool),
+    rows: DimId,
+) -> Result<Written<T>, RunError> {
     let (mut written, data) = (Written::of(call, 4)?, call.real(1)?);
     let [held, x, start, end] = [0, 1, 2, 3].map(|i| &call.operands[i]);
     let (start_of, end_of) = (start.int()?, end.int()?);
@@ -100,7 +104,7 @@ fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Wr
     let capacity = call.space.dims[over].valid;
     for (front, sequence) in Offsets::new(shape[..at].to_vec(), of_sequences, 0).enumerate() {
         let [start, end] = [start_of[sequence], end_of[sequence]].map(|n| u64::try_from(n).unwrap_or(0));
-        if end > capacity {
+        if end > capacity && !wraps {
             return Err(RunError::CacheFull { tokens: end, capacity });
         }
         for (row, position) in positions.iter().enumerate() {
@@ -108,6 +112,7 @@ fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Wr
             if position >= end {
                 continue;
             }
+            let position = if wraps { position % capacity } else { position };
             let slots_held = held.region[at].clone();
             let Some(slot) = call.space.index_at(over, slots_held.clone(), position) else { continue };
             let to = (front * slots + index(slot - slots_held.start)) * width;

@@ -88,6 +88,9 @@ pub struct Workload {
     /// The tokens that the cache of a sequence has room for. A prefill with a cache continues sequences by `sequence` tokens at
     /// most; decoding always has one.
     pub cache: Option<u64>,
+    /// The most tokens of a step that continues sequences: caches of sliding windows have room for a window and a step. 512, or
+    /// `sequence` if that is more, when `None`.
+    pub step: Option<u64>,
     /// The pages that caches are in; each sequence has room of its own when `None`.
     pub pages: Option<Pages>,
     /// Element type of caches; that of activations when `None`.
@@ -130,6 +133,7 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             cache: None,
+            step: None,
             pages: None,
             cache_type: None,
             capacity: None,

@@ -96,7 +96,7 @@ impl Prefix {
             let tensor = self.states.read(name)?;
             let tensor = match (shape.get(1), table) {
                 (Some(_), Some(table)) => table.scattered(&tensor, shape.iter().map(|&n| index(n)).collect()),
-                (Some(&capacity), None) => resized(&tensor, index(capacity)),
+                (Some(&capacity), None) => rolled(&tensor, index(capacity), &self.lengths),
                 (None, _) => tensor,
             };
             match has_scales(name) {
@@ -129,7 +129,7 @@ pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) 
         }
         match (tensor.shape.len(), table) {
             (1, _) => (name, Stored::I32, tensor),
-            (_, None) => (name, Stored::F32, resized(&tensor, longest)),
+            (_, None) => (name, Stored::F32, unrolled(&tensor, longest, lengths)),
             (_, Some(table)) => (name, Stored::F32, table.gathered(&tensor, longest)),
         }
     });
@@ -154,17 +154,40 @@ fn in_eight_bits(tensor: &Tensor<f64>) -> (Tensor<f64>, Tensor<f64>) {
     (Tensor::new(tensor.shape.clone(), rows), Tensor::new(shape, scales))
 }
 
-/// The tensor with `n` tokens, its second dimension: cut, or with zeros behind.
-fn resized(tensor: &Tensor<f64>, n: usize) -> Tensor<f64> {
+/// The first tokens of sequences, zero behind their ends, as a cache of `capacity` tokens has them: that at a position is there
+/// modulo the capacity, which is below the position where the cache is one of a window.
+fn rolled(tensor: &Tensor<f64>, capacity: usize, lengths: &[u64]) -> Tensor<f64> {
+    moved(tensor, capacity, lengths, capacity, |position| [position, position % capacity.max(1)])
+}
+
+/// The first `longest` tokens of sequences that are in a cache; of a window it has the last ones, and zero is in place of others.
+fn unrolled(cache: &Tensor<f64>, longest: usize, lengths: &[f32]) -> Tensor<f64> {
+    let lengths: Vec<u64> = lengths.iter().map(|&length| length as u64).collect();
+    let capacity = cache.shape.get(1).copied().unwrap_or(1);
+    moved(cache, longest, &lengths, capacity, |position| [position % capacity.max(1), position])
+}
+
+/// A tensor of `n` tokens, the second dimension, to which the last `capacity` tokens of each sequence are moved: from a place to
+/// another by position.
+fn moved(
+    tensor: &Tensor<f64>,
+    n: usize,
+    lengths: &[u64],
+    capacity: usize,
+    places: impl Fn(usize) -> [usize; 2],
+) -> Tensor<f64> {
     let Some(&tokens) = tensor.shape.get(1) else { return tensor.clone() };
     let width: usize = tensor.shape[2..].iter().product();
     let mut shape = tensor.shape.clone();
     shape[1] = n;
     let mut data = vec![0.0; shape.iter().product()];
     let rows = tensor.data.chunks((tokens * width).max(1)).zip(data.chunks_mut((n * width).max(1)));
-    for (from, to) in rows {
-        let kept = from.len().min(to.len());
-        to[..kept].copy_from_slice(&from[..kept]);
+    for ((from, to), &length) in rows.zip(lengths) {
+        let length = index(length);
+        for position in length.saturating_sub(capacity)..length {
+            let [a, b] = places(position);
+            to[b * width..(b + 1) * width].copy_from_slice(&from[a * width..(a + 1) * width]);
+        }
     }
     Tensor::new(shape, data)
 }

@@ -172,7 +172,11 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         "`attention` has an operand behind the others where it has a bias, one for the positions of first queries, two for \
          the scales of keys and values, one for the key of its dropout, and no other"
     );
-    ensure!(a.starts || !a.scaled, "V05", "`attention` has scales of keys where they are of a cache");
+    ensure!(
+        a.starts || !(a.scaled || a.wraps),
+        "V05",
+        "`attention` has scales and rings of keys that are of a cache"
+    );
     if let Some(start) = a.start_operand() {
         check_start(a, space, q, operands[start])?;
     }
@@ -206,11 +210,30 @@ fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType)
         "V07",
         "first positions are split otherwise than the sequences"
     );
+    if a.wraps {
+        check_ring(a, space)?;
+    }
     ensure!(a.dropout.is_none(), "V05", "`attention` on a cache has no dropout");
     ensure!(
         a.queries != a.keys && space.dims[a.keys].fetched.is_none(),
         "V05",
         "`attention` on a cache has keys of a dimension of their own"
+    );
+    Ok(())
+}
+
+/// A ring has what queries of a step see, and the tokens that the step writes.
+fn check_ring(a: &Attention, space: &Space) -> Result<(), OpError> {
+    let Some([left, _]) = a.mask.band().filter(|band| band[0] >= 0) else {
+        bail!("V05", "`attention` on a ring needs a mask that is a window, not {:?}", a.mask);
+    };
+    let [queries, tokens] = [a.queries, a.keys].map(|dim| space.dims[dim].valid);
+    let needed = left.unsigned_abs() + queries;
+    ensure!(
+        tokens >= needed,
+        "V05",
+        "a ring of {tokens} tokens lacks room for a window of {} and a step of {queries}: it needs {needed}",
+        left + 1
     );
     Ok(())
 }

@@ -57,6 +57,7 @@ impl Attention {
             bias: None,
             dropout: None,
             starts: false,
+            wraps: false,
             scaled: false,
             returns: Returns::Output,
             parts: None,

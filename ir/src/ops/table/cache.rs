@@ -25,6 +25,9 @@ ops! {
                 over: DimId,
                 /// The tokens of the step.
                 rows: DimId,
+                /// The cache is a ring of the last tokens: the token at a position is written at the position modulo the tokens of
+                /// the cache.
+                wraps: bool = false,
             } = "append", "b c k d, b t k d, b, b, (b c k) -> b c k d, (b c k)", Compute, Vector, Zero;
             /// `append` to a cache in pages, from the cache, x, `start`, `end` and a table: entry n of a sequence is the page that has
             /// its tokens from n times the slots of a page on. No row is written where the table has no page, −1.

@@ -33,7 +33,9 @@ impl Cx<'_> {
                 let arguments = arguments![x[0].at, x[1].at, z[0].at, sequence, tokens, n];
                 self.launch("token_positions", n, arguments)
             }
-            Cache::Append { over, rows } => self.append((*over, *rows), [x[0], x[1], x[2], x[3]], z[0]),
+            Cache::Append { over, rows, wraps } => {
+                self.append((*over, *rows, *wraps), [x[0], x[1], x[2], x[3]], z[0])
+            }
             Cache::AppendPages { rows, .. } => self.append_pages(*rows, [x[0], x[1], x[2], x[3], x[4]], z[0]),
             Cache::GatherPages { over, .. } => self.gather_pages(*over, [x[0], x[1]], z[0]),
             Cache::LastToken { over } => self.last_token(*over, [x[0], x[1], x[2]], z[0]),
@@ -57,7 +59,7 @@ impl Cx<'_> {
     /// The rows of a step at their positions in a cache, in place or in a copy of it.
     fn append(
         &self,
-        (over, rows): (DimId, DimId),
+        (over, rows, wraps): (DimId, DimId, bool),
         [cache, x, start, end]: [View<'_>; 4],
         z: View<'_>,
     ) -> Result<(), LowerError> {
@@ -86,6 +88,7 @@ impl Cx<'_> {
             n_slots: lz.extents[at],
             inner: inner / each,
             capacity: signed(self.space.dims[over].valid),
+            wraps,
         };
         let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
         let arguments = arguments![x.at, z.at, appended, overflow, n];

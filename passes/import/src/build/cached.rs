@@ -98,7 +98,7 @@ impl Body<'_> {
     pub(super) fn attend_cached(
         &mut self,
         mut attention: Attention,
-        (Continued { start, end, table }, capacity): (Continued, DimId),
+        (Continued { start, end, table }, (capacity, wraps)): (Continued, (DimId, bool)),
         q: ValueId,
         rows: &[(&str, ValueId)],
     ) -> Built<ValueId> {
@@ -125,7 +125,7 @@ impl Body<'_> {
             let operands = [before[0], row, start, end].into_iter();
             let operands = operands.chain(table.map(|(table, _)| table)).chain(before[1..].iter().copied());
             let append = match table {
-                None => Cache::Append { over: capacity, rows: over },
+                None => Cache::Append { over: capacity, rows: over, wraps },
                 Some((_, PageDims { pages, slots, .. })) => Cache::AppendPages { pages, slots, rows: over },
             };
             let mut after = self.node(Op::Cache(append), &Vec::from_iter(operands), &[])?.to_vec();
@@ -142,6 +142,7 @@ impl Body<'_> {
         }
         attention.keys = capacity;
         attention.starts = true;
+        attention.wraps = wraps;
         attention.scaled = !cached.is_arithmetic();
         let (Some(keys), Some(values)) = (caches.first(), caches.last()) else { return Ok(q) };
         let mut operands = vec![q, keys[0], values[0], start];

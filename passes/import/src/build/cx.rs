@@ -40,7 +40,8 @@ impl Decoder<'_> {
             self.attention(kind, AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d });
         if let (Some(continued), Some(capacity)) = (f.continued, self.dims.c) {
             let [q, k, v] = qkv;
-            return f.attend_cached(attention, (continued, capacity), q, &[("key", k), ("value", v)]);
+            let cache = self.dims.cache_of(&kind.mask, capacity);
+            return f.attend_cached(attention, (continued, cache), q, &[("key", k), ("value", v)]);
         }
         f.attend("mixed", attention, &qkv)
     }

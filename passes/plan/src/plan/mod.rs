@@ -145,6 +145,9 @@ pub struct Workload {
     /// The pages that caches are in; each sequence has room of its own when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<import::Pages>,
+    /// The most tokens of a step, for which caches of windows have room, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     /// Element type of caches, where it is not that of activations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_type: Option<String>,
@@ -201,6 +204,7 @@ impl Workload {
             expert_bound: workload.expert_bound,
             cache: workload.cache,
             pages: workload.pages,
+            step: workload.step,
             cache_type: workload.cache_type.map(|dtype| dtype.name().to_owned()),
             documents: workload.documents.clone(),
             logits: workload.logits,
@@ -224,6 +228,7 @@ impl Workload {
             expert_bound,
             cache,
             pages,
+            step,
             cache_type,
             documents,
             logits,
@@ -243,6 +248,7 @@ impl Workload {
             expert_bound: *expert_bound,
             cache: *cache,
             pages: *pages,
+            step: *step,
             cache_type,
             documents: documents.clone(),
             logits: *logits,
