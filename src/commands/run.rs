@@ -296,7 +296,12 @@ impl Data {
     /// As [`open`](Self::open).
     pub(super) fn of_weights(job: &Job, args: &SubjectArgs, from: &'static str) -> Result<Data> {
         let without = SubjectArgs { inputs: None, ..args.clone() };
-        Ok(Data { inputs_from: ["prompts", from], ..Self::open(job, &without, None)? })
+        let mut data = Data { inputs_from: ["prompts", from], ..Self::open(job, &without, None)? };
+        if data.random_weights {
+            let random = RandomTensors::of_module(&job.program, args.seed.unwrap_or(0));
+            data.weights = Box::new(random.without_caches());
+        }
+        Ok(data)
     }
 
     /// The weights; names in checkpoints of a bare model lack the prefix of a model with a head.
