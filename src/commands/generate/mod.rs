@@ -4,6 +4,7 @@ mod pages;
 mod prompts;
 mod results;
 mod saved;
+mod shift;
 mod stops;
 
 use std::time::Duration;
@@ -194,7 +195,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
     let mut in_pages = None;
-    let jobs = subject::continuing(session.registry, &args.subject, lengths, |groups| {
+    let of_prompts = [&args.decoding.prompt_strategy, &args.decoding.prompt_mesh];
+    let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {
         let Some(tokens) = workload.page else { return Ok(None) };
         let pages = pages::pages((tokens, workload.pages), &request.lengths, groups)?;
         in_pages = Some((pages, groups));
@@ -289,6 +291,12 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let ends = generated.ends();
     let found = generated.outputs();
     let mut out = run::heading(token, &compiled[1].notes, &data);
+    if of_prompts.iter().any(|of| of.is_some()) {
+        let places = shift::places(&compiled[0].schedule, &compiled[1].schedule)?;
+        let layouts =
+            [0, 1].map(|i| jobs[i].options.strategy.clone() + " " + &jobs[i].options.mesh.to_string());
+        out.push_str(&shift::text([&layouts[0], &layouts[1]], places.as_deref()));
+    }
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
     }

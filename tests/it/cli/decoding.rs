@@ -217,6 +217,69 @@ fn caches_of_eight_bits_are_small_and_their_files_are_of_no_type() {
     );
 }
 
+/// Layers with a sliding window hold, and are priced with, the tokens of the window and of a step; others all.
+#[test]
+fn caches_of_windows_have_the_tokens_of_the_window() {
+    let states = |model: &str, context: u64| {
+        let args =
+            format!("plan examples/{model} --mode decode --context {context} --batch 2 --gpus 1 --json");
+        let plan: serde_json::Value = serde_json::from_str(&said(&repository("."), &args)).unwrap();
+        (plan["memory"]["states"].as_u64().unwrap(), plan["time"]["floor_seconds"].as_f64().unwrap())
+    };
+    // Keys and values of eight heads of 128, in two bytes; a window of 4096 tokens and a step of 512, in blocks of 16.
+    let of_token = 2 * 8 * 128 * 2;
+    let (at_32k, floor) = states("mistral-7b", 32768);
+    assert_eq!(at_32k, 32 * 2 * 4608 * of_token + 2 * 4 * 2);
+    assert_eq!(states("mistral-7b", 131_072), (at_32k, floor));
+    assert!(states("mistral-7b", 4096).0 < at_32k);
+    // Gemma 2 has a window in every other of 42 layers, and heads of 256.
+    let (more, less) = (states("gemma-2-9b", 32768).0, states("gemma-2-9b", 16384).0);
+    assert_eq!(more - less, 21 * 2 * 16384 * 2 * 8 * 256 * 2);
+}
+
+/// Rings of a window are saved as the tokens that they have, and continued from there under another layout.
+#[test]
+fn rings_are_saved_and_continued() {
+    for model in ["mistral-swa", "gemma2"] {
+        let dir = repository("tests/goldens").join(model);
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache").display().to_string();
+        let line =
+            |out: &str| out.lines().find(|line| line.starts_with("sequence 0: ")).unwrap()[12..].to_owned();
+        let ids = (0..70).map(|i| (i * 7 % 60 + 3).to_string()).collect::<Vec<_>>().join(",");
+        let run = format!("run . --mode decode --stop none --prompt {ids}");
+        let whole = line(&said(&dir, &format!("{run} --steps 9 --context 80")));
+        for layout in ["", "--mesh tp=2", "--strategy decode-reduce --mesh cp=2", "--page 4", "--mesh dcp=2"]
+        {
+            let first =
+                line(&said(&dir, &format!("{run} --chunk 5 --steps 4 {layout} --save-cache {cache}")));
+            let then = format!(
+                "run . --mode decode --stop none --prefix {cache} --steps 5 --context 96 --mesh tp=2"
+            );
+            assert_eq!(format!("{first} {}", line(&said(&dir, &then))), whole, "{model} {layout}");
+        }
+    }
+}
+
+/// Prompts under heads and sequence, tokens under heads alone, on the same ranks: caches by heads stay where they are.
+#[test]
+fn prompts_and_tokens_have_layouts_of_their_own() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let run = "run . --mode decode --inputs decode.safetensors --expect decode.safetensors --steps 8 --tolerance 1e-5";
+    for (layouts, stays) in [
+        ("--mesh tp=4 --prompt-strategy ulysses+megatron-tp --prompt-mesh ulysses=2,tp=2 --chunk 7", true),
+        ("--mesh tp=4 --prompt-strategy ulysses+megatron-tp --prompt-mesh tp=2,ulysses=2", true),
+        ("--mesh tp=2 --prompt-strategy ulysses --prompt-mesh ulysses=2", true),
+        ("--mesh tp=2 --prompt-mesh dcp=2", false),
+    ] {
+        let out = said(&dir, &format!("{run} {layouts}"));
+        assert!(out.contains("passed: tolerance 1e-5"), "{layouts}: {out}");
+        assert_eq!(out.contains("caches stay where they are"), stays, "{layouts}: {out}");
+    }
+    let refusal = refused(&dir, "run . --mode decode --prompt 1,2 --mesh tp=4 --prompt-mesh tp=2");
+    assert!(refusal.starts_with("error[C04]: mesh `tp=2` of prompts has 2 ranks"), "{refusal}");
+}
+
 /// A finished sequence grows no more, and the run ends when all are finished.
 #[test]
 fn sequences_end_at_stop_tokens() {
