@@ -193,10 +193,14 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 /// `C00`.
 pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     self::steps(args.steps, program)?;
-    let DecodingArgs { prompt, chunk, save_cache, prefix } = &args.decoding;
+    let DecodingArgs { prompt, chunk, stop, save_cache, prefix, prompt_strategy, prompt_mesh } =
+        &args.decoding;
     let decoding = [
         ("--prompt", prompt.is_some()),
         ("--chunk", chunk.is_some()),
+        ("--stop", stop.is_some()),
+        ("--prompt-strategy", prompt_strategy.is_some()),
+        ("--prompt-mesh", prompt_mesh.is_some()),
         ("--save-cache", save_cache.is_some()),
         ("--prefix", prefix.is_some()),
     ];

@@ -3,7 +3,7 @@
 //! The small program replays what was chosen for the large one, and must have the same collectives. The least sizes are
 //! tried first; where they lose a collective, more layers and wider heads are.
 
-use ithaca_ir::{Diagnostic, Module};
+use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_passes::differentiate::Recompute;
 use ithaca_passes::fuse::Messages;
 use ithaca_passes::import::{self, Capacity, Detail, Documents, Pages, Shrink, SmallTokens, Workload};
@@ -83,19 +83,18 @@ fn small(
         let small = small.filled(parts, workload.sequence % parts);
         if small.tokens() < workload.sequence { small } else { documents.clone() }
     });
-    let small_sequence = small_documents.as_ref().map_or_else(|| small(workload.sequence), Documents::tokens);
+    let small_step = small_documents.as_ref().map_or_else(|| small(workload.sequence), Documents::tokens);
+    // What a step of tokens sees is in caches.
+    let [sequence, small_sequence] = match workload.cache {
+        Some(cache) => [cache, small(cache)],
+        None => [workload.sequence, small_step],
+    };
+    let mut nodes = job.program.functions.values().flat_map(|f| &f.nodes);
+    let has_rings = nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.wraps));
     let tokens = match stripes {
-        None => SmallTokens::halves(workload.sequence, small_sequence, ranks),
-        Some(_) if small_sequence == workload.sequence => {
-            SmallTokens::halves(workload.sequence, small_sequence, ranks)
-        }
-        Some(_) => SmallTokens {
-            sequence: workload.sequence,
-            small_sequence,
-            block,
-            small_block,
-            round: Some(ranks),
-        },
+        None => SmallTokens::halves(sequence, small_sequence, ranks),
+        Some(_) if small_sequence == sequence => SmallTokens::halves(sequence, small_sequence, ranks),
+        Some(_) => SmallTokens { sequence, small_sequence, block, small_block, round: Some(ranks) },
     };
     let every = match training.recompute {
         Recompute::Full { every } => every,
@@ -111,9 +110,10 @@ fn small(
     };
     let small = Workload {
         batch,
-        sequence: small_sequence,
+        sequence: small_step,
         target_sequence: workload.target_sequence.map(small),
         cache: workload.cache.map(small),
+        step: workload.cache.map(|cache| if has_rings { small_step } else { cache }),
         pages: workload.pages.map(|pages| Pages { count: None, ..pages }),
         // The even share of few tokens is a matter of chance, so experts have slots for all.
         expert_bound: None,
@@ -121,7 +121,7 @@ fn small(
         ..workload.clone()
     };
     let order = job.options.order.map(|order| match order {
-        OrderChoice::Striped(_) if small_sequence < workload.sequence => OrderChoice::Striped(small_block),
+        OrderChoice::Striped(_) if small_sequence < sequence => OrderChoice::Striped(small_block),
         order => order,
     });
     Ok((config, small, ShardOptions { order, ..job.options.clone() }))

@@ -110,7 +110,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let dtype =
         match &args.dtype {
             None => None,
-            Some(name) => Some(DType::parse(name).filter(|d| d.is_float()).ok_or_else(|| {
+            Some(name) => Some(DType::parse(name).filter(|d| d.is_arithmetic()).ok_or_else(|| {
                 Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
             })?),
         };
@@ -161,9 +161,17 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         dtype,
         mode,
         cache: args.context,
+        step: None,
+        cache_type: args.cache_type.as_deref().map(cache_type).transpose()?,
         pages: args.page.map(|tokens| Pages { tokens, count: args.pages }),
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// The element type of caches of this name.
+fn cache_type(name: &str) -> Result<DType> {
+    let known = DType::parse(name).filter(|dtype| dtype.is_float() && *dtype != DType::F64);
+    known.ok_or_else(|| Failure::usage(format!("`--cache-type {name}` is not one of f32, f16, bf16, f8e4m3")))
 }
 
 /// The lengths of documents that a text lists, or the file that it names.
@@ -239,19 +247,47 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 }
 
 /// The jobs of a model that continues prompts: for the tokens of a prompt, `chunk` at once, and for one token of each sequence.
-/// `pages` says which pages caches are in, from the number of ranks that have sequences of their own.
+/// `pages` says which pages caches are in, from the number of ranks that have sequences of their own. Prompts may have a strategy and
+/// a mesh of their own.
 ///
 /// # Errors
-/// As [`job`](fn@job); those of `pages`.
+/// As [`job`](fn@job); those of `pages`; `C04` for two meshes of different numbers of ranks.
 pub fn continuing(
     registry: &Registry,
     args: &SubjectArgs,
+    [prompt_strategy, prompt_mesh]: [&Option<String>; 2],
     [batch, chunk, context]: [u64; 3],
     pages: impl FnOnce(u64) -> Result<Option<Pages>>,
 ) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
     let (options, cluster) = layout(registry, &args.layout, Some(cli::Mode::Decode))?;
-    let pages = pages(job::sequence_groups(registry, &options)?)?;
+    let groups = job::sequence_groups(registry, &options)?;
+    let pages = pages(groups)?;
+    let mut of_prompts = options.clone();
+    if prompt_strategy.is_some() || prompt_mesh.is_some() {
+        let strategy = prompt_strategy.clone().or_else(|| args.layout.strategy.clone());
+        let own = LayoutArgs {
+            strategy: if prompt_mesh.is_some() { prompt_strategy.clone() } else { strategy },
+            mesh: prompt_mesh.clone().or_else(|| args.layout.mesh.clone()),
+            gpus: None,
+            ..args.layout.clone()
+        };
+        (of_prompts, _) = layout(registry, &own, Some(cli::Mode::Decode))?;
+        let [prompts, tokens] = [&of_prompts.mesh, &options.mesh];
+        if prompts.ranks() != tokens.ranks() {
+            let message = format!(
+                "mesh `{prompts}` of prompts has {}, and mesh `{tokens}` of tokens {}",
+                counted(prompts.ranks(), "rank"),
+                tokens.ranks()
+            );
+            return Err(Diagnostic::new("C04", message).help("both are of the same ranks").into());
+        }
+        if pages.is_some() && job::sequence_groups(registry, &of_prompts)? != groups {
+            let message =
+                "prompts and tokens split sequences otherwise, and ranks have pages of their own sequences";
+            return Err(Diagnostic::new("C04", message).help("omit `--page`").into());
+        }
+    }
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let lengths = Lengths { batch, sequence: chunk, target: None };
     let mut given = workload(&args.workload, Some(lengths))?;
@@ -262,16 +298,25 @@ pub fn continuing(
     let steps = [Workload::cached(batch, chunk, context), Workload::decode(batch, context)];
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));
-    let job = |step: Workload| -> Result<Job> {
+    let job = |step: Workload, options: &ShardOptions| -> Result<Job> {
         let Workload { mode, sequence, logits, .. } = step;
-        let workload = Workload { mode, batch, sequence, logits, cache: step.cache, pages, ..given.clone() };
+        let workload = Workload {
+            mode,
+            batch,
+            sequence,
+            logits,
+            cache: step.cache,
+            step: Some(chunk),
+            pages,
+            ..given.clone()
+        };
         let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
         let large = Large { config: &model.config, name: &model.name, workload: &workload };
         let job = large.job(registry, (options.clone(), cluster.clone()))?;
         Ok(Job { weights: weights.clone(), notes: notes.clone(), ..job })
     };
-    let [prompt, token] = steps.map(job);
-    Ok([prompt?, token?])
+    let [prompt, token] = steps;
+    Ok([job(prompt, &of_prompts)?, job(token, &options)?])
 }
 
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {

@@ -13,6 +13,8 @@ pub enum DType {
     F16,
     /// bfloat16.
     BF16,
+    /// Eight bits: four of exponent, three of mantissa, no infinity, 448 at most (E4M3 of the OCP 8-bit specification). Caches only.
+    F8E4M3,
     /// 32-bit signed integer: token ids, positions.
     I32,
     /// One byte, zero or one: which elements dropout keeps.
@@ -21,7 +23,8 @@ pub enum DType {
 
 impl DType {
     /// Every element type, in text order.
-    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I32, DType::Bool];
+    pub const ALL: [DType; 7] =
+        [DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I32, DType::Bool];
 
     /// The spelling in the text form.
     pub fn name(self) -> &'static str {
@@ -30,6 +33,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
+            DType::F8E4M3 => "f8e4m3",
             DType::I32 => "i32",
             DType::Bool => "bool",
         }
@@ -42,6 +46,7 @@ impl DType {
             "f32" | "fp32" | "float32" => DType::F32,
             "f16" | "fp16" | "float16" | "half" => DType::F16,
             "bf16" | "bfloat16" => DType::BF16,
+            "f8e4m3" | "fp8_e4m3" | "float8_e4m3fn" => DType::F8E4M3,
             "i32" | "int32" => DType::I32,
             "bool" => DType::Bool,
             _ => return None,
@@ -54,14 +59,19 @@ impl DType {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::Bool => 1,
+            DType::F8E4M3 | DType::Bool => 1,
         }
+    }
+
+    /// Whether operations compute with elements of the type as they are; eight bits need a scale beside them.
+    pub fn is_arithmetic(self) -> bool {
+        self.is_float() && self != DType::F8E4M3
     }
 
     /// Whether the type holds real numbers.
     pub fn is_float(self) -> bool {
         match self {
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => true,
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => true,
             DType::I32 | DType::Bool => false,
         }
     }

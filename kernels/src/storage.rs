@@ -25,6 +25,7 @@ impl Storage {
             (Storage::AsTyped, DType::F32) => |x| f64::from(x as f32),
             (Storage::AsTyped, DType::F16) => |x| f16::from_f64(x).to_f64(),
             (Storage::AsTyped, DType::BF16) => |x| bf16::from_f64(x).to_f64(),
+            (Storage::AsTyped, DType::F8E4M3) => f8e4m3,
         };
         data.iter_mut().for_each(|x| *x = x.through(round));
     }
@@ -56,6 +57,7 @@ impl Rounding {
                 let unit = match (storage, dtype) {
                     (Storage::AsTyped, DType::BF16) => UNITS[0],
                     (Storage::AsTyped, DType::F16) => UNITS[1],
+                    (Storage::AsTyped, DType::F8E4M3) => UNITS[2],
                     _ => T::EPSILON,
                 };
                 let key = mix(mix(seed, 0), at);
@@ -70,12 +72,33 @@ impl Rounding {
     }
 }
 
-/// The distance of neighbouring numbers near one: of bf16, and of f16.
-const UNITS: [f64; 2] = [1.0 / 128.0, 1.0 / 1024.0];
+/// The distance of neighbouring numbers near one: of bf16, of f16, and of f8e4m3.
+const UNITS: [f64; 3] = [1.0 / 128.0, 1.0 / 1024.0, 1.0 / 8.0];
+
+/// The largest number of [`DType::F8E4M3`].
+const F8_MOST: f64 = 448.0;
+
+/// The factor of the numbers of eight bits that a row of a cache is kept as: its largest magnitude becomes the largest number.
+pub fn scale_of_row<T: Real>(row: &[T]) -> T {
+    let most = row.iter().fold(0.0, |most, x| x.to_f64().abs().max(most));
+    T::from_f64(if most > 0.0 { most / F8_MOST } else { 1.0 })
+}
+
+/// The nearest number of eight bits, of two that are as near the even one; the largest where `x` is beyond it.
+fn f8e4m3(x: f64) -> f64 {
+    if !x.is_finite() {
+        return if x.is_nan() { x } else { F8_MOST.copysign(x) };
+    }
+    // Numbers below 2^-6 have its distances.
+    let exponent = if x == 0.0 { -6 } else { (x.abs().log2().floor() as i32).max(-6) };
+    let unit = 2f64.powi(exponent - 3);
+    ((x / unit).round_ties_even() * unit).clamp(-F8_MOST, F8_MOST)
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Stored;
 
     #[test]
     fn narrow_types_round_to_nearest_and_even() {
@@ -90,5 +113,14 @@ mod tests {
         assert_eq!(kept(Storage::AsTyped, DType::BF16), bf16);
         assert_eq!(kept(Storage::AsTyped, DType::F16)[..4], [wide[0], wide[1], wide[2], 1.0]);
         assert_eq!(kept(Storage::AsTyped, DType::F32)[..4], [wide[0], wide[1], wide[2], 1.0]);
+    }
+
+    #[test]
+    fn eight_bits_round_to_the_numbers_of_the_stored_format() {
+        let numbers = (-3000..3000).map(|i| f64::from(i) * f64::from(i).abs() * 6e-5);
+        let numbers: Vec<f64> = numbers.chain([0.0, 464.0, 1.0625, 1.1875, 2f64.powi(-10)]).collect();
+        let mut data = numbers.clone();
+        Storage::AsTyped.keep(DType::F8E4M3, &mut data);
+        assert_eq!(data, Stored::F8.decode(&Stored::F8.encode(&numbers)));
     }
 }

@@ -17,6 +17,19 @@ pub struct DecodingArgs {
     /// Tokens of a prompt that are computed at once [default: all].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
+    /// The strategy of the steps of prompts, where it is another than that of tokens, as in `--strategy megatron-tp --mesh tp=4
+    /// --prompt-strategy ulysses+megatron-tp --prompt-mesh ulysses=2,tp=2`, which have the same heads of the caches.
+    #[arg(long, value_name = "NAME")]
+    pub prompt_strategy: Option<String>,
+    /// The mesh of the steps of prompts, of as many ranks as that of tokens.
+    #[arg(long, value_name = "AXIS=N,…")]
+    pub prompt_mesh: Option<String>,
+    /// Tokens at which a sequence is finished, as in `2,7`, or `none` [default: `eos_token_id` of the model; none with
+    /// `--expect`].
+    ///
+    /// A finished sequence grows no more, and the run ends when all are.
+    #[arg(long, value_name = "IDS")]
+    pub stop: Option<String>,
     /// Write the caches after the last step to this safetensors file.
     #[arg(long, value_name = "FILE")]
     pub save_cache: Option<PathBuf>,

@@ -215,6 +215,10 @@ pub struct WorkloadArgs {
     /// The number of pages [default: as many as the sequences may need].
     #[arg(long, value_name = "N", requires = "page", allow_hyphen_values = true, value_parser = positive, help_heading = "Workload")]
     pub pages: Option<u64>,
+    /// Element type of caches: f32, f16, bf16, or f8e4m3, which has a scale for each token and head [default: that of
+    /// activations].
+    #[arg(long, value_name = "DTYPE", help_heading = "Workload")]
+    pub cache_type: Option<String>,
     /// The tokens whose logits a prefill returns [default: last for `plan`, all otherwise].
     #[arg(long, value_enum)]
     pub logits: Option<Logits>,
@@ -706,6 +710,8 @@ impl RunArgs {
     /// Storage of values of 16-bit types: the one asked for, or the default of the device.
     pub fn storage(&self) -> StorageArg {
         self.storage.unwrap_or(match self.device {
+            // What a type of its own does to caches is to be seen.
+            DeviceArg::Cpu if self.subject.workload.cache_type.is_some() => StorageArg::Typed,
             DeviceArg::Cpu => StorageArg::Wide,
             DeviceArg::Cuda => StorageArg::Typed,
         })

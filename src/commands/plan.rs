@@ -148,14 +148,16 @@ pub(super) fn noted(text: &str, width: usize) -> String {
 
 /// The model under this name, the workload and the cluster.
 pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
-    let plan::Workload { batch, sequence, target_sequence, documents, dtype, mode, cache, .. } =
-        &plan.workload;
+    let plan::Workload {
+        batch, sequence, target_sequence, documents, dtype, mode, cache, cache_type, ..
+    } = &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
     let documents =
         documents.as_ref().map(|d| format!(" ({})", counted(d.count(), "document"))).unwrap_or_default();
     let of = match (mode, cache) {
         (Mode::Decode, Some(context)) => {
-            format!("a token of each of {batch} x {context} tokens{target} in caches,")
+            let of_type = cache_type.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
+            format!("a token of each of {batch} x {context} tokens{target} in caches{of_type},")
         }
         (_, Some(context)) => format!("{batch} x {sequence} tokens{target} behind caches of {context},"),
         (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),

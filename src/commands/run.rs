@@ -274,7 +274,8 @@ pub(super) struct Data {
     /// Optional inputs that the file does not have.
     zeros: Tensors,
     random_weights: bool,
-    random_inputs: bool,
+    /// What inputs are called, and where they are from.
+    inputs_from: [&'static str; 2],
 }
 
 impl Data {
@@ -296,12 +297,12 @@ impl Data {
         let seed = ineffective::seed(args, job.weights.is_none() || inputs.is_none())?;
         let random =
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
-        let (inputs, zeros, random_inputs) = match inputs {
-            None => (random(&job.program), Tensors::default(), true),
+        let (inputs, zeros, from) = match inputs {
+            None => (random(&job.program), Tensors::default(), "random"),
             Some(path) => {
                 let inputs = tensors(path)?;
                 let zeros = optional_inputs(&job.program, inputs.as_ref());
-                (inputs, zeros, false)
+                (inputs, zeros, "from file")
             }
         };
         Ok(Data {
@@ -312,17 +313,22 @@ impl Data {
             inputs,
             zeros,
             random_weights: job.weights.is_none(),
-            random_inputs,
+            inputs_from: ["inputs", from],
         })
     }
 
-    /// Weights alone.
+    /// Weights alone; prompts are `from` elsewhere.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(super) fn of_weights(job: &Job, args: &SubjectArgs) -> Result<Data> {
+    pub(super) fn of_weights(job: &Job, args: &SubjectArgs, from: &'static str) -> Result<Data> {
         let without = SubjectArgs { inputs: None, ..args.clone() };
-        Self::open(job, &without, None)
+        let mut data = Data { inputs_from: ["prompts", from], ..Self::open(job, &without, None)? };
+        if data.random_weights {
+            let random = RandomTensors::of_module(&job.program, args.seed.unwrap_or(0));
+            data.weights = Box::new(random.without_caches());
+        }
+        Ok(data)
     }
 
     /// The weights; names in checkpoints of a bare model lack the prefix of a model with a head.
@@ -339,9 +345,10 @@ impl Data {
     }
 
     fn description(&self) -> String {
-        let of = |random: bool| if random { "random" } else { "from file" };
+        let weights = if self.random_weights { "random" } else { "from file" };
+        let [inputs, from] = self.inputs_from;
         let zeros = self.zeros.names().iter().map(|name| format!(", {name} zero")).collect::<String>();
-        format!("weights {}, inputs {}{zeros}", of(self.random_weights), of(self.random_inputs))
+        format!("weights {weights}, {inputs} {from}{zeros}")
     }
 }
 

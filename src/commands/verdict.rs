@@ -23,6 +23,7 @@ pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
 pub(super) fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
+        DType::F8E4M3 => 2e-1,
         DType::BF16 => 5e-2,
         DType::F16 => 1e-2,
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => DEFAULT_TOLERANCE,

@@ -222,7 +222,7 @@ impl Body<'_> {
         let Some(_) = over.first() else { return x };
         let wide = match ty.dtype {
             DType::F64 | DType::F32 => x,
-            DType::BF16 | DType::F16 | DType::I32 | DType::Bool => {
+            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::I32 | DType::Bool => {
                 self.builder.push(Op::Cast { to: DType::F32 }, &[x]).unwrap()
             }
         };

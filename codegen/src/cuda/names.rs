@@ -86,6 +86,7 @@ pub(super) fn dtype(dtype: DType) -> &'static str {
         DType::F32 => "DType::F32",
         DType::F16 => "DType::F16",
         DType::BF16 => "DType::BF16",
+        DType::F8E4M3 => "DType::F8",
         DType::I32 => "DType::I32",
         DType::Bool => "DType::Bool",
     }

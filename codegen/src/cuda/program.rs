@@ -11,7 +11,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Cache, Op, Optimizer};
 use ithaca_ir::schedule::{Content, FrameId, Schedule, Work};
-use ithaca_ir::{DType, Diagnostic, TensorType};
+use ithaca_ir::{DType, Diagnostic, Dim, TensorType};
 
 use super::context::Context;
 use super::names::{self, Names};
@@ -344,6 +344,8 @@ fn bound(schedule: &Schedule) -> String {
 /// The tokens that the least cache has room for.
 fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
     let caches = computed(schedule, ran).filter_map(|op| match op {
+        // A ring has room for any number.
+        Op::Cache(Cache::Append { wraps: true, .. }) => Some(Dim::MAX_SIZE),
         Op::Cache(Cache::Append { over, .. } | Cache::GatherPages { over, .. }) => {
             Some(schedule.space.dims[*over].valid)
         }

@@ -234,8 +234,10 @@ impl Scope<'_> {
                 Cache::TokenPositions { rows } => {
                     format!("token_positions({}, {}, {})", all(), result(0), dim(*rows))
                 }
-                Cache::Append { over, rows } => {
-                    format!("append({}, {}, {}, {}, {})", all(), text(0), text(1), dim(*over), dim(*rows))
+                Cache::Append { over, rows, wraps } => {
+                    let wraps = if *wraps { ", wraps=True" } else { "" };
+                    let [over, rows] = [dim(*over), dim(*rows)];
+                    format!("append({}, {}, {}, {over}, {rows}{wraps})", all(), text(0), text(1))
                 }
                 Cache::AppendPages { pages, slots, rows } => format!(
                     "append_pages({}, {}, {}, {}, {}, {})",
@@ -364,6 +366,16 @@ impl Scope<'_> {
         if a.starts {
             out.push_str(", starts=True");
         }
+        if a.scaled {
+            let message = "attention on a cache of eight bits has no form in PyTorch";
+            return Err(
+                Diagnostic::new("S43", message).help("plan with `--cache-type bf16`, or run the plan")
+            );
+        }
+        if a.wraps {
+            let [keys, queries] = [a.keys, a.queries].map(|dim| self.module.space.dims[dim].valid);
+            out.push_str(&format!(", ring=({keys}, {queries})"));
+        }
         Ok(out)
     }
 
@@ -449,6 +461,7 @@ fn dtype(of: DType) -> &'static str {
         DType::F32 => "torch.float32",
         DType::F16 => "torch.float16",
         DType::BF16 => "torch.bfloat16",
+        DType::F8E4M3 => "torch.float8_e4m3fn",
         DType::I32 => "torch.int32",
         DType::Bool => "torch.bool",
     }

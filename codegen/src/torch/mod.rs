@@ -76,6 +76,9 @@ fn caches(step: &Module, prompts: &Module) -> String {
     for (function, node) in nodes() {
         let ty = |i: usize| function.ty(node.operands[i]);
         match &node.op {
+            // A ring has room for any number.
+            Op::Cache(Cache::Append { wraps: true, .. }) if context > 0 => {}
+            Op::Cache(Cache::Append { wraps: true, .. }) => context = Dim::MAX_SIZE,
             Op::Cache(Cache::Append { over, .. }) => context = step.space.dims[*over].valid,
             Op::Cache(Cache::AppendPages { pages: of, slots, .. }) => {
                 let entries = size(ty(4).dims[1]);

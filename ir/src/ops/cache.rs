@@ -35,6 +35,8 @@ pub use crate::ops::table::cache::Cache;
 
 /// The prefix of the names of caches.
 pub const CACHE: &str = "cache.";
+/// What is behind the name of a cache, in the name of the scales of its rows.
+pub const SCALES: &str = "_scale";
 /// The name of the state that has the number of tokens of each sequence.
 pub const LENGTHS: &str = "cache.lengths";
 /// The name of the state that has the last token of each sequence.
@@ -54,22 +56,22 @@ impl Cache {
                 cx.shape(!operands[0].has(*rows), "the lengths lack the tokens of the step")?;
                 TensorType::new(DType::I32, operands[0].dims.iter().copied().chain([*rows]))
             }
-            Cache::Append { over, rows } => {
+            Cache::Append { over, rows, .. } => {
                 let (cache, x) = (operands[0], operands[1]);
-                need_float(cx.name, cache.dtype)?;
-                ensure!(cache.dtype == x.dtype, "V04", "`{}` of {} to {}", cx.name, x.dtype, cache.dtype);
-                cx.lengths(&operands[2..], cache)?;
+                need_float(cx.name, x.dtype)?;
+                let lengths = &operands[2..4];
+                cx.lengths(lengths, cache)?;
                 let of_cache = |&d: &DimId| if d == *rows { *over } else { d };
                 cx.shape(
                     x.has(*rows) && x.dims.iter().map(of_cache).eq(cache.dims.iter().copied()),
                     "x has the dimensions of the cache, with the tokens of the step",
                 )?;
-                cx.shape(operands[2..].iter().all(|ty| !ty.has(*over)), "lengths are of sequences")?;
-                cache.clone()
+                cx.shape(lengths.iter().all(|ty| !ty.has(*over)), "lengths are of sequences")?;
+                return cx.with_scales(cache, operands.get(4));
             }
             Cache::AppendPages { pages, slots, rows } => {
                 let (cache, x, table) = (operands[0], operands[1], operands[4]);
-                ensure!(cache.dtype == x.dtype, "V04", "`{}` of {} to {}", cx.name, x.dtype, cache.dtype);
+                need_float(cx.name, x.dtype)?;
                 cx.lengths(&operands[2..4], x)?;
                 let sequences = cx.table((cache, table), [*pages, *slots])?;
                 let of_token = &cache.dims[2..];
@@ -78,7 +80,7 @@ impl Cache {
                         && x.dims.iter().eq(sequences.iter().chain([rows]).chain(of_token)),
                     "x has the sequences of the table, the tokens of the step, and what pages have of a token",
                 )?;
-                cache.clone()
+                return cx.with_scales(cache, operands.get(5));
             }
             Cache::GatherPages { pages, slots, over } => {
                 let (cache, table) = (operands[0], operands[1]);
@@ -162,32 +164,57 @@ impl Cache {
     /// The factor rule: every rank appends the rows whose positions it holds, so it has all rows; a rank that lacks the last
     /// token adds zero.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        let scaled = if results.len() > 1 { results[0].dims.last().copied() } else { None };
         let (of_pages, table) = match self {
             Cache::AppendPages { pages, rows, .. } => ((*pages, None, Some(*rows)), operands.get(4)),
             Cache::GatherPages { pages, slots, over } => {
                 ((*pages, Some((*over, *slots)), None), operands.get(1))
             }
-            _ => return self.rule_of_names(operands, results),
+            _ => return self.rule_of_names(operands, results, scaled),
         };
         let (pages, tokens, rows) = of_pages;
         let [batch, entries] = [0, 1].map(|i| table.and_then(|table| table.dims.get(i)).copied());
         FactorRule::by_factor(operands, results, |dim| match tokens {
             _ if dim == pages => (batch.unwrap_or(dim), FactorKind::Parallel),
             Some((over, slots)) if dim == over => (slots, FactorKind::Parallel),
-            _ if Some(dim) == rows || Some(dim) == entries => (dim, FactorKind::Whole),
+            _ if [rows, entries, scaled].contains(&Some(dim)) => (dim, FactorKind::Whole),
             _ => (dim, FactorKind::Parallel),
         })
     }
 
-    fn rule_of_names(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+    /// `scaled` is the dimension along which rows have scales.
+    fn rule_of_names(
+        &self,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+        scaled: Option<DimId>,
+    ) -> FactorRule {
         let kind = |dim: DimId| match self {
-            Cache::Append { rows, .. } if dim == *rows => FactorKind::Whole,
+            Cache::Append { rows, .. } if dim == *rows || Some(dim) == scaled => FactorKind::Whole,
             Cache::Argmax { over, .. } if dim == *over => FactorKind::Whole,
             Cache::LastToken { over } if dim == *over => FactorKind::Sum,
             _ => FactorKind::Parallel,
         };
         FactorRule::by_name(operands, results, kind)
     }
+}
+
+/// Scales are those of rows of `of`, along its last dimension.
+pub(super) fn check_scales(name: &str, of: &TensorType, scales: &TensorType) -> Result<(), OpError> {
+    ensure!(scales.dtype == DType::F32, "V04", "`{name}` takes scales of f32, not {}", scales.dtype);
+    let rows = &of.dims[..of.dims.len().saturating_sub(1)];
+    ensure!(
+        scales.dims.as_slice() == rows,
+        "V05",
+        "`{name}`: scales have the dimensions of a cache but the last"
+    );
+    let alike = scales.layout.split.iter().eq(&of.layout.split[..rows.len()]);
+    ensure!(
+        alike && scales.layout.moved == of.layout.moved,
+        "V07",
+        "`{name}`: scales are laid out otherwise than the rows that they are of"
+    );
+    Ok(())
 }
 
 struct Cx<'a> {
@@ -212,7 +239,7 @@ impl Cx<'_> {
         (cache, table): (&TensorType, &'t TensorType),
         of_cache: [DimId; 2],
     ) -> Result<&'t [DimId], OpError> {
-        need_float(self.name, cache.dtype)?;
+        self.holds_numbers(cache)?;
         ensure!(
             table.dtype == DType::I32,
             "V04",
@@ -226,6 +253,27 @@ impl Cx<'_> {
             "a table has entries for each sequence of one batch",
         )?;
         Ok(&table.dims[..1])
+    }
+
+    fn holds_numbers(&self, cache: &TensorType) -> Result<(), OpError> {
+        ensure!(cache.dtype.is_float(), "V04", "`{}` needs real numbers, not {}", self.name, cache.dtype);
+        Ok(())
+    }
+
+    /// A cache, and the scales of its rows where it has them.
+    fn with_scales(&self, cache: &TensorType, scales: Option<&&TensorType>) -> Result<Types, OpError> {
+        self.holds_numbers(cache)?;
+        let is_scaled = !cache.dtype.is_arithmetic();
+        ensure!(
+            scales.is_some() == is_scaled,
+            "V01",
+            "`{}` takes scales with a cache of {}, and with no other",
+            self.name,
+            DType::F8E4M3
+        );
+        let Some(&scales) = scales else { return Ok(smallvec![cache.clone()]) };
+        check_scales(self.name, cache, scales)?;
+        Ok(smallvec![cache.clone(), scales.clone()])
     }
 
     fn shape(&self, holds: bool, rule: &str) -> Result<(), OpError> {

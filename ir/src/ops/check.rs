@@ -23,7 +23,7 @@ pub(super) fn only<'a>(name: &str, declared: &'a [TensorType]) -> Result<&'a Ten
 
 /// Refuses integers and masks.
 pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
-    ensure!(dtype.is_float(), "V04", "`{name}` needs real numbers, not {dtype}");
+    ensure!(dtype.is_arithmetic(), "V04", "`{name}` needs real numbers, not {dtype}");
     Ok(())
 }
 
@@ -31,7 +31,7 @@ pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
 pub fn sums_in(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::I32 | DType::Bool => DType::F32,
     }
 }
 

@@ -16,6 +16,9 @@ pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError
         if x.dtype == DType::Bool || *to == DType::Bool {
             bail!("V04", "`cast` of {} to {to}: a mask is no number", x.dtype);
         }
+        if x.dtype == DType::F8E4M3 || *to == DType::F8E4M3 {
+            bail!("V04", "`cast` of {} to {to}: eight bits have a scale, which caches have", x.dtype);
+        }
         return Ok(TensorType { dtype: *to, ..unplaced(x) });
     }
     need_float(op.name(), x.dtype)?;

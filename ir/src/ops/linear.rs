@@ -20,7 +20,7 @@ pub(super) fn infer_einsum(
 ) -> Result<TensorType, OpError> {
     let ty = only("einsum", declared)?;
     let [x, y] = [operands[0], operands[1]];
-    if x.dtype != y.dtype || !x.dtype.is_float() {
+    if x.dtype != y.dtype || !x.dtype.is_arithmetic() {
         bail!("V04", "`einsum` of {} and {}", x.dtype, y.dtype);
     }
     check_result(x.dtype, ty.dtype)?;

@@ -69,7 +69,10 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
             | Op::Random(Random::Dropout { .. })
             | Op::Optimizer(Optimizer::AdamW(_))
     ) || (*op == Op::AccumulateProduct && operand == 2)
-        || (matches!(op, Op::Cache(Cache::Append { .. } | Cache::AppendPages { .. })) && operand == 0)
+        || matches!(
+            (op, operand),
+            (Op::Cache(Cache::Append { .. }), 0 | 4) | (Op::Cache(Cache::AppendPages { .. }), 0 | 5)
+        )
 }
 
 pub(super) fn infer_state(
@@ -101,6 +104,6 @@ pub(super) fn infer_fill(declared: &[TensorType]) -> Result<Types, OpError> {
     let ty = only("fill", declared)?;
     match ty.dtype {
         DType::I32 | DType::Bool => Err(OpError::new("V04", "`fill` makes real numbers")),
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => Ok(smallvec![ty.clone()]),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => Ok(smallvec![ty.clone()]),
     }
 }

@@ -26,7 +26,7 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
         for (int c = 0; c < kTile; ++c) sum[c] = 0;
         A highest = 0, weights = 0;
         bool none_yet = true;
-        for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
+        for_keys_of(s, front, position, [&](int64_t t, int64_t at_key) {
             const T* key = k + s.k.at(front, t, kv_head);
             const A x = score(s, q + at_row, key, head, position, at_key).value;
             if (none_yet || x > highest) {

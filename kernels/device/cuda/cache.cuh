@@ -48,6 +48,7 @@ struct Appended {
     Sequence rows;
     Inverse slots;
     int64_t n_rows, n_slots, inner, capacity;
+    bool wraps;  // a ring: the token at a position is at the position modulo the capacity
 };
 
 // Writes the new rows whose positions the rank has. Where a sequence has more tokens than the cache, the word at `overflow`
@@ -59,11 +60,11 @@ __global__ void append(const Bits* x, Bits* cache, Appended a, unsigned long lon
         int64_t sequence[1];
         a.sequences.at(row.quotient, sequence);
         const int64_t start = a.start[sequence[0]], end = a.end[sequence[0]];
-        if (end > a.capacity && at.remainder == 0 && row.remainder == 0)
+        if (!a.wraps && end > a.capacity && at.remainder == 0 && row.remainder == 0)
             atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(end << 32 | a.capacity));
         const int64_t position = start + position_of(a.rows, row.remainder);
-        if (position >= end || position >= a.capacity) continue;
-        const int64_t slot = a.slots.token_at(position);
+        if (position >= end || (!a.wraps && position >= a.capacity)) continue;
+        const int64_t slot = a.slots.token_at(a.wraps ? position % a.capacity : position);
         if (slot >= 0) cache[(row.quotient * a.n_slots + slot) * a.inner + at.remainder] = x[i];
     }
 }

@@ -84,6 +84,7 @@ struct AttentionShape {
     Sequence query_positions, key_positions;
     const int32_t* starts;  // positions of the first queries, by front; none: zero
     int64_t valid_keys;  // keys at positions from here on are padding
+    int64_t ring, step;  // tokens of a cache that is a ring of the last ones, and of the step; zero: it is none
     Mask mask;
     double scale;
     double softcap;  // bound of the scaled scores; zero: none
@@ -101,6 +102,12 @@ struct AttentionShape {
     __device__ int64_t position(int64_t front_, int64_t query) const {
         return start(front_) + position_of(query_positions, query);
     }
+    // The position of the key that a ring has at `slot`, the last one before the end of the step; negative where there is none.
+    __device__ int64_t in_ring(int64_t front_, int64_t slot) const {
+        if (slot >= ring) return -1;
+        const Division end = divide(start(front_) + step, ring);
+        return slot + (slot < end.remainder ? end.quotient : end.quotient - 1) * ring;
+    }
     // The local key/value head that serves a local head.
     __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }
     __device__ double kept(int64_t front_, int64_t head, int64_t query, int64_t key) const {
@@ -110,6 +117,16 @@ struct AttentionShape {
         return dropout.factor(first_sequence + sequence[0], dropped_head + head, query, key);
     }
 };
+
+// `for_keys` of a query of an attention; of a ring in order of its slots.
+template <typename Body>
+__device__ inline void for_keys_of(const AttentionShape& s, int64_t front, int64_t query, const Body& body) {
+    if (s.ring == 0) return for_keys(s.mask, s.key_positions, s.valid_keys, query, body);
+    for (int64_t t = 0; t < s.keys; ++t) {
+        const int64_t position = s.in_ring(front, position_of(s.key_positions, t));
+        if (position >= 0 && sees(s.mask, query, position)) body(t, position);
+    }
+}
 
 // cap(scale q.k) + bias, and its derivative by scale q.k.
 template <typename A>

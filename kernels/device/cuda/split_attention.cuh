@@ -113,6 +113,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                     if (to > high) high = to;
                 }
         }
+        if (s.ring > 0) low = 0, high = s.keys;
         low = block_team.all(low, [](int64_t a, int64_t b) { return a < b ? a : b; });
         high = block_team.most(high);
         const int64_t each = high > low ? (high - low + by.parts - 1) / by.parts : 0, start = low + part * each;
@@ -127,6 +128,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                 const int64_t key = base + u * teams + team;
                 bool any = false;
                 at_key[u] = key < end ? position_of(s.key_positions, key) : -1;
+                if (s.ring > 0 && key < end) at_key[u] = s.in_ring(front, at_key[u]);
                 ITHACA_UNROLL
                 for (int r = 0; r < kRows; ++r) {
                     const SplitRow& of = shared.rows[r];

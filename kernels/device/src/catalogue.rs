@@ -22,7 +22,7 @@ pub fn c_type(dtype: DType) -> &'static str {
         DType::F16 => "__half",
         DType::BF16 => "__nv_bfloat16",
         DType::I32 => "int32_t",
-        DType::Bool => "uint8_t",
+        DType::F8E4M3 | DType::Bool => "uint8_t",
     }
 }
 
@@ -30,7 +30,7 @@ pub fn c_type(dtype: DType) -> &'static str {
 pub fn accumulator(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => "float",
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::I32 | DType::Bool => "float",
     }
 }
 

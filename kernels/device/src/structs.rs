@@ -122,6 +122,7 @@ structs! {
         n_slots: i64,
         inner: i64,
         capacity: i64,
+        wraps: bool,
     }
 
     /// The pages of a cache, and the table that says which page has which tokens.
@@ -186,6 +187,8 @@ structs! {
         key_positions: Sequence,
         starts: Pointer,
         valid_keys: i64,
+        ring: i64,
+        step: i64,
         mask: Mask,
         scale: f64,
         softcap: f64,

@@ -264,6 +264,6 @@ fn sum(dtype: DType, blocks: Vec<Vec<f32>>) -> Vec<f32> {
 fn add(dtype: DType, x: f32, y: f32) -> f32 {
     match dtype {
         DType::I32 | DType::Bool => from_int(to_int(x).wrapping_add(to_int(y))),
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => x + y,
     }
 }

@@ -373,7 +373,7 @@ unsafe fn read(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> f64 {
             DType::F32 => f64::from(at.cast::<f32>().read()),
             DType::F16 => at.cast::<f16>().read().to_f64(),
             DType::BF16 => at.cast::<bf16>().read().to_f64(),
-            DType::I32 | DType::Bool => f64::NAN,
+            DType::F8E4M3 | DType::I32 | DType::Bool => f64::NAN,
         }
     }
 }
@@ -388,7 +388,7 @@ unsafe fn write(dtype: DType, at: *mut u8, x: f64) {
             DType::F32 => at.cast::<f32>().write(x as f32),
             DType::F16 => at.cast::<f16>().write(f16::from_f64(x)),
             DType::BF16 => at.cast::<bf16>().write(bf16::from_f64(x)),
-            DType::I32 | DType::Bool => {}
+            DType::F8E4M3 | DType::I32 | DType::Bool => {}
         }
     }
 }

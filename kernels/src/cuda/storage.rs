@@ -3,6 +3,8 @@
 use half::{bf16, f16};
 use ithaca_ir::DType;
 
+use crate::store::Stored;
+
 /// The bytes of `numbers`; the caller has checked that integers are integers.
 pub(super) fn write(dtype: DType, numbers: impl Iterator<Item = f64>) -> Vec<u8> {
     match dtype {
@@ -11,6 +13,7 @@ pub(super) fn write(dtype: DType, numbers: impl Iterator<Item = f64>) -> Vec<u8>
         DType::F16 => numbers.flat_map(|x| f16::from_f64(x).to_ne_bytes()).collect(),
         DType::BF16 => numbers.flat_map(|x| bf16::from_f64(x).to_ne_bytes()).collect(),
         DType::I32 => numbers.flat_map(|x| (x as i32).to_ne_bytes()).collect(),
+        DType::F8E4M3 => Stored::F8.encode(&numbers.collect::<Vec<_>>()),
         DType::Bool => numbers.map(|x| u8::from(x != 0.0)).collect(),
     }
 }
@@ -23,6 +26,7 @@ pub(super) fn read(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F16 => words(bytes).map(|b| f16::from_ne_bytes(b).to_f32()).collect(),
         DType::BF16 => words(bytes).map(|b| bf16::from_ne_bytes(b).to_f32()).collect(),
         DType::I32 => words(bytes).map(|b| i32::from_ne_bytes(b) as f32).collect(),
+        DType::F8E4M3 => Stored::F8.decode(bytes).into_iter().map(|x| x as f32).collect(),
         DType::Bool => bytes.iter().map(|&b| f32::from(b)).collect(),
     }
 }

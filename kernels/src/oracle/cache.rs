@@ -10,6 +10,7 @@ use super::value::{LocalOp, Operand, Value};
 use crate::error::RunError;
 use crate::positions::sequence_positions;
 use crate::real::Real;
+use crate::storage::scale_of_row;
 use crate::tensor::{Offsets, index, strides};
 
 /// Computes `op` on the parts of a rank.
@@ -34,10 +35,8 @@ pub(super) fn cache<T: Real>(call: &LocalOp<'_, T>, op: &Cache) -> Result<Vec<Va
             };
             ints(lengths.flat_map(of_sequence).collect())
         }
-        Cache::Append { over, rows } => Ok(vec![Value::Real(call.tensor(0, append(call, *over, *rows)?)?)]),
-        Cache::AppendPages { slots, rows, .. } => {
-            Ok(vec![Value::Real(call.tensor(0, append_pages(call, *slots, *rows)?)?)])
-        }
+        Cache::Append { over, rows, wraps } => append(call, (*over, *wraps), *rows)?.values(call),
+        Cache::AppendPages { slots, rows, .. } => append_pages(call, *slots, *rows)?.values(call),
         Cache::GatherPages { slots, over, .. } => {
             Ok(vec![Value::Real(call.tensor(0, gather_pages(call, *slots, *over)?)?)])
         }
@@ -50,9 +49,47 @@ pub(super) fn cache<T: Real>(call: &LocalOp<'_, T>, op: &Cache) -> Result<Vec<Va
     }
 }
 
+/// A cache that is written, and the scales of its rows where it has some.
+struct Written<T> {
+    cache: Vec<T>,
+    scales: Option<Vec<T>>,
+    /// Elements that share a scale.
+    width: usize,
+}
+
+impl<T: Real> Written<T> {
+    /// The cache before, whose scales are operand `scales`.
+    fn of(call: &LocalOp<'_, T>, scales: usize) -> Result<Self, RunError> {
+        let width = call.operands[0].shape().last().copied().unwrap_or(1).max(1);
+        let scales = call.operands.get(scales).map(|scales| Ok::<_, RunError>(scales.real()?.to_vec()));
+        Ok(Self { cache: call.real(0)?.to_vec(), scales: scales.transpose()?, width })
+    }
+
+    /// Writes the elements of a token from element `at` on.
+    fn write(&mut self, at: usize, token: &[T]) {
+        let to = &mut self.cache[at..at + token.len()];
+        let Some(scales) = &mut self.scales else { return to.copy_from_slice(token) };
+        let first = at / self.width;
+        let rows = token.chunks(self.width).zip(to.chunks_mut(self.width));
+        for ((row, to), scale) in rows.zip(&mut scales[first..]) {
+            *scale = scale_of_row(row);
+            to.iter_mut().zip(row).for_each(|(to, &x)| *to = x / *scale);
+        }
+    }
+
+    fn values(self, call: &LocalOp<'_, T>) -> Result<Vec<Value<T>>, RunError> {
+        let results = std::iter::once(self.cache).chain(self.scales).enumerate();
+        results.map(|(i, data)| Ok(Value::Real(call.tensor(i, data)?))).collect()
+    }
+}
+
 /// The cache with the new rows that belong to the rank.
-fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Vec<T>, RunError> {
-    let (mut cache, data) = (call.real(0)?.to_vec(), call.real(1)?);
+fn append<T: Real>(
+    call: &LocalOp<'_, T>,
+    (over, wraps): (DimId, bool),
+    rows: DimId,
+) -> Result<Written<T>, RunError> {
+    let (mut written, data) = (Written::of(call, 4)?, call.real(1)?);
     let [held, x, start, end] = [0, 1, 2, 3].map(|i| &call.operands[i]);
     let (start_of, end_of) = (start.int()?, end.int()?);
     let at = x.ty.position(rows).ok_or_else(|| call.invalid("with x that lacks the rows"))?;
@@ -67,7 +104,7 @@ fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Ve
     let capacity = call.space.dims[over].valid;
     for (front, sequence) in Offsets::new(shape[..at].to_vec(), of_sequences, 0).enumerate() {
         let [start, end] = [start_of[sequence], end_of[sequence]].map(|n| u64::try_from(n).unwrap_or(0));
-        if end > capacity {
+        if end > capacity && !wraps {
             return Err(RunError::CacheFull { tokens: end, capacity });
         }
         for (row, position) in positions.iter().enumerate() {
@@ -75,14 +112,15 @@ fn append<T: Real>(call: &LocalOp<'_, T>, over: DimId, rows: DimId) -> Result<Ve
             if position >= end {
                 continue;
             }
+            let position = if wraps { position % capacity } else { position };
             let slots_held = held.region[at].clone();
             let Some(slot) = call.space.index_at(over, slots_held.clone(), position) else { continue };
             let to = (front * slots + index(slot - slots_held.start)) * width;
             let from = (front * positions.len() + row) * width;
-            cache[to..to + width].copy_from_slice(&data[from..from + width]);
+            written.write(to, &data[from..from + width]);
         }
     }
-    Ok(cache)
+    Ok(written)
 }
 
 /// Where a rank has a token in its pages.
@@ -138,8 +176,8 @@ impl<'a> Pages<'a> {
 }
 
 /// The pages with the new rows that belong to the rank.
-fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Result<Vec<T>, RunError> {
-    let (mut cache, data) = (call.real(0)?.to_vec(), call.real(1)?);
+fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Result<Written<T>, RunError> {
+    let (mut written, data) = (Written::of(call, 5)?, call.real(1)?);
     let (x, table) = (&call.operands[1], &call.operands[4]);
     let pages = Pages::of(call, &call.operands[0], table)?;
     let capacity = pages.entries as u64 * call.space.size(slots);
@@ -160,10 +198,10 @@ fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Re
                 InPage::No => return Err(RunError::NoPage { token: position, sequence: sequence as u64 }),
             };
             let from = (sequence * positions.len() + row) * width;
-            cache[to..to + width].copy_from_slice(&data[from..from + width]);
+            written.write(to, &data[from..from + width]);
         }
     }
-    Ok(cache)
+    Ok(written)
 }
 
 /// The tokens of each sequence that the rank is to have.

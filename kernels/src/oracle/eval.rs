@@ -171,7 +171,7 @@ fn fits<T: Real>(
     (result, wanted): (usize, &ResultSpec<'_>),
 ) -> Result<(), RunError> {
     let held_by_some = match op {
-        Op::Attention(_) if matches!(i, 1 | 2) => return Ok(()),
+        Op::Attention(a) if a.is_of_keys(i) => return Ok(()),
         Op::AttentionBackward(_) if i != result => return Ok(()),
         Op::Scores { .. } if i == 1 => return Ok(()),
         Op::Weigh { .. } if i == 2 => return Ok(()),

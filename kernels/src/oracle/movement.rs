@@ -46,7 +46,7 @@ pub(super) fn whole_attention<'a>(
     let queries = backward.then_some(attention.queries);
     let keys = Some(attention.keys);
     let of_operand = |i: usize| match i {
-        1 | 2 => keys,
+        i if attention.is_of_keys(i) => keys,
         0 | 3 | 4 | 5 if backward => queries,
         _ => None,
     };

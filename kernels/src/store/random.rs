@@ -98,6 +98,15 @@ impl RandomTensors {
     }
 }
 
+impl RandomTensors {
+    /// The same without caches: sequences have no tokens yet.
+    #[must_use]
+    pub fn without_caches(mut self) -> Self {
+        self.tensors.retain(|name, _| !name.starts_with(CACHE));
+        self
+    }
+}
+
 impl TensorSource for RandomTensors {
     fn description(&self) -> String {
         format!("random tensors of seed {}", self.seed)
@@ -146,7 +155,8 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                 let known = &mut uses[node.operands[0].index()];
                 *known = known.or(found);
             }
-            Op::Cache(Cache::Append { over, rows }) => {
+            // A ring has room for any number of tokens.
+            Op::Cache(Cache::Append { over, rows, wraps: false }) => {
                 let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);
                 note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
             }

@@ -45,6 +45,7 @@ impl Stored {
             DType::F32 => Stored::F32,
             DType::F16 => Stored::F16,
             DType::BF16 => Stored::BF16,
+            DType::F8E4M3 => Stored::F8,
             DType::I32 | DType::Bool => Stored::I32,
         }
     }
@@ -65,7 +66,7 @@ impl Stored {
     }
 
     /// Numbers as little-endian elements, each rounded to the type.
-    pub(super) fn encode(self, data: &[f64]) -> Vec<u8> {
+    pub(crate) fn encode(self, data: &[f64]) -> Vec<u8> {
         fn each<const N: usize>(data: &[f64], f: impl Fn(f64) -> [u8; N]) -> Vec<u8> {
             data.iter().flat_map(|&x| f(x)).collect()
         }
@@ -82,7 +83,7 @@ impl Stored {
     }
 
     /// Little-endian elements as numbers.
-    pub(super) fn decode(self, bytes: &[u8]) -> Vec<f64> {
+    pub(crate) fn decode(self, bytes: &[u8]) -> Vec<f64> {
         fn each<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
             bytes.as_chunks::<N>().0.iter().map(|&b| f(b)).collect()
         }

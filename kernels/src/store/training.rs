@@ -143,7 +143,7 @@ pub fn save(
 /// The stored type of a run's values of type `dtype`.
 fn held_as(dtype: DType, storage: Storage) -> Stored {
     match (storage, dtype) {
-        (Storage::Wide, DType::F16 | DType::BF16) => Stored::F32,
+        (Storage::Wide, DType::F16 | DType::BF16 | DType::F8E4M3) => Stored::F32,
         (Storage::Wide | Storage::AsTyped, dtype) => Stored::of(dtype),
     }
 }

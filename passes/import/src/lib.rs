@@ -152,7 +152,7 @@ fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
         }
     }
     match workload.dtype {
-        Some(dtype) if !dtype.is_float() => {
+        Some(dtype) if !dtype.is_arithmetic() => {
             Err(Diagnostic::new("M10", format!("a model cannot compute in {dtype}"))
                 .help("choose f32, bf16, f16 or f64"))
         }

@@ -289,7 +289,7 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.
-fn window_width(mask: &Mask) -> Option<u64> {
+pub(crate) fn window_width(mask: &Mask) -> Option<u64> {
     match mask {
         Mask::Window { left, .. } => left.map(|l| l + 1),
         Mask::Full

@@ -88,8 +88,13 @@ pub struct Workload {
     /// The tokens that the cache of a sequence has room for. A prefill with a cache continues sequences by `sequence` tokens at
     /// most; decoding always has one.
     pub cache: Option<u64>,
+    /// The most tokens of a step that continues sequences: caches of sliding windows have room for a window and a step. 512, or
+    /// `sequence` if that is more, when `None`.
+    pub step: Option<u64>,
     /// The pages that caches are in; each sequence has room of its own when `None`.
     pub pages: Option<Pages>,
+    /// Element type of caches; that of activations when `None`.
+    pub cache_type: Option<DType>,
     /// The capacity of experts; no token is dropped when `None`.
     pub capacity: Option<Capacity>,
     /// Without a capacity: the tokens that an expert has slots for; all when `None`.
@@ -128,7 +133,9 @@ impl Workload {
             dtype: None,
             mode: Mode::Prefill,
             cache: None,
+            step: None,
             pages: None,
+            cache_type: None,
             capacity: None,
             expert_bound: None,
             documents: None,

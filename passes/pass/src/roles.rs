@@ -91,11 +91,12 @@ impl Roles {
                     Op::Cache(
                         Cache::AppendPages { pages, slots, .. } | Cache::GatherPages { pages, slots, .. },
                     ) => {
-                        let table = function.ty(*node.operands.last().expect("they have a table"));
-                        widths.extend(table.dims.last());
+                        let mut table = 4;
                         if let Op::Cache(Cache::GatherPages { over, .. }) = &node.op {
                             roles.pages.insert(*over, [*pages, *slots]);
+                            table = 1;
                         }
+                        widths.extend(function.ty(node.operands[table]).dims.last());
                     }
                     Op::Softmax { over } => {
                         explicit.scores.push((*over, function.ty(node.operands[0]).dims.to_vec()));

@@ -1,13 +1,17 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
 pub(in crate::commands) mod overlap;
+mod prefix;
 
 use std::fmt::Write;
 
+use ithaca_ir::Module;
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_ir::wrap::wrapped;
 use ithaca_passes::compile::Compiled;
+use ithaca_passes::import;
+use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::{Collective, Plan, Rates, layout_text};
 use ithaca_passes::planner::{View, table};
 use ithaca_passes::registry::Registry;
@@ -33,12 +37,19 @@ pub(crate) fn explained(plan: &Plan, table: TableArgs, session: &mut Session<'_>
     let view = view(table, session)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
-    let text = format!("{}\n{}", text(registry, plan, &compiled), alternatives(plan, &view));
+    let program = import::program(&plan.model.config, &plan.model.name, &plan.workload_in_stages()?)?;
+    let of_step = (&program, plan.shard_options()?.partials);
+    let text = format!("{}\n{}", text(registry, plan, &compiled, of_step), alternatives(plan, &view));
     let lines = text.lines().map(|line| in_width(line, view.width));
     Ok(heading(plan, &plan.model.name, view.width) + &lines.collect::<String>())
 }
 
-fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
+fn text(
+    registry: &Registry,
+    plan: &Plan,
+    compiled: &Compiled,
+    (program, partials): (&Module, Partials),
+) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(out, "\nlayout: {}", layout_text(&plan.strategy, &plan.mesh));
@@ -106,6 +117,9 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
                 level.name, loss.source
             );
         }
+    }
+    if let Some(text) = prefix::text(program, partials) {
+        out.push_str(&text);
     }
     out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;

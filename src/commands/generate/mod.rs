@@ -4,6 +4,8 @@ mod pages;
 mod prompts;
 mod results;
 mod saved;
+mod shift;
+mod stops;
 
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use self::pages::PageTable;
 use self::prompts::Prompts;
 use self::results::{Generated, continuations, expected};
 use self::saved::Prefix;
+use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
 use super::session::{Done, Session};
@@ -38,15 +41,16 @@ enum Kind {
     Token,
 }
 
-/// The prompts, then `steps` tokens more; `step` computes a step of a kind from states and inputs, and is told whether it is
-/// the last.
+/// The prompts, then `steps` tokens more, unless all sequences are finished before; `step` computes a step of a kind from states
+/// and inputs, and is told whether it is the last. `stops` says when sequences are finished, and whether this process knows.
 fn generate<T: Real>(
     request: &Request,
     prompts: &Prompts,
     before: &dyn TensorSource,
     mut table: Option<PageTable>,
+    (stops, process): (&Stops, Option<&Process>),
     mut step: impl FnMut(Kind, &dyn TensorSource, &Tensors, NextStep) -> Result<oracle::Results<T>>,
-) -> Result<(Outputs<T>, Kept<T>)> {
+) -> Result<(Generated<T>, Kept<T>)> {
     let Request { batch, chunk, steps, .. } = *request;
     let (batch, chunk) = (index(batch), index(chunk));
     let mut lengths = request.had.clone();
@@ -54,7 +58,8 @@ fn generate<T: Real>(
     let mut kept = Outputs::new();
     let parts = Vec::from_iter((0..prompts.longest()).step_by(chunk));
     let mut left = parts.len() as u64 + steps;
-    let mut run = |kind, mut inputs: Tensors, ended: &[bool]| -> Result<()> {
+    let mut finished = vec![false; batch];
+    let mut run = |kind, mut inputs: Tensors, ended: &[bool], finished: &mut Vec<bool>| -> Result<()> {
         left -= 1;
         for (length, new) in lengths.iter_mut().zip(inputs.read(NEW_TOKENS)?.data) {
             *length += new as u64;
@@ -68,18 +73,32 @@ fn generate<T: Real>(
         let results = step(kind, &Layered::new(&states, before), &inputs, next)?;
         generated.add(&results.outputs, ended);
         kept = results.kept;
+        if !stops.is_empty() && left > 0 {
+            let last = |(i, ended): (usize, &bool)| *ended && generated.last(i).is_some_and(|t| stops.has(t));
+            let mut now: Vec<u8> = ended.iter().enumerate().map(|ended| u8::from(last(ended))).collect();
+            if let Some(process) = process {
+                // Rank 0 knows the tokens.
+                now = process.shared(|| Ok(now))?;
+            }
+            finished.iter_mut().zip(now).for_each(|(finished, now)| *finished |= now > 0);
+        }
         Ok(())
     };
     for start in parts {
         let ends = |ids: &Vec<f64>| (start + 1..=start + chunk).contains(&ids.len());
         let ended: Vec<bool> = prompts.sequences.iter().map(ends).collect();
-        run(Kind::Prompt, prompts.part(start, chunk), &ended)?;
+        run(Kind::Prompt, prompts.part(start, chunk), &ended, &mut finished)?;
     }
     for _ in 0..steps {
-        let one = Tensors::from_iter([(NEW_TOKENS, Tensor::new(vec![batch], vec![1.0; batch]))]);
-        run(Kind::Token, one, &vec![true; batch])?;
+        let grow = Vec::from_iter(finished.iter().map(|finished| !finished));
+        if !grow.contains(&true) {
+            break;
+        }
+        let new = grow.iter().map(|&grows| f64::from(u8::from(grows))).collect();
+        let inputs = Tensors::from_iter([(NEW_TOKENS, Tensor::new(vec![batch], new))]);
+        run(Kind::Token, inputs, &grow, &mut finished)?;
     }
-    Ok((generated.outputs(), Kept { states: kept, table }))
+    Ok((generated, Kept { states: kept, table }))
 }
 
 /// What the last step leaves.
@@ -166,6 +185,7 @@ impl Request {
 /// Runs the ranks of this process.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
     ineffective::decoding(args)?;
+    let stops = Stops::of(args)?;
     let is_first = process.is_none_or(Process::is_first);
     for path in [&args.output, &args.decoding.save_cache].into_iter().flatten().filter(|_| is_first) {
         files::check_file(path)?;
@@ -175,7 +195,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
     let mut in_pages = None;
-    let jobs = subject::continuing(session.registry, &args.subject, lengths, |groups| {
+    let of_prompts = [&args.decoding.prompt_strategy, &args.decoding.prompt_mesh];
+    let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {
         let Some(tokens) = workload.page else { return Ok(None) };
         let pages = pages::pages((tokens, workload.pages), &request.lengths, groups)?;
         in_pages = Some((pages, groups));
@@ -197,7 +218,13 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let compiled = [prompt.compile()?, token.compile()?];
     let open = |i: usize| Device::open(&compiled[i].schedule, args, process);
     let devices = [open(0)?, open(1)?];
-    let data = Data::of_weights(token, &args.subject)?;
+    let from = match (&args.decoding.prompt, &args.subject.inputs, &request.prefix) {
+        (Some(_), _, _) => "as given",
+        (None, Some(_), _) => "from file",
+        (None, None, Some(_)) => "none",
+        (None, None, None) => "random",
+    };
+    let data = Data::of_weights(token, &args.subject, from)?;
     let weights = data.weights();
     let prompts = request.prompts.take().map_or_else(
         || {
@@ -226,9 +253,10 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let timeout = Some(Duration::from_secs(args.timeout));
     let options =
         cpu::Options { timeout, storage, look_for_nan: look_for_nan(args), ..cpu::Options::default() };
+    let mut settings = run::settings(args).to_vec();
+    settings.push(("`--stop`", format!("{stops:?}")));
     let agreed = process.map(|process| {
-        let [prompt, token] =
-            [0, 1].map(|i| process.agree(&compiled[i].schedule, &options, &run::settings(args)));
+        let [prompt, token] = [0, 1].map(|i| process.agree(&compiled[i].schedule, &options, &settings));
         Ok::<_, Failure>([prompt?, token?])
     });
     let agreed = agreed.transpose()?;
@@ -237,38 +265,50 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let kinds = [0, 1].map(|i| (&jobs[i], &compiled[i].per_rank));
     let mut against_whole =
         (is_first && args.expect.is_none() && !args.unchecked).then(|| AgainstWhole::new(&kinds, storage));
-    let (found, kept) = generate(&request, &prompts, &before, table(), |kind, states, inputs, next| {
-        let device = &devices[kind as usize];
-        let execution = match &agreed {
-            None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
-            Some(agreed) => match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {
-                Step::Full(execution) => execution,
-                Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
-            },
-        };
-        traffic[kind as usize] = execution.traffic;
-        let results = oracle::Results { outputs: execution.outputs, kept: execution.kept };
-        if let Some(against_whole) = &mut against_whole {
-            against_whole.step(kind as usize, (states, inputs), &results)?;
-        }
-        Ok(results)
-    })?;
+    let stopping = (&stops, process);
+    let (generated, kept) =
+        generate(&request, &prompts, &before, table(), stopping, |kind, states, inputs, next| {
+            let device = &devices[kind as usize];
+            let execution = match &agreed {
+                None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
+                Some(agreed) => {
+                    match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {
+                        Step::Full(execution) => execution,
+                        Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                    }
+                }
+            };
+            traffic[kind as usize] = execution.traffic;
+            let results = oracle::Results { outputs: execution.outputs, kept: execution.kept };
+            if let Some(against_whole) = &mut against_whole {
+                against_whole.step(kind as usize, (states, inputs), &results)?;
+            }
+            Ok(results)
+        })?;
     if !is_first {
         return Ok(Done::success(""));
     }
+    let ends = generated.ends();
+    let found = generated.outputs();
     let mut out = run::heading(token, &compiled[1].notes, &data);
+    if of_prompts.iter().any(|of| of.is_some()) {
+        let places = shift::places(&compiled[0].schedule, &compiled[1].schedule)?;
+        let layouts =
+            [0, 1].map(|i| jobs[i].options.strategy.clone() + " " + &jobs[i].options.mesh.to_string());
+        out.push_str(&shift::text([&layouts[0], &layouts[1]], places.as_deref()));
+    }
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
     }
     let judgement = match (&args.expect, against_whole) {
         (Some(path), _) => {
-            let expected = expected(path, &found, continued.as_deref())?;
+            let expected = expected(path, &found, (continued.as_deref(), &ends))?;
             against(&found, &expected, tolerance(&compiled[1].schedule, args))
         }
         (None, Some(against_whole)) => against_whole.judgement(),
         (None, None) => Judgement::none(),
     };
-    out.push_str(&continuations(&found));
+    out.push_str(&continuations(&found, &ends, &stops));
     out.push_str(&judgement.text);
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();

@@ -7,6 +7,7 @@ use ithaca_kernels::store::{self, Renamed, TensorSource};
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real};
 
+use super::stops::Stops;
 use crate::error::Result;
 
 /// The tokens and logits of every step, and what it leaves.
@@ -32,24 +33,47 @@ impl<T: Real> Generated<T> {
         }
     }
 
-    /// As outputs of a run: `tokens [sequence step]` and `step_logits [sequence step vocabulary]`.
+    /// The last token of a sequence.
+    pub(super) fn last(&self, sequence: usize) -> Option<f64> {
+        self.tokens[sequence].last().map(|token| token.to_f64())
+    }
+
+    /// The number of tokens of each sequence.
+    pub(super) fn ends(&self) -> Vec<usize> {
+        self.tokens.iter().map(Vec::len).collect()
+    }
+
+    /// As outputs of a run, those of finished sequences with their last token and logits of zero behind it: `tokens [sequence step]` and `step_logits [sequence step vocabulary]`.
     pub(super) fn outputs(self) -> Outputs<T> {
         let batch = self.tokens.len();
-        let steps = self.tokens.first().map_or(0, Vec::len);
-        let logits: Vec<T> = self.logits.into_iter().flatten().collect();
-        let width = logits.len() / (batch * steps).max(1);
-        let tokens = Tensor::new(vec![batch, steps], self.tokens.into_iter().flatten().collect());
+        let steps = self.tokens.iter().map(Vec::len).max().unwrap_or(0);
+        let longest = self.logits.iter().map(Vec::len).max().unwrap_or(0);
+        let width = longest / steps.max(1);
+        let mut tokens = Vec::with_capacity(batch * steps);
+        let mut logits = Vec::with_capacity(batch * longest);
+        for (mut of_sequence, mut own) in self.tokens.into_iter().zip(self.logits) {
+            let last = of_sequence.last().copied().unwrap_or(T::ZERO);
+            of_sequence.resize(steps, last);
+            own.resize(longest, T::ZERO);
+            tokens.extend(of_sequence);
+            logits.extend(own);
+        }
+        let tokens = Tensor::new(vec![batch, steps], tokens);
         let logits = Tensor::new(vec![batch, steps, width], logits);
         [("tokens".to_owned(), tokens), ("step_logits".to_owned(), logits)].into_iter().collect()
     }
 }
 
 /// The expected outputs of a file, of as many steps as were run; all of them if it has fewer. Caches of so many tokens, `before`,
-/// were continued: steps of the file that made them are left out.
+/// were continued: steps of the file that made them are left out. Behind the end of a finished sequence nothing is compared.
 ///
 /// # Errors
 /// `C10` for an unreadable file, and for sequences that are not equally far.
-pub(super) fn expected(path: &Path, found: &Outputs<f32>, before: Option<&[u64]>) -> Result<Outputs<f64>> {
+pub(super) fn expected(
+    path: &Path,
+    found: &Outputs<f32>,
+    (before, ends): (Option<&[u64]>, &[usize]),
+) -> Result<Outputs<f64>> {
     let file = store::open(path)?;
     let file = Renamed::new(file, &[]);
     let taken = match before {
@@ -85,7 +109,16 @@ pub(super) fn expected(path: &Path, found: &Outputs<f32>, before: Option<&[u64]>
                 let data = all.data.chunks(steps * row).flat_map(of_sequence).collect();
                 let mut shape = all.shape.clone();
                 shape[1] = range.len();
-                Tensor::new(shape, data)
+                let mut cut = Tensor::new(shape, data);
+                let own = cut.data.chunks_mut((range.len() * row).max(1));
+                for ((own, run), end) in own.zip(run.data.chunks((wanted * row).max(1))).zip(ends) {
+                    let same = (end * row).min(own.len())..own.len();
+                    own[same.clone()]
+                        .iter_mut()
+                        .zip(&run[same])
+                        .for_each(|(x, &of_run)| *x = f64::from(of_run));
+                }
+                cut
             }
             _ => all,
         };
@@ -94,13 +127,15 @@ pub(super) fn expected(path: &Path, found: &Outputs<f32>, before: Option<&[u64]>
     Ok(expected)
 }
 
-/// The tokens of each sequence.
-pub(super) fn continuations(found: &Outputs<f32>) -> String {
+/// The tokens of each sequence up to its end.
+pub(super) fn continuations(found: &Outputs<f32>, ends: &[usize], stops: &Stops) -> String {
     let Some(tokens) = found.get("tokens") else { return String::new() };
     let width = tokens.shape.get(1).copied().unwrap_or(1).max(1);
-    let line = |(i, row): (usize, &[f32])| {
-        let ids: Vec<String> = row.iter().map(|id| id.to_string()).collect();
-        format!("sequence {i}: {}\n", ids.join(" "))
+    let line = |(i, (row, &end)): (usize, (&[f32], &usize))| {
+        let ids: Vec<String> = row[..end].iter().map(|id| id.to_string()).collect();
+        let is_finished = row[..end].last().is_some_and(|&last| stops.has(f64::from(last)));
+        let mark = if is_finished { " (finished)" } else { "" };
+        format!("sequence {i}: {}{mark}\n", ids.join(" "))
     };
-    tokens.data.chunks(width).enumerate().map(line).collect()
+    tokens.data.chunks(width).zip(ends).enumerate().map(line).collect()
 }

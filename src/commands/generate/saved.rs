@@ -2,16 +2,19 @@
 //!
 //! A safetensors file of the states of a decoding step under their names: `cache.key.{layer} [sequence token head width]` and
 //! what else a model keeps of tokens, `cache.lengths [sequence]` and `cache.token [sequence]`. It has as many tokens as the longest
-//! sequence, so it does not depend on the capacity of the run.
+//! sequence, so it does not depend on the capacity of the run. Caches of eight bits are kept as the numbers that they stand for,
+//! so it does not depend on their type either.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::ops::cache::{LENGTHS, TOKEN};
+use ithaca_ir::ops::cache::{CACHE, LENGTHS, SCALES, TOKEN};
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::Outputs;
 use ithaca_kernels::persistent;
+use ithaca_kernels::storage::scale_of_row;
 use ithaca_kernels::store::{self, Stored, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
 
@@ -71,32 +74,38 @@ impl Prefix {
         table: Option<&PageTable>,
     ) -> Result<Tensors> {
         let mut states = Tensors::new();
-        for one in persistent::tensors(schedule)?.iter().filter(|one| one.is_written) {
-            for (name, expected) in one.stored(&schedule.space) {
-                let found = self.states.shape(&name).unwrap_or_default();
-                // Pages are of all sequences.
-                let in_pages = expected.len() > 1 && table.is_some();
-                let fits = found.len() == expected.len()
-                    && found.get(2..) == expected.get(2..)
-                    && (in_pages || found.first() == expected.first());
-                if !fits {
-                    let message = format!(
-                        "`{}` has `{name}` {found:?}, and the model has {expected:?}",
-                        path.display()
-                    );
-                    let help =
-                        "a file of caches continues with the model and the sequences that it was made of";
-                    return Err(Diagnostic::new("C10", message).help(help).into());
+        let written = persistent::tensors(schedule)?;
+        let written = written.iter().filter(|one| one.is_written);
+        let expected: BTreeMap<String, Vec<u64>> =
+            written.flat_map(|one| one.stored(&schedule.space)).collect();
+        let has_scales = |name: &String| scales_of(name).filter(|scales| expected.contains_key(scales));
+        let scales: BTreeSet<String> = expected.keys().filter_map(has_scales).collect();
+        for (name, shape) in expected.iter().filter(|(name, _)| !scales.contains(*name)) {
+            let found = self.states.shape(name).unwrap_or_default();
+            // Pages are of all sequences.
+            let in_pages = shape.len() > 1 && table.is_some();
+            let fits = found.len() == shape.len()
+                && found.get(2..) == shape.get(2..)
+                && (in_pages || found.first() == shape.first());
+            if !fits {
+                let message =
+                    format!("`{}` has `{name}` {found:?}, and the model has {shape:?}", path.display());
+                let help = "a file of caches continues with the model and the sequences that it was made of";
+                return Err(Diagnostic::new("C10", message).help(help).into());
+            }
+            let tensor = self.states.read(name)?;
+            let tensor = match (shape.get(1), table) {
+                (Some(_), Some(table)) => table.scattered(&tensor, shape.iter().map(|&n| index(n)).collect()),
+                (Some(&capacity), None) => rolled(&tensor, index(capacity), &self.lengths),
+                (None, _) => tensor,
+            };
+            match has_scales(name) {
+                None => states.insert(name.clone(), tensor),
+                Some(scales) => {
+                    let (rows, factors) = in_eight_bits(&tensor);
+                    states.insert(name.clone(), rows);
+                    states.insert(scales, factors);
                 }
-                let tensor = self.states.read(&name)?;
-                let tensor = match (expected.get(1), table) {
-                    (Some(_), Some(table)) => {
-                        table.scattered(&tensor, expected.iter().map(|&n| index(n)).collect())
-                    }
-                    (Some(&capacity), None) => resized(&tensor, index(capacity)),
-                    (None, _) => tensor,
-                };
-                states.insert(name, tensor);
             }
         }
         Ok(states)
@@ -110,11 +119,17 @@ impl Prefix {
 pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) -> Result<()> {
     let lengths = kept.get(LENGTHS).map(|lengths| lengths.data.as_slice()).unwrap_or_default();
     let longest = lengths.iter().map(|&length| index(length as u64)).max().unwrap_or(0);
-    let tensors = kept.iter().map(|(name, tensor)| {
-        let tensor = tensor.map(f64::from);
+    let scales: BTreeSet<String> = kept.keys().filter_map(|name| scales_of(name)).collect();
+    let tensors = kept.iter().filter(|(name, _)| !scales.contains(*name)).map(|(name, tensor)| {
+        let mut tensor = tensor.map(f64::from);
+        if let Some(scales) = scales_of(name).and_then(|name| kept.get(&name)) {
+            let width = tensor.shape.last().copied().unwrap_or(1).max(1);
+            let rows = tensor.data.chunks_mut(width).zip(&scales.data);
+            rows.for_each(|(row, &scale)| row.iter_mut().for_each(|x| *x *= f64::from(scale)));
+        }
         match (tensor.shape.len(), table) {
             (1, _) => (name, Stored::I32, tensor),
-            (_, None) => (name, Stored::F32, resized(&tensor, longest)),
+            (_, None) => (name, Stored::F32, unrolled(&tensor, longest, lengths)),
             (_, Some(table)) => (name, Stored::F32, table.gathered(&tensor, longest)),
         }
     });
@@ -123,17 +138,56 @@ pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) 
     Ok(store::write(path, &tensors)?)
 }
 
-/// The tensor with `n` tokens, its second dimension: cut, or with zeros behind.
-fn resized(tensor: &Tensor<f64>, n: usize) -> Tensor<f64> {
+/// The name of the scales of the cache `name`, where it has some.
+fn scales_of(name: &str) -> Option<String> {
+    let (part, layer) = name.strip_prefix(CACHE)?.rsplit_once('.')?;
+    Some(format!("{CACHE}{part}{SCALES}.{layer}"))
+}
+
+/// The rows of a cache divided by their scales, and the scales.
+fn in_eight_bits(tensor: &Tensor<f64>) -> (Tensor<f64>, Tensor<f64>) {
+    let width = tensor.shape.last().copied().unwrap_or(1).max(1);
+    let scales: Vec<f64> = tensor.data.chunks(width).map(scale_of_row).collect();
+    let rows = tensor.data.chunks(width).zip(&scales);
+    let rows = rows.flat_map(|(row, &scale)| row.iter().map(move |&x| x / scale)).collect();
+    let shape = tensor.shape[..tensor.shape.len().saturating_sub(1)].to_vec();
+    (Tensor::new(tensor.shape.clone(), rows), Tensor::new(shape, scales))
+}
+
+/// The first tokens of sequences, zero behind their ends, as a cache of `capacity` tokens has them: that at a position is there
+/// modulo the capacity, which is below the position where the cache is one of a window.
+fn rolled(tensor: &Tensor<f64>, capacity: usize, lengths: &[u64]) -> Tensor<f64> {
+    moved(tensor, capacity, lengths, capacity, |position| [position, position % capacity.max(1)])
+}
+
+/// The first `longest` tokens of sequences that are in a cache; of a window it has the last ones, and zero is in place of others.
+fn unrolled(cache: &Tensor<f64>, longest: usize, lengths: &[f32]) -> Tensor<f64> {
+    let lengths: Vec<u64> = lengths.iter().map(|&length| length as u64).collect();
+    let capacity = cache.shape.get(1).copied().unwrap_or(1);
+    moved(cache, longest, &lengths, capacity, |position| [position % capacity.max(1), position])
+}
+
+/// A tensor of `n` tokens, the second dimension, to which the last `capacity` tokens of each sequence are moved: from a place to
+/// another by position.
+fn moved(
+    tensor: &Tensor<f64>,
+    n: usize,
+    lengths: &[u64],
+    capacity: usize,
+    places: impl Fn(usize) -> [usize; 2],
+) -> Tensor<f64> {
     let Some(&tokens) = tensor.shape.get(1) else { return tensor.clone() };
     let width: usize = tensor.shape[2..].iter().product();
     let mut shape = tensor.shape.clone();
     shape[1] = n;
     let mut data = vec![0.0; shape.iter().product()];
     let rows = tensor.data.chunks((tokens * width).max(1)).zip(data.chunks_mut((n * width).max(1)));
-    for (from, to) in rows {
-        let kept = from.len().min(to.len());
-        to[..kept].copy_from_slice(&from[..kept]);
+    for ((from, to), &length) in rows.zip(lengths) {
+        let length = index(length);
+        for position in length.saturating_sub(capacity)..length {
+            let [a, b] = places(position);
+            to[b * width..(b + 1) * width].copy_from_slice(&from[a * width..(a + 1) * width]);
+        }
     }
     Tensor::new(shape, data)
 }

@@ -224,7 +224,7 @@ impl Builder<'_> {
     fn widened(&mut self, value: ValueId) -> ValueId {
         match self.b.ty(value).dtype {
             DType::F64 | DType::F32 => value,
-            DType::BF16 | DType::F16 | DType::I32 | DType::Bool => {
+            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::I32 | DType::Bool => {
                 self.b.push(Op::Cast { to: DType::F32 }, &[value]).unwrap()
             }
         }

@@ -1,5 +1,7 @@
 //! `run --mode decode`: prompts of different lengths are continued, whole and in layouts, as the library continues them.
 
+use std::path::Path;
+
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource, Tensors};
 use ithaca_kernels::{Tensor, oracle};
 
@@ -107,7 +109,7 @@ fn continuations_have_the_logits_of_a_prefill_of_all_tokens() {
         let file = folder.path().join("out.safetensors");
         let layout = ["", "--chunk 4", "--mesh dp=2"][i % 3];
         let args = format!(
-            "run . --mode decode --dtype f32 --prompt {} --steps 5 --unchecked {layout} -o {}",
+            "run . --mode decode --dtype f32 --prompt {} --steps 5 --stop none --unchecked {layout} -o {}",
             text.join(";"),
             file.display()
         );
@@ -131,6 +133,183 @@ fn continuations_have_the_logits_of_a_prefill_of_all_tokens() {
             }
         }
     }
+}
+
+/// Logits of the first token, after a prompt in parts that read what those before have written.
+fn first_logits(dir: &Path, args: &str) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("out.safetensors");
+    let prompts = "--inputs decode.safetensors --chunk 7 --steps 0 --stop none";
+    said(dir, &format!("run . --mode decode {prompts} {args} -o {}", file.display()));
+    SafeTensorsFile::open(&file).unwrap().read("step_logits").unwrap().data
+}
+
+/// Caches of every type have the numbers of activations to within the precision of the type, and errors of their own.
+#[test]
+fn caches_have_types_of_their_own() {
+    let layouts = [
+        "",
+        "--page 4 --mesh tp=2,dcp=2",
+        "--mesh dcp=4",
+        "--strategy ring --mesh ring=2",
+        "--strategy decode-reduce --mesh cp=2 --page 16",
+        "--mesh dp=2,pp=2,tp=2",
+        "--mesh tp=8",
+    ];
+    for model in ["llama-gqa", "deepseek-v3", "mistral-swa", "gpt2"] {
+        let dir = repository("tests/goldens").join(model);
+        let expected = first_logits(&dir, "--unchecked");
+        let scale = expected.iter().fold(0f64, |most, x| most.max(x.abs()));
+        let cases = layouts.into_iter().filter(|layout| (model, *layout) != ("deepseek-v3", "--mesh tp=8"));
+        for layout in tier::one_in(4, cases) {
+            let error = |dtype: &str| {
+                let found = first_logits(&dir, &format!("--cache-type {dtype} {layout}"));
+                found.iter().zip(&expected).fold(0f64, |most, (a, b)| most.max((a - b).abs())) / scale
+            };
+            let errors = ["f32", "f16", "bf16", "f8e4m3"].map(error);
+            let of = format!("{model} {layout}: {errors:?}");
+            assert!(errors[0] < 1e-6 && errors[1] < 2e-3 && errors[2] < 2e-2 && errors[3] < 0.15, "{of}");
+            assert!(errors[1] > 1e-5 && errors[2] > errors[1] && errors[3] > errors[2], "{of}");
+        }
+    }
+}
+
+/// A plan has the bytes of caches of their type, scales included; a file of caches is continued with another type.
+#[test]
+fn caches_of_eight_bits_are_small_and_their_files_are_of_no_type() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache").display().to_string();
+    let states = |dtype: &str| {
+        let args =
+            format!("plan . --mode decode --context 64 --batch 2 --mesh tp=2 --cache-type {dtype} --json");
+        let plan: serde_json::Value = serde_json::from_str(&said(&dir, &args)).unwrap();
+        plan["memory"]["states"].as_u64().unwrap()
+    };
+    // Keys and values of two layers, of two heads a rank: rows of eight numbers, and a scale of each.
+    let rows = 2 * 2 * 2 * 2 * 64;
+    let aligned = |bytes: u64| bytes.next_multiple_of(256);
+    let [f32, f16, f8] = ["f32", "f16", "f8e4m3"].map(states);
+    assert_eq!([f32 - f16, f32 - f8], [rows * 16, rows * 32 - rows * 12], "{f32} {f16} {f8} {}", aligned(1));
+    let whole = said(&dir, "run . --mode decode --prompt 1,2,3,4,5 --steps 4 --cache-type f8e4m3");
+    let line =
+        |out: &str| out.lines().find(|line| line.starts_with("sequence 0: ")).unwrap()[12..].to_owned();
+    for (first, then) in
+        [("f8e4m3", "f8e4m3 --mesh dcp=2"), ("f8e4m3 --page 4", "f32"), ("bf16", "f8e4m3 --page 8")]
+    {
+        let out = said(
+            &dir,
+            &format!(
+                "run . --mode decode --prompt 1,2,3,4,5 --steps 2 --cache-type {first} --save-cache {cache}"
+            ),
+        );
+        let more = said(&dir, &format!("run . --mode decode --prefix {cache} --steps 2 --cache-type {then}"));
+        assert_eq!(format!("{} {}", line(&out), line(&more)), line(&whole), "{first}, then {then}");
+    }
+    let refusals = [
+        "run . --mode decode --prompt 1,2 --cache-type f4",
+        "run . --mode decode --prompt 1,2 --cache-type f64",
+        "run . --seq 8 --cache-type bf16",
+    ];
+    insta::assert_snapshot!(
+        "types_of_caches_that_there_are_not",
+        refusals.map(|args| refused(&dir, args)).join("\n")
+    );
+}
+
+/// Layers with a sliding window hold, and are priced with, the tokens of the window and of a step; others all.
+#[test]
+fn caches_of_windows_have_the_tokens_of_the_window() {
+    let states = |model: &str, context: u64| {
+        let args =
+            format!("plan examples/{model} --mode decode --context {context} --batch 2 --gpus 1 --json");
+        let plan: serde_json::Value = serde_json::from_str(&said(&repository("."), &args)).unwrap();
+        (plan["memory"]["states"].as_u64().unwrap(), plan["time"]["floor_seconds"].as_f64().unwrap())
+    };
+    // Keys and values of eight heads of 128, in two bytes; a window of 4096 tokens and a step of 512, in blocks of 16.
+    let of_token = 2 * 8 * 128 * 2;
+    let (at_32k, floor) = states("mistral-7b", 32768);
+    assert_eq!(at_32k, 32 * 2 * 4608 * of_token + 2 * 4 * 2);
+    assert_eq!(states("mistral-7b", 131_072), (at_32k, floor));
+    assert!(states("mistral-7b", 4096).0 < at_32k);
+    // Gemma 2 has a window in every other of 42 layers, and heads of 256.
+    let (more, less) = (states("gemma-2-9b", 32768).0, states("gemma-2-9b", 16384).0);
+    assert_eq!(more - less, 21 * 2 * 16384 * 2 * 8 * 256 * 2);
+}
+
+/// Rings of a window are saved as the tokens that they have, and continued from there under another layout.
+#[test]
+fn rings_are_saved_and_continued() {
+    for model in ["mistral-swa", "gemma2"] {
+        let dir = repository("tests/goldens").join(model);
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache").display().to_string();
+        let line =
+            |out: &str| out.lines().find(|line| line.starts_with("sequence 0: ")).unwrap()[12..].to_owned();
+        let ids = (0..70).map(|i| (i * 7 % 60 + 3).to_string()).collect::<Vec<_>>().join(",");
+        let run = format!("run . --mode decode --stop none --prompt {ids}");
+        let whole = line(&said(&dir, &format!("{run} --steps 9 --context 80")));
+        for layout in ["", "--mesh tp=2", "--strategy decode-reduce --mesh cp=2", "--page 4", "--mesh dcp=2"]
+        {
+            let first =
+                line(&said(&dir, &format!("{run} --chunk 5 --steps 4 {layout} --save-cache {cache}")));
+            let then = format!(
+                "run . --mode decode --stop none --prefix {cache} --steps 5 --context 96 --mesh tp=2"
+            );
+            assert_eq!(format!("{first} {}", line(&said(&dir, &then))), whole, "{model} {layout}");
+        }
+    }
+}
+
+/// Prompts under heads and sequence, tokens under heads alone, on the same ranks: caches by heads stay where they are.
+#[test]
+fn prompts_and_tokens_have_layouts_of_their_own() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let run = "run . --mode decode --inputs decode.safetensors --expect decode.safetensors --steps 8 --tolerance 1e-5";
+    for (layouts, stays) in [
+        ("--mesh tp=4 --prompt-strategy ulysses+megatron-tp --prompt-mesh ulysses=2,tp=2 --chunk 7", true),
+        ("--mesh tp=4 --prompt-strategy ulysses+megatron-tp --prompt-mesh tp=2,ulysses=2", true),
+        ("--mesh tp=2 --prompt-strategy ulysses --prompt-mesh ulysses=2", true),
+        ("--mesh tp=2 --prompt-mesh dcp=2", false),
+    ] {
+        let out = said(&dir, &format!("{run} {layouts}"));
+        assert!(out.contains("passed: tolerance 1e-5"), "{layouts}: {out}");
+        assert_eq!(out.contains("caches stay where they are"), stays, "{layouts}: {out}");
+    }
+    let refusal = refused(&dir, "run . --mode decode --prompt 1,2 --mesh tp=4 --prompt-mesh tp=2");
+    assert!(refusal.starts_with("error[C04]: mesh `tp=2` of prompts has 2 ranks"), "{refusal}");
+}
+
+/// A finished sequence grows no more, and the run ends when all are finished.
+#[test]
+fn sequences_end_at_stop_tokens() {
+    let dir = repository("tests/goldens/mistral-swa");
+    let tokens = |args: &str| {
+        let out = said(&dir, &format!("run . --mode decode --inputs decode.safetensors --steps 23 {args}"));
+        assert!(out.contains("weights from file, prompts from file"), "{out}");
+        let of = |row: usize| {
+            let start = format!("sequence {row}: ");
+            out.lines().find_map(|line| line.strip_prefix(&start)).unwrap().to_owned()
+        };
+        [of(0), of(1)]
+    };
+    let all = tokens("--stop none");
+    let ids: Vec<&str> = all[0].split(' ').collect();
+    let end = ids.iter().position(|&id| id == "2").expect("the first sequence has the token that ends texts");
+    for layout in ["", "--mesh dp=2", "--mesh pp=2,tp=2 --page 4"] {
+        let [first, second] = tokens(layout);
+        assert_eq!(first, format!("{} (finished)", ids[..=end].join(" ")), "{layout}");
+        assert_eq!(second, all[1], "{layout}");
+    }
+    // Both end.
+    let other = all[1].split(' ').nth(2).unwrap();
+    let [_, second] = tokens(&format!("--stop 2,{other}"));
+    assert!(second.ends_with(&format!("{other} (finished)")) && second.split(' ').count() <= 4, "{second}");
+    let args =
+        "run . --mode decode --inputs decode.safetensors --expect decode.safetensors --steps 23 --stop 2";
+    assert!(said(&dir, args).contains("passed: tolerance"));
+    let refusal = refused(&dir, "run . --mode decode --prompt 1 --stop x");
+    assert!(refusal.contains("`--stop` has `x`, which is no token id"), "{refusal}");
 }
 
 #[test]

@@ -105,7 +105,13 @@ class Scores:
         q_at, k_at = queries[:, None], roles.keys[None, :]
         if starts is not None:
             q_at = q_at + starts.long().flatten()[:, None, None, None]
-        self.seen = allowed(given["mask"], q_at, k_at) & roles.data
+        data = roles.data
+        if given.get("ring"):
+            tokens, step = given["ring"]
+            end = starts.long().flatten()[:, None, None, None] + step
+            k_at = k_at + (end // tokens - (k_at >= end % tokens).long()) * tokens
+            data = data & (k_at >= 0)
+        self.seen = allowed(given["mask"], q_at, k_at) & data
         product = given["scale"] * (q @ k.transpose(-1, -2))
         self.slope = None
         if given.get("softcap") is not None:

@@ -12,12 +12,13 @@ def token_positions(start, end, text, rows):
     return torch.where(at < end[:, None], at, 0).to(torch.int32)
 
 
-def append(cache, x, start, end, cache_type, x_type, over, rows):
-    """Writes the new rows of each sequence into its cache, as far as this rank has their places."""
+def append(cache, x, start, end, cache_type, x_type, over, rows, wraps=False):
+    """Writes the new rows of each sequence into its cache, as far as this rank has their places; a ring wraps."""
     at = start.long()[:, None] + held(here, parse(x_type), rows).to(DEVICE)
-    slot = slots_of(parse(cache_type), over)[at.clamp(max=here.dims[over].size - 1)]
+    place = at % here.dims[over].data if wraps else at.clamp(max=here.dims[over].size - 1)
+    slot = slots_of(parse(cache_type), over)[place]
     sequence, row = ((at < end[:, None]) & (slot >= 0)).nonzero(as_tuple=True)
-    cache[sequence, slot[sequence, row]] = x[sequence, row]
+    cache[sequence, slot[sequence, row]] = x[sequence, row].to(cache.dtype)
     return cache
 
 
@@ -35,7 +36,7 @@ def append_pages(cache, x, start, end, table, cache_type, x_type, pages, slots, 
     at = start.long()[:, None] + held(here, parse(x_type), rows).to(DEVICE)
     page, slot = pages_of(at, table, parse(cache_type), pages, slots)
     sequence, row = ((at < end[:, None]) & (page >= 0)).nonzero(as_tuple=True)
-    cache[page[sequence, row], slot[sequence, row]] = x[sequence, row]
+    cache[page[sequence, row], slot[sequence, row]] = x[sequence, row].to(cache.dtype)
     return cache
 
 

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::attention::{BACKWARD, FORWARD};
+use crate::ops::cache::check_scales;
 use crate::ops::check::{need_float, refuse};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail, ensure};
@@ -111,10 +112,12 @@ pub(in crate::ops) fn infer_backward(
 fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), OpError> {
     let [q, k, v] = [operands[0], operands[1], operands[2]];
     let &Attention { heads, kv_heads, queries, keys, width, scale, softcap, .. } = a;
-    for ty in &operands[..3] {
-        need_float("attention", ty.dtype)?;
-    }
-    if q.dtype != k.dtype || q.dtype != v.dtype {
+    need_float("attention", q.dtype)?;
+    // A cache may have a type of its own.
+    let is_cache =
+        |ty: &TensorType| if a.scaled { ty.dtype == DType::F8E4M3 } else { ty.dtype.is_arithmetic() };
+    let converts = a.starts && k.dtype == v.dtype && is_cache(k);
+    if !converts && (q.dtype != k.dtype || q.dtype != v.dtype) {
         bail!("V04", "`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype);
     }
     let shape = |message: &str| Err(OpError::new("V05", format!("`attention`: {message}")));
@@ -160,18 +163,29 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
         bail!("V05", "`attention` cannot drop a share of {} of its weights", d.rate);
     }
-    let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
+    let is_backward = operands.len() >= BACKWARD && !a.starts;
+    let more = operands.len() - if is_backward { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
     ensure!(
         more == usize::from(a.bias.is_some())
             + usize::from(a.starts)
+            + 2 * usize::from(a.scaled)
             + usize::from(key.is_some() && a.dropout.is_some()),
         "V01",
-        "`attention` has an operand behind the others where it has a bias, one for the positions of first queries, one for \
-         the key of its dropout, and no other"
+        "`attention` has an operand behind the others where it has a bias, one for the positions of first queries, two for \
+         the scales of keys and values, one for the key of its dropout, and no other"
+    );
+    ensure!(
+        a.starts || !(a.scaled || a.wraps),
+        "V05",
+        "`attention` has scales and rings of keys that are of a cache"
     );
     if let Some(start) = a.start_operand() {
         check_start(a, space, q, operands[start])?;
+    }
+    if let Some(scales) = a.scale_operands() {
+        check_scales("attention", k, operands[scales[0]])?;
+        check_scales("attention", v, operands[scales[1]])?;
     }
     if let Some(key) = key {
         need_key("attention", operands[key])?;
@@ -199,11 +213,30 @@ fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType)
         "V07",
         "first positions are split otherwise than the sequences"
     );
+    if a.wraps {
+        check_ring(a, space)?;
+    }
     ensure!(a.dropout.is_none(), "V05", "`attention` on a cache has no dropout");
     ensure!(
         a.queries != a.keys && space.dims[a.keys].fetched.is_none(),
         "V05",
         "`attention` on a cache has keys of a dimension of their own"
+    );
+    Ok(())
+}
+
+/// A ring has what queries of a step see, and the tokens that the step writes.
+fn check_ring(a: &Attention, space: &Space) -> Result<(), OpError> {
+    let Some([left, _]) = a.mask.band().filter(|band| band[0] >= 0) else {
+        bail!("V05", "`attention` on a ring needs a mask that is a window, not {:?}", a.mask);
+    };
+    let [queries, tokens] = [a.queries, a.keys].map(|dim| space.dims[dim].valid);
+    let needed = left.unsigned_abs() + queries;
+    ensure!(
+        tokens >= needed,
+        "V05",
+        "a ring of {tokens} tokens lacks room for a window of {} and a step of {queries}: it needs {needed}",
+        left + 1
     );
     Ok(())
 }

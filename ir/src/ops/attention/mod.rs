@@ -57,6 +57,8 @@ impl Attention {
             bias: None,
             dropout: None,
             starts: false,
+            wraps: false,
+            scaled: false,
             returns: Returns::Output,
             parts: None,
             movement: None,
@@ -76,6 +78,17 @@ impl Attention {
     /// The operand with the positions of first queries, if queries stand behind tokens of a cache.
     pub fn start_operand(&self) -> Option<usize> {
         self.starts.then_some(FORWARD + usize::from(self.bias.is_some()))
+    }
+
+    /// The operands with the scales of keys and of values, if they have some.
+    pub fn scale_operands(&self) -> Option<[usize; 2]> {
+        let start = self.start_operand().filter(|_| self.scaled)?;
+        Some([start + 1, start + 2])
+    }
+
+    /// Whether operand `i` has keys, values, or their scales.
+    pub fn is_of_keys(&self, i: usize) -> bool {
+        i == 1 || i == 2 || self.scale_operands().is_some_and(|scales| scales.contains(&i))
     }
 
     /// Rule where keys are whole: heads are parallel (key/value heads being the same factor), queries are parallel, keys
@@ -118,7 +131,7 @@ impl Attention {
         };
         let results = self.results(operands[0], operands[2]);
         let operand = |i: usize, ty: &TensorType, f: &mut dyn FnMut(&[DimId], usize) -> Factors| {
-            f(&ty.dims, if i == 1 || i == 2 { KEYS } else { QUERIES })
+            f(&ty.dims, if self.is_of_keys(i) { KEYS } else { QUERIES })
         };
         let operands = operands.iter().enumerate().map(|(i, ty)| operand(i, ty, &mut factors_of)).collect();
         let results = results.iter().map(|ty| factors_of(&ty.dims, QUERIES)).collect();

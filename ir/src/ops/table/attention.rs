@@ -40,6 +40,12 @@ attributes! {
         /// Queries stand behind tokens of a cache: the operand after q, k, v and the bias, an `i32` over the dimensions in front,
         /// has the position of the first query.
         pub starts: bool = false,
+        /// The cache is a ring: the key at index i is the last one whose position is i modulo the tokens of the cache. It has room for
+        /// the tokens that the mask, a window, shows to a query, and those of the step.
+        pub wraps: bool = false,
+        /// Keys and values of a cache have eight bits and a scale for each row: the last two operands, `f32` over the
+        /// dimensions of keys and of values but the last.
+        pub scaled: bool = false,
         /// The results: `output` only; `with_lse`, lse in `f32` too; `part`, both in `f32`, of the keys that the rank holds.
         pub returns: Returns = Returns::Output,
         /// The dimension that distinguishes the results of ranks with the same queries and other keys.

@@ -17,13 +17,18 @@ ops! {
                 rows: DimId,
             } = "token_positions", "b, b -> b t", Compute, Vector, Zero;
             /// The cache with the new rows of x at their positions, from cache, x, `start` and `end`. No row is written behind the
-            /// end of the cache.
+            /// end of the cache. Rows are converted to the element type of the cache. One of eight bits has a scale for each row:
+            /// the last operand and result, `f32` without the last dimension; a row is divided by its scale, the largest
+            /// magnitude in it over 448.
             Append {
                 /// The tokens of the cache.
                 over: DimId,
                 /// The tokens of the step.
                 rows: DimId,
-            } = "append", "b c k d, b t k d, b, b -> b c k d", Compute, Vector, Zero;
+                /// The cache is a ring of the last tokens: the token at a position is written at the position modulo the tokens of
+                /// the cache.
+                wraps: bool = false,
+            } = "append", "b c k d, b t k d, b, b, (b c k) -> b c k d, (b c k)", Compute, Vector, Zero;
             /// `append` to a cache in pages, from the cache, x, `start`, `end` and a table: entry n of a sequence is the page that has
             /// its tokens from n times the slots of a page on. No row is written where the table has no page, −1.
             AppendPages {
@@ -33,7 +38,7 @@ ops! {
                 slots: DimId,
                 /// The tokens of the step.
                 rows: DimId,
-            } = "append_pages", "p s k d, b t k d, b, b, b n -> p s k d", Compute, Vector, Zero;
+            } = "append_pages", "p s k d, b t k d, b, b, b n, (p s k) -> p s k d, (p s k)", Compute, Vector, Zero;
             /// The tokens of each sequence from its pages, by a table; zero where it has none.
             GatherPages {
                 /// The pages of all sequences.

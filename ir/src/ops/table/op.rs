@@ -135,7 +135,7 @@ ops! {
             /// Scaled dot-product attention with grouped key/value heads. After q, k and v come the bias, and the key that
             /// dropout draws from.
             Attention(attention: Attention)
-                = "attention", "b s h d, b t k d, b t k e, (r h), (key) -> b s h e, (b s h)", Compute, Attention, Own;
+                = "attention", "b s h d, b t k d, b t k e, (r h), (key), (b t k), (b t k) -> b s h e, (b s h)", Compute, Attention, Own;
             /// Gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, the bias and the key;
             /// lse is that of all keys.
             AttentionBackward(attention: Attention)

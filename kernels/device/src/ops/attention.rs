@@ -140,7 +140,8 @@ impl Cx<'_> {
             first_sequence += signed(self.region(&lq)[d].start) * apart;
         }
         let first_head = self.region(&lq)[n - 2].start;
-        let valid = self.space.dims[self.space.sequence(a.keys)].valid;
+        let valid = if a.wraps { Dim::MAX_SIZE } else { self.space.dims[self.space.sequence(a.keys)].valid };
+        let of_ring = |dim: DimId| if a.wraps { signed(self.space.dims[dim].valid) } else { 0 };
         Ok(AttentionShape {
             front: lq.extents[..front].iter().product(),
             queries: lq.extents[front],
@@ -159,6 +160,8 @@ impl Cx<'_> {
             key_positions: self.sequence(k.ty, a.keys)?,
             starts: trailing.starts.map_or(Pointer::NONE, |starts| starts.at),
             valid_keys: signed(valid.min(Dim::MAX_SIZE)),
+            ring: of_ring(a.keys),
+            step: of_ring(a.queries),
             mask: self.mask(a)?,
             scale: a.scale,
             softcap: a.softcap.unwrap_or(0.0),
@@ -214,7 +217,7 @@ impl Cx<'_> {
             let kernel = format!("merge_splits<{}, {o}>", c_type(wide));
             return self.launch(&kernel, n, arguments![parts, z[0].at, lse, s, split.by.parts, n]);
         }
-        if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]) {
+        if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]).filter(|_| !a.wraps) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
             return self.launch_blocks(&flash.kernel("flash", t), n, flash.forward, arguments);

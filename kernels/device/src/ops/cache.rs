@@ -11,6 +11,14 @@ use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
 use crate::structs::{Appended, Inverse, Paged, Walk};
 
+/// Kernels move rows as they are.
+fn as_stored(x: View<'_>, cache: View<'_>) -> Result<(), LowerError> {
+    if x.ty.dtype == cache.ty.dtype {
+        return Ok(());
+    }
+    LowerError::unsupported(format!("a cache of {} beside activations of {}", cache.ty.dtype, x.ty.dtype))
+}
+
 impl Cx<'_> {
     pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
         match op {
@@ -25,7 +33,9 @@ impl Cx<'_> {
                 let arguments = arguments![x[0].at, x[1].at, z[0].at, sequence, tokens, n];
                 self.launch("token_positions", n, arguments)
             }
-            Cache::Append { over, rows } => self.append((*over, *rows), [x[0], x[1], x[2], x[3]], z[0]),
+            Cache::Append { over, rows, wraps } => {
+                self.append((*over, *rows, *wraps), [x[0], x[1], x[2], x[3]], z[0])
+            }
             Cache::AppendPages { rows, .. } => self.append_pages(*rows, [x[0], x[1], x[2], x[3], x[4]], z[0]),
             Cache::GatherPages { over, .. } => self.gather_pages(*over, [x[0], x[1]], z[0]),
             Cache::LastToken { over } => self.last_token(*over, [x[0], x[1], x[2]], z[0]),
@@ -49,7 +59,7 @@ impl Cx<'_> {
     /// The rows of a step at their positions in a cache, in place or in a copy of it.
     fn append(
         &self,
-        (over, rows): (DimId, DimId),
+        (over, rows, wraps): (DimId, DimId, bool),
         [cache, x, start, end]: [View<'_>; 4],
         z: View<'_>,
     ) -> Result<(), LowerError> {
@@ -58,6 +68,7 @@ impl Cx<'_> {
         if start.ty.dims.iter().any(|d| !x.ty.dims[..at].contains(d)) {
             return LowerError::unsupported("`append` with lengths of dimensions behind the rows");
         }
+        as_stored(x, z)?;
         self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let mut sequences = Walk::<1>::default();
         let strides = self.local(start.ty).strides;
@@ -77,6 +88,7 @@ impl Cx<'_> {
             n_slots: lz.extents[at],
             inner: inner / each,
             capacity: signed(self.space.dims[over].valid),
+            wraps,
         };
         let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
         let arguments = arguments![x.at, z.at, appended, overflow, n];
@@ -91,6 +103,7 @@ impl Cx<'_> {
         z: View<'_>,
     ) -> Result<(), LowerError> {
         let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        as_stored(x, z)?;
         self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let inner: i64 = lx.extents[2..].iter().product();
         let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);

@@ -15,8 +15,8 @@ mod simple;
 mod training;
 pub(crate) mod view;
 
-use ithaca_ir::Op;
 use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
+use ithaca_ir::{DType, Op};
 
 use crate::argument::arguments;
 use crate::error::LowerError;
@@ -30,12 +30,20 @@ fn exactly<'x, 'v, const N: usize>(op: &Op, x: &'x [View<'v>]) -> Result<&'x [Vi
     x.try_into().map_err(wrong)
 }
 
+/// Whether there are kernels for elements of this type.
+fn has_kernels(dtype: DType) -> bool {
+    dtype.is_arithmetic() || !dtype.is_float()
+}
+
 impl Cx<'_> {
     /// Adds the records that compute `z` from `x`.
     ///
     /// # Errors
     /// [`LowerError::Unsupported`] where there is no kernel.
     pub(crate) fn compute(&self, op: &Op, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
+        if let Some(narrow) = x.iter().chain(z).find(|view| !has_kernels(view.ty.dtype)) {
+            return LowerError::unsupported(format!("`{}` of a cache of {}", op.name(), narrow.ty.dtype));
+        }
         if !op.info().operands.contains(&x.len()) || z.len() != op.n_results() {
             let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());
             return LowerError::unsupported(what);

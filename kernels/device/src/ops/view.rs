@@ -156,7 +156,7 @@ pub(crate) fn place(ty: &TensorType, dim: DimId) -> Result<usize, LowerError> {
 
 /// The C++ type of a tensor of real numbers.
 pub(crate) fn float(ty: &TensorType) -> Result<&'static str, LowerError> {
-    match ty.dtype.is_float() {
+    match ty.dtype.is_arithmetic() {
         true => Ok(c_type(ty.dtype)),
         false => LowerError::unsupported(format!("arithmetic on {}", ty.dtype)),
     }
@@ -181,7 +181,7 @@ pub(crate) fn written(z: View<'_>) -> Written {
 pub(crate) fn storage(dtype: DType) -> i32 {
     match dtype {
         DType::F64 => 0,
-        DType::F32 | DType::I32 | DType::Bool => 1,
+        DType::F32 | DType::F8E4M3 | DType::I32 | DType::Bool => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
     }

@@ -22,7 +22,7 @@ use ithaca_ir::ops::Attention;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::Operand;
-use crate::oracle::attention::{Bias, Extent, Gradient, check};
+use crate::oracle::attention::{Bias, Extent, Gradient, check, with_scales};
 use crate::oracle::random::dropout_of;
 
 /// `o = Σ_k softmax_k(cap(scale · q·k) + bias) v` over the keys held that the mask leaves, and the logarithm of the sum
@@ -40,7 +40,12 @@ pub(super) fn attention(
         let Forward { o, lse } = forward(&Problem::of(attention, &x, operands, bias(&x)?)?, threads);
         return Ok(vec![o, lse]);
     };
-    let qkv = [operands[0].real()?, operands[1].real()?, operands[2].real()?];
+    let scaled = with_scales(attention, operands)?;
+    let [k, v] = match &scaled {
+        Some([k, v]) => [k.as_slice(), v.as_slice()],
+        None => [operands[1].real()?, operands[2].real()?],
+    };
+    let qkv = [operands[0].real()?, k, v];
     let (mut o, mut lse) = (Vec::new(), Vec::new());
     for (i, x) in x.of_sequences(operands[start].elements.int()?)?.iter().enumerate() {
         let [q, k, v] = x.sequence_of(i, qkv);

@@ -407,6 +407,6 @@ fn data_type(dtype: DType) -> DataType {
         DType::F16 => DataType::F16,
         DType::BF16 => DataType::BF16,
         DType::I32 => DataType::I32,
-        DType::Bool => DataType::I8,
+        DType::F8E4M3 | DType::Bool => DataType::I8,
     }
 }

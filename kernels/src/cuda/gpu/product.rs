@@ -65,7 +65,7 @@ impl Products {
         let (wide_one, wide_zero) = ([1.0_f64], [0.0_f64]);
         let [one, zero]: [*const c_void; 2] = match product.dtype {
             DType::F64 => [wide_one.as_ptr().cast(), wide_zero.as_ptr().cast()],
-            DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => {
+            DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::I32 | DType::Bool => {
                 [one.as_ptr().cast(), zero.as_ptr().cast()]
             }
         };
@@ -246,7 +246,7 @@ fn types(
         DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-        DType::I32 | DType::Bool => {
+        DType::F8E4M3 | DType::I32 | DType::Bool => {
             return Err(CudaError::Unsupported(format!("a matrix product of {}", dtype.name())));
         }
     })

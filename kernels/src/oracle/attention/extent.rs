@@ -13,6 +13,23 @@ use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, length, strides};
 
+/// Keys and values of a cache of eight bits, as numbers; `None` where they have no scales.
+///
+/// # Errors
+/// [`RunError::Invalid`] for operands that do not fit.
+pub(crate) fn with_scales<T: Real>(
+    attention: &Attention,
+    operands: &[Operand<'_, T>],
+) -> Result<Option<[Vec<T>; 2]>, RunError> {
+    let Some(scales) = attention.scale_operands() else { return Ok(None) };
+    let numbers = |i: usize, scales: usize| -> Result<Vec<T>, RunError> {
+        let width = operands[i].shape().last().copied().unwrap_or(1).max(1);
+        let rows = operands[i].real()?.chunks(width).zip(operands[scales].real()?);
+        Ok(rows.flat_map(|(row, &scale)| row.iter().map(move |&x| x * scale)).collect())
+    };
+    Ok(Some([numbers(1, scales[0])?, numbers(2, scales[1])?]))
+}
+
 /// Sizes and positions of the queries and keys that a rank holds.
 ///
 /// Queries and keys are counted as they are held; their positions may be in any order, and either may be empty.
@@ -44,6 +61,39 @@ pub struct Extent {
     sequences: Vec<u64>,
     /// Keys held that are no padding, as runs by position; indices count the keys held.
     runs: Vec<Run>,
+    /// Where keys are a ring.
+    ring: Option<Ring>,
+}
+
+/// Keys that are a ring of the last tokens.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// Its tokens.
+    tokens: u64,
+    /// Tokens of the step, which it has room for.
+    step: u64,
+}
+
+impl Ring {
+    /// The position of the key at `slot` where the step starts at `start`; `None` where there is none yet.
+    fn position(self, start: u64, slot: u64) -> Option<u64> {
+        let end = start + self.step;
+        let before = end - end % self.tokens;
+        let lap = if slot < end % self.tokens { before } else { before.checked_sub(self.tokens)? };
+        Some(lap + slot)
+    }
+
+    /// The same of a run of slots, in pieces.
+    fn pieces(self, start: u64, run: &Run) -> impl Iterator<Item = Run> {
+        let turn =
+            ((start + self.step) % self.tokens).clamp(run.position, run.position + run.len) - run.position;
+        let piece = move |part: Range<u64>, run: &Run| {
+            let position = self.position(start, run.position + part.start)?;
+            let len = part.end - part.start;
+            (len > 0).then_some(Run { index: run.index + part.start, len, position })
+        };
+        [piece(0..turn, run), piece(turn..run.len, run)].into_iter().flatten()
+    }
 }
 
 impl Extent {
@@ -102,6 +152,9 @@ impl Extent {
             head_numbers: q[n - 2].clone().map(|head| space.origin(heads, head)).collect(),
             sequences: Offsets::new(front_shape, steps, first).map(|i| i as u64).collect(),
             runs: key_runs(space, keys, &k[n - 3]),
+            ring: attention
+                .wraps
+                .then(|| Ring { tokens: space.dims[keys].valid, step: space.dims[queries].valid }),
         })
     }
 
@@ -118,7 +171,13 @@ impl Extent {
         let one = |(&start, &sequence): (&i32, &u64)| {
             let start = u64::try_from(start).map_err(|_| wrong())?;
             let query_positions = self.query_positions.iter().map(|p| p + start).collect();
-            Ok(Self { front: 1, query_positions, sequences: vec![sequence], ..self.clone() })
+            let one = Self { front: 1, query_positions, sequences: vec![sequence], ..self.clone() };
+            let Some(ring) = self.ring else { return Ok(one) };
+            let mut runs: Vec<Run> = self.runs.iter().flat_map(|run| ring.pieces(start, run)).collect();
+            runs.sort_unstable_by_key(|run| run.position);
+            let at = |&slot: &u64| ring.position(start, slot).unwrap_or(slot);
+            let key_positions = self.key_positions.iter().map(at).collect();
+            Ok(Self { runs, key_positions, ..one })
         };
         starts.iter().zip(&self.sequences).map(one).collect()
     }
@@ -274,5 +333,27 @@ pub(crate) fn check(attention: &Attention) -> Result<(), RunError> {
             Err(RunError::Unsupported("dropout that is keyed by a device's stream of numbers".to_owned()))
         }
         Some(Keyed::Position) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_has_the_last_tokens_before_the_end_of_the_step() {
+        let ring = Ring { tokens: 16, step: 3 };
+        for start in 0..100u64 {
+            let position = |slot: u64| ring.position(start, slot);
+            for slot in 0..16 {
+                let last = (0..start + 3).rev().find(|position| position % 16 == slot);
+                assert_eq!(position(slot), last, "{start} {slot}");
+            }
+            let run = Run { index: 5, position: 4, len: 9 };
+            let found: Vec<_> = ring.pieces(start, &run).collect();
+            let all = found.iter().flat_map(|run| (0..run.len).map(|i| (run.index + i, run.position + i)));
+            let expected = (0..9).filter_map(|i| Some((5 + i, position(4 + i)?)));
+            assert!(all.eq(expected), "{start}: {found:?}");
+        }
     }
 }

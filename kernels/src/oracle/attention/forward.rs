@@ -2,7 +2,7 @@
 
 use ithaca_ir::ops::{Attention, Dropout};
 
-use super::extent::{Extent, check};
+use super::extent::{Extent, check, with_scales};
 use super::score::{Bias, Scorer};
 use crate::error::RunError;
 use crate::oracle::random::dropout_of;
@@ -19,7 +19,12 @@ pub(in crate::oracle) fn attention<T: Real>(
     check(attention)?;
     let dropout = dropout_of(attention, call.operands)?;
     let x = Extent::of(call.space, attention, call.operands)?;
-    let qkv = [call.real(0)?, call.real(1)?, call.real(2)?];
+    let scaled = with_scales(attention, call.operands)?;
+    let [k, v] = match &scaled {
+        Some([k, v]) => [k.as_slice(), v.as_slice()],
+        None => [call.real(1)?, call.real(2)?],
+    };
+    let qkv = [call.real(0)?, k, v];
     let bias = |x: &Extent| Bias::new(call.space, attention, x, attention.bias.and(call.operands.get(3)));
     let Some(start) = attention.start_operand() else {
         return Ok(rows(attention, &x, qkv, bias(&x)?, dropout.as_ref()).into());

@@ -8,8 +8,8 @@ mod scores;
 
 pub(crate) use backward::Gradient;
 pub(super) use backward::attention_backward;
-pub(crate) use extent::check;
 pub use extent::{Extent, joined};
+pub(crate) use extent::{check, with_scales};
 pub(super) use forward::attention;
 pub(crate) use score::Bias;
 pub(super) use scores::{scores, weigh};

@@ -40,7 +40,7 @@ pub(super) fn module(
     let dims = Dims::of_sizes(&mut space, &bert.sizes, Some(max_positions), workload);
     let [y, n] = [("y", bert.types), ("n", hidden)].map(|(name, size)| space.dims.push(Dim::new(name, size)));
     let Dims { b, s, .. } = dims;
-    let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
+    let tensors = Tensors { dtype, cache: dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
     let mut program = Program::new(space, tensors, drops);
     let cx = Cx { bert, dims, y, n };
     let embed = program.function("embed", |f| cx.embed(f))?;

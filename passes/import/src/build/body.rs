@@ -31,6 +31,8 @@ pub(super) struct Program {
 pub(super) struct Tensors {
     /// The element type of weights and activations.
     pub(super) dtype: DType,
+    /// The element type of caches.
+    pub(super) cache: DType,
     /// Dimensions of query heads and key/value heads.
     pub(super) heads: [DimId; 2],
     /// The dimension of a head's width.

@@ -4,7 +4,7 @@
 //! One program serves a whole prompt, a part of it and a single token. `new_tokens` says by how many tokens each sequence grows;
 //! none for one that is empty or finished.
 
-use ithaca_ir::ops::cache::{CACHE, LENGTHS, TOKEN};
+use ithaca_ir::ops::cache::{CACHE, LENGTHS, SCALES, TOKEN};
 use ithaca_ir::ops::{Attention, Binding, Cache, Target};
 use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
 
@@ -98,44 +98,56 @@ impl Body<'_> {
     pub(super) fn attend_cached(
         &mut self,
         mut attention: Attention,
-        (Continued { start, end, table }, capacity): (Continued, DimId),
+        (Continued { start, end, table }, (capacity, wraps)): (Continued, (DimId, bool)),
         q: ValueId,
         rows: &[(&str, ValueId)],
     ) -> Built<Vec<ValueId>> {
         let over = attention.keys;
+        let cached = self.tensors.cache;
         let mut caches = Vec::new();
         for &(name, row) in rows {
-            let mut ty = self.ty(row).clone();
-            let binding = Binding::named(format!("{CACHE}{name}.{{layer}}"));
-            let state = Op::State(binding.clone());
-            let write = Op::Assign { target: Target::State, binding };
-            caches.push(match table {
-                None => {
-                    ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity);
-                    let before = self.push_as(state, &[], ty)?;
-                    let append = Op::Cache(Cache::Append { over: capacity, rows: over });
-                    let after = self.push(append, &[before, row, start, end])?;
-                    self.node(write, &[after], &[])?;
-                    after
+            let mut ty = TensorType { dtype: cached, ..self.ty(row).clone() };
+            match table {
+                None => ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity),
+                Some((_, PageDims { pages, slots, .. })) => ty.dims[..2].copy_from_slice(&[pages, slots]),
+            }
+            let mut types = vec![(format!("{CACHE}{name}.{{layer}}"), ty)];
+            if !cached.is_arithmetic() {
+                let scales = &types[0].1.dims[..types[0].1.dims.len() - 1];
+                let ty = TensorType::new(DType::F32, scales.iter().copied());
+                types.push((format!("{CACHE}{name}{SCALES}.{{layer}}"), ty));
+            }
+            let (mut bindings, mut before) = (Vec::new(), Vec::new());
+            for (name, ty) in types {
+                bindings.push(Binding::named(name));
+                before.push(self.push_as(Op::State(bindings[bindings.len() - 1].clone()), &[], ty)?);
+            }
+            let operands = [before[0], row, start, end].into_iter();
+            let operands = operands.chain(table.map(|(table, _)| table)).chain(before[1..].iter().copied());
+            let append = match table {
+                None => Cache::Append { over: capacity, rows: over, wraps },
+                Some((_, PageDims { pages, slots, .. })) => Cache::AppendPages { pages, slots, rows: over },
+            };
+            let mut after = self.node(Op::Cache(append), &Vec::from_iter(operands), &[])?.to_vec();
+            for (binding, &value) in bindings.into_iter().zip(&after) {
+                self.node(Op::Assign { target: Target::State, binding }, &[value], &[])?;
+            }
+            if let Some((table, PageDims { pages, slots, .. })) = table {
+                let gather = Op::Cache(Cache::GatherPages { pages, slots, over: capacity });
+                for value in &mut after {
+                    *value = self.push(gather.clone(), &[*value, table])?;
                 }
-                Some((table, PageDims { pages, slots, .. })) => {
-                    let of_token = ty.dims[2..].iter().copied();
-                    let ty = TensorType::new(ty.dtype, [pages, slots].into_iter().chain(of_token));
-                    let before = self.push_as(state, &[], ty)?;
-                    let append = Op::Cache(Cache::AppendPages { pages, slots, rows: over });
-                    let after = self.push(append, &[before, row, start, end, table])?;
-                    self.node(write, &[after], &[])?;
-                    self.push(
-                        Op::Cache(Cache::GatherPages { pages, slots, over: capacity }),
-                        &[after, table],
-                    )?
-                }
-            });
+            }
+            caches.push(after);
         }
         attention.keys = capacity;
         attention.starts = true;
-        let (Some(&keys), Some(&values)) = (caches.first(), caches.last()) else { return Ok(vec![q]) };
-        let results = self.node(Op::Attention(attention), &[q, keys, values, start], &[])?;
+        attention.wraps = wraps;
+        attention.scaled = !cached.is_arithmetic();
+        let (Some(keys), Some(values)) = (caches.first(), caches.last()) else { return Ok(vec![q]) };
+        let mut operands = vec![q, keys[0], values[0], start];
+        operands.extend(keys.get(1).into_iter().chain(values.get(1)));
+        let results = self.node(Op::Attention(attention), &operands, &[])?;
         self.name(results[0], Some("mixed"));
         Ok(results.to_vec())
     }

@@ -45,7 +45,8 @@ impl Decoder<'_> {
         let results = match (f.continued, self.dims.c) {
             (Some(continued), Some(capacity)) => {
                 let [q, k, v] = qkv;
-                f.attend_cached(attention, (continued, capacity), q, &[("key", k), ("value", v)])?
+                let cache = self.dims.cache_of(&kind.mask, capacity);
+                f.attend_cached(attention, (continued, cache), q, &[("key", k), ("value", v)])?
             }
             _ => f.attend("mixed", attention, &qkv)?,
         };

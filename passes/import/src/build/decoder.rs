@@ -32,7 +32,8 @@ pub(super) fn module(
     let mut space = Space::default();
     let dims = Dims::declare(&mut space, spec, workload);
     let input_major = spec.layout.input_major;
-    let tensors = Tensors { dtype, heads: [dims.h, dims.k], width: dims.d, input_major };
+    let cache = workload.cache_type.unwrap_or(dtype);
+    let tensors = Tensors { dtype, cache, heads: [dims.h, dims.k], width: dims.d, input_major };
     let mut program = Program::new(space, tensors, drops);
     let decoder = Decoder { spec, dims, logits: workload.logits, documents: workload.documents.as_ref() };
 
@@ -267,6 +268,7 @@ fn rounded(x: f64, dtype: DType) -> f64 {
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => 24,
         DType::F16 => 11,
         DType::BF16 => 8,
+        DType::F8E4M3 => 4,
     };
     let unit = 2f64.powi(x.log2().floor() as i32 + 1 - digits);
     (x / unit).round_ties_even() * unit

@@ -1,10 +1,17 @@
 //! Dimensions of a decoder.
 
 use ithaca_ir::ops::experts::{Shared, bounded_slots};
-use ithaca_ir::{Dim, DimId, Space};
+use ithaca_ir::{Dim, DimId, Mask, Space};
 
+use crate::shrink::window_width;
 use crate::spec::{ExpertSpec, Latent, Sizes, Spec};
 use crate::workload::Workload;
+
+/// Tokens of a step for which caches of windows have room, where nothing else is known.
+const STEP: u64 = 512;
+
+/// A cache of a window has a multiple of this many tokens.
+const BLOCK: u64 = 16;
 
 /// The dimensions of a model.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +30,8 @@ pub(super) struct Dims {
     pub(super) c: Option<DimId>,
     /// Of caches in pages.
     pub(super) pages: Option<PageDims>,
+    /// A sliding window, and the tokens of a cache of it, where those are fewer than of other caches.
+    pub(super) ring: Option<(u64, DimId)>,
     pub(super) experts: Option<ExpertDims>,
     pub(super) latent: Option<LatentDims>,
 }
@@ -33,11 +42,29 @@ impl Dims {
         let tokens = [dims.b, dims.s];
         let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, tokens, e, workload));
         let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l, dims.c.is_some()));
+        let ring = dims.ring(space, spec, workload);
         if let Some(Some(_)) = latent.map(|latent| latent.cached) {
             // All heads share what is cached.
             space.dims[dims.h].granule = spec.sizes.heads;
         }
-        Self { experts, latent, ..dims }
+        Self { ring, experts, latent, ..dims }
+    }
+
+    /// The cache of layers with a sliding window, the narrowest; pages are of whole sequences.
+    fn ring(&self, space: &mut Space, spec: &Spec, workload: &Workload) -> Option<(u64, DimId)> {
+        let capacity = space.size(self.c.filter(|_| self.pages.is_none())?);
+        let window = spec.kinds.iter().filter_map(|kind| window_width(&kind.mask)).min()?;
+        let step = workload.step.unwrap_or(STEP).max(workload.sequence);
+        let tokens = (window - 1 + step).next_multiple_of(BLOCK);
+        (tokens < capacity).then(|| (window, space.dims.push(Dim::new("kv_window", tokens))))
+    }
+
+    /// The tokens of the cache of a layer with this mask, and whether it is a ring.
+    pub(super) fn cache_of(&self, mask: &Mask, capacity: DimId) -> (DimId, bool) {
+        match self.ring {
+            Some((window, ring)) if window_width(mask) == Some(window) => (ring, true),
+            _ => (capacity, false),
+        }
     }
 
     /// The dimensions that every family has, with as many learned positions.
@@ -63,7 +90,7 @@ impl Dims {
             entries: dim("entry", entries),
         });
         space.dims[h].granule = heads / kv_heads;
-        Self { b, s, m, h, k, d, f, v, p, c, pages, experts: None, latent: None }
+        Self { b, s, m, h, k, d, f, v, p, c, pages, ring: None, experts: None, latent: None }
     }
 }
 

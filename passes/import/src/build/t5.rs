@@ -52,7 +52,7 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, dro
         r: dim("r", t5.buckets),
     };
     let Dims { b, s, t, .. } = dims;
-    let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
+    let tensors = Tensors { dtype, cache: dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
     let mut program = Program::new(space, tensors, drops);
     let encoder = Stack { t5, dims, name: "encoder", tokens: s };
     let decoder = Stack { t5, dims, name: "decoder", tokens: t };

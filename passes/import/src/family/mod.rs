@@ -370,7 +370,7 @@ fn read_class(fields: &mut Fields<'_>, family: &Family) -> Result<&'static str, 
 fn read_dtype(fields: &mut Fields<'_>) -> Result<DType, Diagnostic> {
     let (new, old) = (fields.word("dtype")?, fields.word("torch_dtype")?);
     let Some(word) = new.or(old) else { return Ok(DType::F32) };
-    DType::parse(word.strip_prefix("torch.").unwrap_or(word)).filter(|d| d.is_float()).ok_or_else(|| {
+    DType::parse(word.strip_prefix("torch.").unwrap_or(word)).filter(|d| d.is_arithmetic()).ok_or_else(|| {
         Diagnostic::new("M05", format!("element type \"{word}\" is not supported"))
             .help("supported: float32, bfloat16, float16, float64")
             .repairs(["--dtype bf16".to_owned()])

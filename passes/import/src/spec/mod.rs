@@ -71,6 +71,9 @@ impl Model {
         } else if workload.pages.is_some() {
             return Err(Diagnostic::new("M10", "pages are of the caches of sequences that are continued")
                 .help("add `--mode decode`, or omit `--page`"));
+        } else if let Some(dtype) = workload.cache_type {
+            let message = format!("caches of {dtype}, and no sequence is continued");
+            return Err(Diagnostic::new("M10", message).help("add `--mode decode`, or omit `--cache-type`"));
         }
         if let Some(documents) = &workload.documents {
             documents.check(workload.sequence)?;

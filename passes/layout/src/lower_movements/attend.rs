@@ -44,7 +44,7 @@ pub(super) fn gathered(b: &mut FunctionBuilder<'_>, keys: DimId, value: ValueId)
 }
 
 /// `value` with `keys` split by `axes` only.
-fn split_by(
+pub(super) fn split_by(
     b: &mut FunctionBuilder<'_>,
     keys: DimId,
     axes: &[AxisId],

@@ -4,7 +4,7 @@ use ithaca_ir::layout::Layout;
 use ithaca_ir::ops::{Attention, Binary, OpError, Returns};
 use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
 
-use super::attend::{arrived, attend};
+use super::attend::{arrived, attend, gathered, split_by};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, merge};
@@ -20,11 +20,14 @@ pub(super) fn forward(
     let mut a = attention.clone();
     a.movement = None;
     let [q, k, v] = [operands[0], operands[1], operands[2]];
-    let bias = &operands[3..];
+    // Scales of keys and values, which are last, go where they go.
+    let (bias, scales) =
+        operands[3..].split_at(attention.scale_operands().map_or(operands.len(), |[i, _]| i) - 3);
     match plan {
         Plan::Gather | Plan::Fetch(_) => {
             let [k, v] = arrived(b, &mut a, plan, [k, v])?;
-            attend(b, &a, [q, k, v], bias)
+            let scales = scales.iter().map(|&x| gathered(b, a.keys, x)).collect::<Result<Vec<_>, _>>()?;
+            attend(b, &a, [q, k, v], &[bias, &scales].concat())
         }
         Plan::Groups { heads, kv_heads } => {
             groups::forward(b, &a, Groups { heads, kv_heads }, [q, k, v], bias)
@@ -35,14 +38,16 @@ pub(super) fn forward(
                 Returns::WithLse | Returns::Part => 2,
             };
             a.returns = Returns::Part;
-            steps_forward(b, &a, (steps, partials), [q, k, v], bias, n_wanted)
+            steps_forward(b, &a, (steps, partials), [&[q, k, v], scales], bias, n_wanted)
         }
         Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
-        Plan::Reduce { parts, .. } => {
+        Plan::Reduce { parts, axes } => {
             let [k, v] = arrived(b, &mut a, plan, [k, v])?;
+            let scales =
+                scales.iter().map(|&x| split_by(b, a.keys, axes, x)).collect::<Result<Vec<_>, _>>()?;
             a.returns = Returns::Part;
             a.parts = Some(*parts);
-            let partial = attend(b, &a, [q, k, v], bias)?;
+            let partial = attend(b, &a, [q, k, v], &[bias, &scales].concat())?;
             let (o, lse) = (by_rows(b, &a, *parts, partial[0])?, by_rows(b, &a, *parts, partial[1])?);
             Ok(b.node(Op::MergeParts { over: *parts }, &[o, lse], &[])?.to_vec())
         }
@@ -53,16 +58,16 @@ fn steps_forward(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
     (steps, partials): (&[Step], Partials),
-    [q, k, v]: [ValueId; 3],
+    [qkv, scales]: [&[ValueId]; 2],
     bias: &[ValueId],
     n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
-    let mut queries = Travellers::new(&[q], |step| &step.queries);
-    let mut keys = Travellers::new(&[k, v], |step| &step.keys);
+    let mut queries = Travellers::new(&qkv[..1], |step| &step.queries);
+    let mut keys = Travellers::new(&[&qkv[1..], scales].concat(), |step| &step.keys);
     let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
-        let part = attend(b, a, [q, kv[0], kv[1]], bias)?;
+        let part = attend(b, a, [q, kv[0], kv[1]], &[bias, &kv[2..]].concat())?;
         sums.add(b, &step.queries, &part)?;
     }
     sums.finish_first(b, n_wanted)

@@ -66,6 +66,10 @@ pub(super) fn groups(site: &Site<'_>) -> Result<(), Diagnostic> {
     if groups == 1 {
         return Ok(());
     }
+    if site.attention.scaled {
+        let message = "movement `gather` in groups of heads takes no caches that have scales";
+        return Err(Diagnostic::new("P47", message).help("write `gather` for all heads at once"));
+    }
     if groups == 0 {
         return Err(Diagnostic::new("P47", "movement `gather` has 1 group of heads or more, not 0")
             .help("write `gather` for all heads at once"));

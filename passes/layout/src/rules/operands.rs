@@ -43,7 +43,8 @@ pub(super) fn operands(
         "cast" => {
             d.attr("to", word(want.dtype.name()));
             // A mask is not a number.
-            let numbers: Vec<DType> = DType::ALL.into_iter().filter(|&t| t != DType::Bool).collect();
+            let numbers: Vec<DType> =
+                DType::ALL.into_iter().filter(|&t| t.is_arithmetic() || t == DType::I32).collect();
             vec![TensorType { dtype: d.draw.rng.one_of(&numbers)?, ..want.clone() }]
         }
         "add" | "sub" | "mul" | "div" | "log_add_exp" => vec![want.clone(), d.part_of(want)],

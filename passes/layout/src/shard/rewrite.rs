@@ -315,7 +315,7 @@ impl Rewriter<'_, '_> {
         let mut inside = Vec::with_capacity(operands.len());
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
-            let is_key = i == 1 || i == 2;
+            let is_key = attention.is_of_keys(i);
             // A value that was kept inside has its copies.
             if let Some(to) = copied.filter(|&to| is_key && !self.b.ty(value).has(to)) {
                 let settled = settled(self.b.ty(value)).layout;

@@ -58,7 +58,10 @@ impl Plan {
             if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
                 // An axis that splits experts does not split their width as well.
                 let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
-                let axes = if self.heads_as_inside.contains(&dim) {
+                let axes = if self.heads_as_inside.contains(&dim) && self.copies.contains_key(&dim) {
+                    // Attention has copies of them, and they are too few for all of its ranks.
+                    placement.weights.iter().filter(|a| !placement.cache.contains(a)).copied().collect()
+                } else if self.heads_as_inside.contains(&dim) {
                     placement.attention_heads()
                 } else {
                     placement.weights.clone()

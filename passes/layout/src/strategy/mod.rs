@@ -130,6 +130,8 @@ pub enum Search {
     Experts,
     /// If sequences are continued.
     Caches,
+    /// If sequences are continued by many tokens at once.
+    Prefix,
     /// Around other layouts of a training step, and of a step that continues sequences.
     Stages,
     /// Never: another strategy has the same layouts and movement, or is never slower.

@@ -232,7 +232,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         summary: "sequence split everywhere, queries and their partial results pass around, keys stay (Yang et al., arXiv 2411.01783)",
         legality: "tokens % P = 0; zigzag: tokens % 2P = 0",
         axes: &["ring"],
-        search: Search::Named,
+        search: Search::Prefix,
         place: |axes, p| p.sequence_inside(&[axes[0]], "rotate-q"),
     },
     &Recipe {

@@ -336,7 +336,8 @@ impl Peak {
     /// The peak rate for elements of `dtype`; integers count as f32.
     pub fn of(&self, dtype: DType) -> f64 {
         match dtype {
-            DType::BF16 => self.bf16.value,
+            // Kernels widen eight bits as they read them.
+            DType::BF16 | DType::F8E4M3 => self.bf16.value,
             DType::F16 => self.f16.value,
             DType::F32 | DType::I32 | DType::Bool => self.f32.value,
             DType::F64 => self.f64.value,

@@ -145,6 +145,12 @@ pub struct Workload {
     /// The pages that caches are in; each sequence has room of its own when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<import::Pages>,
+    /// The most tokens of a step, for which caches of windows have room, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// Element type of caches, where it is not that of activations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_type: Option<String>,
     /// Lengths of the documents that are packed into each sequence, as in `8192 4096*3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
@@ -198,6 +204,8 @@ impl Workload {
             expert_bound: workload.expert_bound,
             cache: workload.cache,
             pages: workload.pages,
+            step: workload.step,
+            cache_type: workload.cache_type.map(|dtype| dtype.name().to_owned()),
             documents: workload.documents.clone(),
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
@@ -220,13 +228,19 @@ impl Workload {
             expert_bound,
             cache,
             pages,
+            step,
+            cache_type,
             documents,
             logits,
             training,
             ignore,
         } = self;
-        let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
-        let dtype = DType::parse(dtype).ok_or_else(unknown)?;
+        let parsed = |field: &str, name: &str| {
+            let unknown = || Diagnostic::new("M33", format!("`workload.{field}`: there is no `{name}`"));
+            DType::parse(name).ok_or_else(unknown)
+        };
+        let dtype = parsed("dtype", dtype)?;
+        let cache_type = cache_type.as_deref().map(|name| parsed("cache_type", name)).transpose()?;
         let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
         let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
         Ok(import::Workload {
@@ -234,6 +248,8 @@ impl Workload {
             expert_bound: *expert_bound,
             cache: *cache,
             pages: *pages,
+            step: *step,
+            cache_type,
             documents: documents.clone(),
             logits: *logits,
             labels,

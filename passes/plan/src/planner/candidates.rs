@@ -154,11 +154,12 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Candidate => true,
         Search::Sparse => request.sparsity == Sparsity::All,
         Search::Experts => request.experts > 0,
-        Search::Caches => request.continues,
+        Search::Caches => request.continues.is_some(),
+        Search::Prefix => request.continues.is_some_and(|tokens| tokens > 1),
         // The search of training steps puts its own around layouts; stages of a prefill are asked for by a mesh.
         Search::Stages => match &request.mesh {
             Some(mesh) => mesh.axis(STAGE_AXIS).is_some(),
-            None => request.continues,
+            None => request.continues.is_some(),
         },
         Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),
     };

@@ -30,8 +30,8 @@ pub struct Request {
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.
     pub experts: u64,
-    /// Whether the program continues sequences: attention reads caches.
-    pub continues: bool,
+    /// By how many tokens the program continues sequences, where it does: attention reads caches.
+    pub continues: Option<u64>,
     /// The training step, where one is searched.
     pub steps: Option<Steps>,
     /// The framework that the plan is for.
@@ -149,10 +149,13 @@ impl Request {
     }
 }
 
-/// Whether attention of a program reads caches.
-fn continues(module: &Module) -> bool {
+/// The tokens of a step whose attention reads caches.
+fn continues(module: &Module) -> Option<u64> {
     let mut nodes = module.functions.values().flat_map(|f| &f.nodes);
-    nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.starts))
+    nodes.find_map(|node| match &node.op {
+        Op::Attention(a) if a.starts => Some(module.space.size(a.queries)),
+        _ => None,
+    })
 }
 
 /// How many experts a program's mixtures choose from, at most.
