@@ -63,8 +63,7 @@ the loss. --max-tp, --only and --without narrow it.")]
 Example:
   ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
-    /// Write a plan for a framework: Megatron-LM, DeepSpeed, torchtitan, accelerate, NeMo, vLLM, SGLang, TensorRT-LLM,
-    /// TransformerEngine.
+    /// Write a plan for a framework, such as Megatron-LM, DeepSpeed, torchtitan or vLLM.
     ///
     /// A plan that the framework cannot run is refused with every reason; `--nearest` writes the nearest layout that it can run, and
     /// names each difference.
@@ -77,8 +76,9 @@ Examples:
     /// Price the layout of another framework's command line beside the best plan for it.
     #[command(after_help = "\
 Examples:
-  ithaca import --from megatron --gpus 64 --model examples/llama-3-70b -- \
-    --tensor-model-parallel-size 8 --sequence-parallel --micro-batch-size 1 --global-batch-size 64 --seq-length 8192 --bf16
+  ithaca import --from megatron --gpus 64 --model examples/llama-3-70b -- \\
+    --tensor-model-parallel-size 8 --sequence-parallel --seq-length 8192 --bf16 \\
+    --micro-batch-size 1 --global-batch-size 64
   ithaca import --from megatron --gpus 64 train.sh")]
     Import(ImportArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare the outputs.
@@ -531,6 +531,9 @@ pub struct ExportArgs {
 /// Arguments of `import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
+    /// The arguments, in one word or behind `--`; or a file of them.
+    #[arg(required = true, value_name = "ARGS", allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
     /// The framework: megatron.
     #[arg(long, value_name = "FRAMEWORK", value_parser = importable())]
     pub from: Framework,
@@ -552,9 +555,6 @@ pub struct ImportArgs {
     /// The table.
     #[command(flatten)]
     pub table: TableArgs,
-    /// The arguments, in one word or behind `--`; or a file of them.
-    #[arg(required = true, value_name = "ARGS", allow_hyphen_values = true, last = false)]
-    pub arguments: Vec<String>,
 }
 
 /// The form of the code that `emit` writes.
