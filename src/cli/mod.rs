@@ -531,7 +531,7 @@ pub struct ExportArgs {
 /// Arguments of `import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The arguments, in one word or behind `--`; or a file of them.
+    /// The arguments, after all options: in one word, or behind `--`; or a file of them.
     #[arg(required = true, value_name = "ARGS", allow_hyphen_values = true)]
     pub arguments: Vec<String>,
     /// The framework: megatron.
