@@ -1,19 +1,22 @@
 //! The command line's grammar.
 
 mod decoding;
+mod frameworks;
+mod search;
 mod serving;
 mod values;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ithaca_passes::frameworks::Framework;
 use serde::Serialize;
 
 pub use decoding::DecodingArgs;
+pub use frameworks::{ExportArgs, ImportArgs};
+pub use search::{NarrowingArgs, TableArgs};
 pub use serving::ServingArgs;
 pub(crate) use values::tokens;
-use values::{framework, importable, positive, tolerance, whole};
+use values::{positive, tolerance, whole};
 
 /// A compiler for distributed attention.
 #[derive(Debug, Parser)]
@@ -63,8 +66,7 @@ the loss. --max-tp, --only and --without narrow it.")]
 Example:
   ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
-    /// Write a plan for a framework: Megatron-LM, DeepSpeed, torchtitan, accelerate, NeMo, vLLM, SGLang, TensorRT-LLM,
-    /// TransformerEngine.
+    /// Write a plan for a framework, such as Megatron-LM, DeepSpeed, torchtitan or vLLM.
     ///
     /// A plan that the framework cannot run is refused with every reason; `--nearest` writes the nearest layout that it can run, and
     /// names each difference.
@@ -77,8 +79,9 @@ Examples:
     /// Price the layout of another framework's command line beside the best plan for it.
     #[command(after_help = "\
 Examples:
-  ithaca import --from megatron --gpus 64 --model examples/llama-3-70b -- \
-    --tensor-model-parallel-size 8 --sequence-parallel --micro-batch-size 1 --global-batch-size 64 --seq-length 8192 --bf16
+  ithaca import --from megatron --gpus 64 --model examples/llama-3-70b -- \\
+    --tensor-model-parallel-size 8 --sequence-parallel --seq-length 8192 --bf16 \\
+    --micro-batch-size 1 --global-batch-size 64
   ithaca import --from megatron --gpus 64 train.sh")]
     Import(ImportArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare the outputs.
@@ -419,43 +422,6 @@ pub struct PlanArgs {
     pub check: Option<PathBuf>,
 }
 
-/// What a search of layouts leaves out.
-#[derive(Clone, Debug, Args, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[command(next_help_heading = "Search")]
-pub struct NarrowingArgs {
-    /// Try these strategies only, alone and joined.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "strategy")]
-    pub only: Vec<String>,
-    /// Do not try these strategies.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "strategy")]
-    pub without: Vec<String>,
-    /// Try tensor parallelism over at most so many ranks.
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive, conflicts_with = "mesh")]
-    pub max_tp: Option<u64>,
-    /// Try only what this framework can run, and show its names of each layout: megatron, deepspeed, torchtitan, accelerate, nemo,
-    /// vllm, sglang, tensorrt-llm, transformer-engine. `ithaca export` writes the plan for it.
-    #[arg(long = "for", value_name = "FRAMEWORK", value_parser = framework())]
-    #[serde(rename = "for")]
-    pub framework: Option<Framework>,
-}
-
-/// The table of the alternatives.
-#[derive(Clone, Copy, Debug, Args, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[command(next_help_heading = "Output")]
-pub struct TableArgs {
-    /// Plans in the table, the best first [default: 10].
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole, conflicts_with = "all")]
-    pub top: Option<u64>,
-    /// All plans, and each layout that does not fit or is refused.
-    #[arg(long)]
-    pub all: bool,
-    /// Each layout that does not fit or is refused, with the reason.
-    #[arg(long)]
-    pub why_not: bool,
-}
-
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
@@ -511,54 +477,6 @@ pub struct EmitArgs {
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
-}
-
-/// Arguments of `export`.
-#[derive(Debug, Args)]
-pub struct ExportArgs {
-    /// A plan.
-    pub plan: PathBuf,
-    /// The framework.
-    #[arg(long, value_name = "FRAMEWORK", value_parser = framework())]
-    pub to: Framework,
-    /// Write the nearest layout that the framework can run, and name each difference.
-    #[arg(long)]
-    pub nearest: bool,
-    /// The name of the model in comments [default: its type and size].
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
-    /// The file to write [default: standard output].
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-}
-
-/// Arguments of `import`.
-#[derive(Debug, Args)]
-pub struct ImportArgs {
-    /// The framework: megatron.
-    #[arg(long, value_name = "FRAMEWORK", value_parser = importable())]
-    pub from: Framework,
-    /// Number of GPUs of the run.
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
-    pub gpus: u64,
-    /// The model, a folder with config.json [default: that which the arguments describe].
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<PathBuf>,
-    /// A profile (`ithaca list clusters`) or the path of a cluster file [default: dgx-h100].
-    #[arg(long, value_name = "CLUSTER")]
-    pub cluster: Option<String>,
-    /// A flag of the arguments that changes neither time nor memory of a step; repeatable.
-    #[arg(long = "ignore-flag", value_name = "FLAG")]
-    pub ignore_flags: Vec<String>,
-    /// Write the best plan to this file.
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// The table.
-    #[command(flatten)]
-    pub table: TableArgs,
-    /// The arguments, in one word or behind `--`; or a file of them.
-    #[arg(required = true, value_name = "ARGS", allow_hyphen_values = true, last = false)]
-    pub arguments: Vec<String>,
 }
 
 /// The form of the code that `emit` writes.

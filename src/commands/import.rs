@@ -67,12 +67,19 @@ pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Don
             let Some(row) = refusal.alternatives.iter().find(is_large).cloned() else {
                 return Err(Failure::from(refusal.diagnostic));
             };
-            let rows: Vec<Alternative> = best.alternatives.first().cloned().into_iter().chain([row]).collect();
+            let rows: Vec<Alternative> =
+                best.alternatives.first().cloned().into_iter().chain([row]).collect();
             let view = View { refusals: planner::Refusals::Each, ..view };
             let table = planner::table(&rows, &rates, &view);
             let title = args.from.title();
-            let sentence = format!("your layout does not fit by these prices; the best that was found for {title} is above it");
-            format!("{}\n{table}\n{}\n\n", heading(&best, &model.name, view.width), wrapped(&sentence, view.width, 2))
+            let sentence = format!(
+                "your layout does not fit by these prices; the best that was found for {title} is above it"
+            );
+            format!(
+                "{}\n{table}\n{}\n\n",
+                heading(&best, &model.name, view.width),
+                wrapped(&sentence, view.width, 2)
+            )
         }
     };
     let place = args.model.as_ref().map_or("MODEL".to_owned(), |path| path.display().to_string());
@@ -145,16 +152,21 @@ fn beside(mine: &Plan, best: &Plan) -> Outcome {
         format!("{sign}{} {what}", seconds(x.abs()))
     };
     let idle = |t: &ithaca_passes::plan::Time| t.step_seconds - t.compute_seconds - t.exposed_seconds;
+    let more = a.step_seconds - b.step_seconds;
     let parts = [
-        part(a.exposed_seconds - b.exposed_seconds, "exposed"),
-        part(a.compute_seconds - b.compute_seconds, "compute"),
-        part(idle(a) - idle(b), "idle"),
+        (a.exposed_seconds - b.exposed_seconds, "exposed"),
+        (a.compute_seconds - b.compute_seconds, "compute"),
+        (idle(a) - idle(b), "idle"),
     ];
+    // The rest is below the digits of the difference.
+    let parts = parts.into_iter().filter(|(x, _)| x.abs() >= 0.005 * more.abs() && *x != 0.0);
+    let parts: Vec<String> = parts.map(|(x, what)| part(x, what)).collect();
+    let parts = if parts.is_empty() { "as fast".to_owned() } else { parts.join(", ") };
     Outcome::Slower {
         step_seconds: a.step_seconds,
         exposed_seconds: a.exposed_seconds,
         memory_bytes: mine.memory.total,
         slower_by_seconds: a.step_seconds - b.step_seconds,
-        reason: format!("your layout: {}", parts.join(", ")),
+        reason: format!("your layout: {parts}"),
     }
 }

@@ -79,17 +79,17 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
             None,
         );
     }
+    rules.refuse(
+        layout.zero == Zero::Off && heads == 1 && data > 1 && (tensor > 1 || tokens > 1),
+        || format!("data-parallel ranks of the plan hold whole weights, and {title} needs dp_shard_size > 1 beside tp and cp"),
+        (layout.mode == Mode::Train).then_some(Change::Zero(Zero::Gradients)),
+    );
     if layout.mode != Mode::Train {
         return;
     }
     rules.refuse(
         layout.zero == Zero::Optimizer && heads == 1,
         || format!("the plan splits optimizer states only (ZeRO 1), and FSDP of {title} splits gradients and parameters too"),
-        Change::Zero(Zero::Gradients),
-    );
-    rules.refuse(
-        layout.zero == Zero::Off && heads == 1 && data > 1 && (tensor > 1 || tokens > 1),
-        || format!("data-parallel ranks of the plan hold whole weights, and {title} needs dp_shard_size > 1 beside tp and cp"),
         Change::Zero(Zero::Gradients),
     );
     rules.refuse(

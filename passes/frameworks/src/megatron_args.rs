@@ -75,19 +75,16 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
     if !gpus.is_multiple_of(model) {
         let message = format!("{gpus} GPUs are not divisible by {model}, tensor · pipeline · context degree");
         wrong.push(refusal(message).help("give the number of GPUs of the run by `--gpus`"));
-        return Err(wrong);
     }
-    let data = gpus / model;
-    let (Some(micro), Some(sequence)) = (micro, sequence) else {
-        for (flag, value) in [("micro-batch-size", micro), ("seq-length", sequence)] {
-            if value.is_none() {
-                wrong.push(refusal(format!("`--{flag}` is missing")));
-            }
+    let data = (gpus / model).max(1);
+    for (flag, value) in [("micro-batch-size", micro), ("seq-length", sequence)] {
+        if value.is_none() {
+            wrong.push(refusal(format!("`--{flag}` is missing")));
         }
-        return Err(wrong);
-    };
+    }
+    let (micro, sequence) = (micro.unwrap_or(1), sequence.unwrap_or(2 * context));
     let global = global.unwrap_or(micro * data);
-    if !global.is_multiple_of(micro * data) {
+    if wrong.is_empty() && !global.is_multiple_of(micro * data) {
         wrong.push(refusal(format!(
             "`--global-batch-size {global}` is not divisible by {}, `--micro-batch-size {micro}` times {data} data-parallel ranks",
             micro * data

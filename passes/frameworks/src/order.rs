@@ -39,6 +39,11 @@ impl Permutation {
         self.axes.windows(2).all(|pair| pair[0].1 < pair[1].1)
     }
 
+    /// The names of the axes as the framework numbers them, major to minor.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.axes.iter().rev().map(|(axis, _)| axis.name.as_str())
+    }
+
     /// The rank of the mesh that is the framework's rank `rank`.
     pub fn of_framework(&self, rank: u64) -> u64 {
         let (mut rest, mut mesh) = (rank, 0);

@@ -175,6 +175,8 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     set.set("training.local_batch_size", local);
     set.set("training.global_batch_size", layout.batch);
     set.set("training.seq_len", layout.sequence);
+    // CUDA graphs, its default, go with neither pipelines nor most dispatchers of experts.
+    set.flag("training.disable_cuda_graphs", is_staged || layout.experts() > 1);
     let is_trained = layout.mode == Mode::Train;
     let carries = is_staged && is_trained && layout.training.pipeline == PipelineOrder::ZbH1;
     let is_full = is_trained && layout.training.recompute == Recompute::FULL;

@@ -308,7 +308,9 @@ fn every_command_shows_an_example() {
     let folder = workplace();
     let top = said(folder.path(), "--help");
     insta::assert_snapshot!("help", top);
-    for command in ["plan", "emit", "run", "verify", "diff", "opt", "explain", "list", "completions"] {
+    for command in
+        ["plan", "emit", "export", "import", "run", "verify", "diff", "opt", "explain", "list", "completions"]
+    {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is listed");
         let help = said(folder.path(), &format!("{command} --help"));
         assert!(help.contains("Example"), "{command}");

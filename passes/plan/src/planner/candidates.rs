@@ -75,7 +75,7 @@ pub fn candidates(
         return Err(no_candidate(request));
     }
     let Some(target) = &request.target else { return Ok(found) };
-    let (admitted, refusals) = target.admitted(registry, found, request.stated());
+    let (admitted, refusals) = target.admitted(registry, found, request.stated(), request.mesh.as_ref());
     if admitted.is_empty() {
         let title = target.framework.title();
         let gpus = counted(request.gpus, "GPU");

@@ -3,7 +3,7 @@
 use ithaca_differentiate::Training;
 use ithaca_frameworks::{Framework, Layout, Refusal, check, prepare, row, settings};
 use ithaca_import::{Facts, Mode, Workload};
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
@@ -29,28 +29,41 @@ pub(super) enum Stated {
 }
 
 impl Target {
-    /// The candidates that the framework can run, with the token order that it has; the refusals of one of the others.
+    /// The candidates that the framework can run, with the token order that it has and, unless the request names one, the order of
+    /// axes; the refusals of one of the others.
     pub(super) fn admitted(
         &self,
         registry: &Registry,
         candidates: Vec<ShardOptions>,
         stated: Stated,
+        named_mesh: Option<&Mesh>,
     ) -> (Vec<ShardOptions>, Vec<Refusal>) {
-        let (mut admitted, mut refusals) = (Vec::new(), Vec::new());
+        let (mut admitted, mut refusals): (Vec<ShardOptions>, Vec<Refusal>) = (Vec::new(), Vec::new());
         for options in candidates {
-            let options = prepare(self.framework, options);
-            let Ok(layout) = self.layout(registry, &options, None) else {
+            let mut options = prepare(self.framework, options);
+            let Ok(mut layout) = self.layout(registry, &options, None) else {
                 admitted.push(options);
                 continue;
             };
+            let order = self.framework.order(&layout);
+            if !order.is_identity() && named_mesh.is_none() {
+                let sized = |name: &str| Some((name.to_owned(), options.mesh.size(options.mesh.axis(name)?)));
+                options.mesh = Mesh::new(order.names().filter_map(sized));
+                layout = match self.layout(registry, &options, None) {
+                    Ok(layout) => layout,
+                    Err(_) => continue,
+                };
+            }
             let refused = match stated {
                 Stated::Whole => self.refusals(&layout),
                 Stated::Layout(zero) => self.refusals_of_any(&layout, zero),
             };
-            if refused.is_empty() {
+            if !refused.is_empty() {
+                if refusals.is_empty() || refused.len() < refusals.len() {
+                    refusals = refused;
+                }
+            } else if !admitted.contains(&options) {
                 admitted.push(options);
-            } else if refusals.is_empty() || refused.len() < refusals.len() {
-                refusals = refused;
             }
         }
         (admitted, refusals)
