@@ -19,7 +19,7 @@ use crate::job::Large;
 use crate::{files, subject};
 
 /// The runs of tasks that a trace lists: they take less than 20 MB.
-const TRACED: usize = 80_000;
+const TRACED: usize = 70_000;
 
 /// The most tokens of a prompt in one step, unless arguments state them.
 const CHUNK: u64 = 512;
