@@ -18,8 +18,9 @@ pub fn emit(source: &str, timeline: &Timeline) -> String {
         let rank = alike.first;
         let spans: Vec<&Span> = timeline.spans.iter().filter(|span| span.rank == rank).collect();
         let folds: Vec<&Fold> = timeline.folds.iter().filter(|fold| fold.rank == rank).collect();
-        trace.summary(&alike.summary, alike.ranks);
-        if spans.is_empty() && folds.is_empty() {
+        let is_listed = !spans.is_empty() || !folds.is_empty();
+        trace.summary(&shortened(&alike.summary, if is_listed { ROWS } else { 0 }), alike.ranks);
+        if !is_listed {
             continue;
         }
         let used: Vec<Stream> =
@@ -58,6 +59,28 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
         trace.events(own().map(event).collect());
     }
     trace.finish(None)
+}
+
+/// Collectives of a rank in its summary, at most; a ring of thousands has one for each step.
+const ROWS: usize = 256;
+
+/// A summary with so many collectives, the most exposed ones, and the others as one.
+fn shortened(summary: &Summary, most: usize) -> Summary {
+    let mut short = summary.clone();
+    if short.collectives.len() > most {
+        short.collectives.sort_by(|a, b| {
+            (b.exposed, b.seconds).partial_cmp(&(a.exposed, a.seconds)).expect("times are numbers")
+        });
+        let rest = short.collectives.split_off(most);
+        short.collectives.push(Collective {
+            frame: String::new(),
+            name: format!("{} others", rest.len()),
+            count: rest.iter().map(|one| one.count).sum(),
+            seconds: rest.iter().map(|one| one.seconds).sum(),
+            exposed: rest.iter().map(|one| one.exposed).sum(),
+        });
+    }
+    short
 }
 
 /// A trace in the making.

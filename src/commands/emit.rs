@@ -19,7 +19,7 @@ use crate::job::Large;
 use crate::{files, subject};
 
 /// The runs of tasks that a trace lists: they take less than 20 MB.
-const TRACED: usize = 80_000;
+const TRACED: usize = 70_000;
 
 /// What a target is: a text, or files of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

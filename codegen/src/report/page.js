@@ -552,6 +552,14 @@ function traffic() {
     at("#pairs").replaceChildren(chart);
     tips([...chart.querySelectorAll("g[aria-label='rect']:nth-of-type(n) > *")].slice(-shown.length), shown.map((d) => d.text), undefined, { focusable: false });
   });
+  const far = beyond.map((sent, from) => [from, undefined, sent]).filter(([, , sent]) => sent > 0);
+  const sorted = [...pairs, ...far].sort((a, b) => b[2] - a[2]);
+  at("#pair-details").hidden = sorted.length === 0;
+  tableIn("#pair-table", [
+    { name: "From rank", text: (row) => row[0], number: (row) => row[0], start: true },
+    { name: "To rank", text: (row) => row[1] ?? "all others", number: (row) => row[1] ?? Infinity, start: true },
+    { name: "Bytes", text: (row) => bytes(row[2]), number: (row) => row[2] },
+  ], sorted.slice(0, 500), { caption: sorted.length > 500 ? "The 500 largest" : undefined });
   tableIn("#flow-table", [
     { name: "Collective", text: (row) => row.kind },
     { name: "Axis", text: (row) => row.axis },
