@@ -15,7 +15,7 @@ python3 -m venv "$empty"
 section="$(sed -n '/^## From Python/,/^## /p' README.md)"
 lines="$(sed -n '/^```python/,/^```/{//!p}' <<<"$section" | sed '/^plan.save/q')"
 shown="$(sed -n '/^```text/,/^```/{//!p}' <<<"$section")"
-printed="$("$empty/bin/python" - <<<"${lines//plan.json/$empty\/plan.json}")"
+printed="$("$empty/bin/python" - <<<"${lines//plan.json/$empty/plan.json}")"
 if ! diff <(echo "$shown") <(echo "$printed"); then
     echo "README's lines of Python print something else than README shows"
     exit 1

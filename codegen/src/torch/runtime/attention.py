@@ -149,8 +149,12 @@ def attention(q, k, v, *more, types, returns="output", parts=False, **given):
     qs, ks, vs = operands_of(q, k, v, roles)
     o = torch.zeros(*qs.shape[:-1], v.shape[-1], dtype=qs.dtype, device=q.device)
     lse = torch.full(qs.shape[:-1], -math.inf, dtype=qs.dtype, device=q.device)
+    is_fused = plain and q.device.type == "cpu" and ks.shape[-1] == vs.shape[-1]
     for first in range(0, qs.shape[2] if ks.shape[2] else 0, ROWS):
         rows = slice(first, first + ROWS)
+        if is_fused:
+            o[:, :, rows], lse[:, :, rows] = fused_attention(qs[:, :, rows], ks, vs, roles, rows, given)
+            continue
         scores = Scores(roles, rows, qs[:, :, rows], ks, given, table, starts)
         lse[:, :, rows] = torch.logsumexp(scores.value, -1)
         weights = torch.exp(scores.value - lse[:, :, rows, None]).nan_to_num(0.0)
@@ -161,6 +165,15 @@ def attention(q, k, v, *more, types, returns="output", parts=False, **given):
     if returns == "part":
         return (o.unsqueeze(0), lse.unsqueeze(0)) if parts else (o, lse)
     return o.to(q.dtype) if returns == "output" else (o.to(q.dtype), lse)
+
+
+def fused_attention(q, k, v, roles, rows, given):
+    """Output and lse by PyTorch's kernel for processors, for which a row that sees no key has the lse 0."""
+    seen = allowed(given["mask"], roles.queries[rows, None], roles.keys[None, :]) & roles.data
+    bias = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -math.inf)
+    o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=given["scale"])
+    is_empty = ~seen.any(-1)
+    return o.masked_fill(is_empty[:, None], 0.0), lse.masked_fill(is_empty, -math.inf)
 
 
 def library_attention(q, k, v, roles, given):
