@@ -1,24 +1,13 @@
 //! Exports: the text that a framework reads, with notes.
 
 use ithaca_import::Facts;
-use ithaca_ir::wrap::wrapped;
 
 use crate::change::Refusal;
+use crate::comment::Subject;
 use crate::framework::Framework;
 use crate::layout::Layout;
 use crate::setting::{Settings, tree};
 use crate::{accelerate, deepspeed, megatron, megatron_text, serving, titan, transformer_engine};
-
-/// The plan that is exported.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
-    /// The name of the model.
-    pub model: String,
-    /// The plan in a line: workload, strategy and mesh.
-    pub plan: String,
-    /// GPUs of a node.
-    pub node: u64,
-}
 
 /// An export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,14 +66,4 @@ pub fn export(
         Framework::TransformerEngine => transformer_engine::text(layout, &order, &comments),
     };
     Export { text, notes }
-}
-
-/// Lines of comments.
-pub(crate) fn commented(notes: &[String], mark: &str) -> String {
-    const WIDTH: usize = 118;
-    let lines = notes.iter().flat_map(|note| {
-        let lines = wrapped(note, WIDTH, 2);
-        lines.lines().map(|line| format!("{mark}{line}\n")).collect::<Vec<_>>()
-    });
-    lines.collect()
 }

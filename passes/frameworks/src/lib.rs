@@ -12,6 +12,7 @@
 
 mod accelerate;
 mod change;
+mod comment;
 mod context;
 mod deepspeed;
 mod export;
@@ -20,6 +21,7 @@ mod layout;
 mod megatron;
 pub mod megatron_args;
 mod megatron_text;
+mod nearest;
 mod order;
 mod rules;
 mod schedule;
@@ -29,10 +31,12 @@ mod shell;
 mod titan;
 mod transformer_engine;
 
-pub use change::{Change, Refusal, nearest};
-pub use export::{Export, Subject, export};
+pub use change::{Change, Refusal};
+pub use comment::Subject;
+pub use export::{Export, export};
 pub use framework::{Framework, check, prepare, settings};
 pub use layout::{Axis, Layout, Oddity, Role, TokenOrder};
+pub use nearest::nearest;
 pub use order::Permutation;
 pub use setting::{Setting, row};
 

@@ -9,8 +9,8 @@ mod model;
 use ithaca_ir::{Diagnostic, Diagnostics};
 use serde_json::Value;
 
-use flags::Flags;
 pub use flags::words;
+use flags::{Flags, refusal};
 
 /// A layout that somebody runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +47,6 @@ pub fn read(words: &[String], gpus: u64, ignore: &[String]) -> Result<Run, Diagn
 }
 
 type Words = Vec<String>;
-
-fn refusal(message: impl Into<String>) -> Diagnostic {
-    Diagnostic::new("C21", message)
-}
 
 fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), Diagnostics> {
     let mut wrong: Diagnostics = Vec::new();

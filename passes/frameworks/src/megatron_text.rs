@@ -6,7 +6,7 @@ use ithaca_import::{Facts, Mode};
 use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
 
-use crate::export::{Subject, commented};
+use crate::comment::{Subject, commented};
 use crate::layout::Layout;
 use crate::megatron;
 use crate::setting::{Setting, Settings, python};

@@ -7,7 +7,7 @@ use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
 
 use crate::change::Change;
-use crate::export::{Subject, commented};
+use crate::comment::{Subject, commented};
 use crate::layout::{Layout, Role, TokenOrder};
 use crate::rules::{Copies, Rules};
 use crate::setting::{Setting, Settings};

@@ -1,6 +1,6 @@
 //! Command lines, a setting a line.
 
-use crate::export::Subject;
+use crate::comment::Subject;
 use crate::layout::Layout;
 use crate::setting::{Setting, words};
 

@@ -7,7 +7,7 @@ use ithaca_import::{Facts, Mode};
 use ithaca_layout::shard::Zero;
 
 use crate::change::Change;
-use crate::export::commented;
+use crate::comment::commented;
 use crate::layout::{Layout, Role, TokenOrder};
 use crate::rules::{Copies, Rules};
 use crate::schedule;

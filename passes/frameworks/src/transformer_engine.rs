@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use ithaca_import::Mode;
 
+use crate::comment::commented;
 use crate::context;
-use crate::export::commented;
 use crate::layout::{Layout, Role};
 use crate::order::Permutation;
 use crate::rules::{Copies, Rules};

@@ -3,7 +3,10 @@
 use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::{Diagnostic, Diagnostics};
 
-use super::refusal;
+/// A refusal of arguments.
+pub(super) fn refusal(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new("C21", message)
+}
 
 /// A flag with its values.
 #[derive(Clone, Debug)]

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::flags::Flags;
-use super::refusal;
+use super::flags::{Flags, refusal};
 
 /// The description of the model; nothing where no flag states an architecture. Parts that are not understood are refused.
 pub(super) fn config(flags: &mut Flags) -> Option<Value> {
