@@ -120,6 +120,8 @@ pub(super) fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
         bias: None,
         dropout: None,
         starts: false,
+        wraps: false,
+        scaled: false,
         returns: Returns::Part,
         parts: None,
         movement: None,
