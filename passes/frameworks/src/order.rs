@@ -79,7 +79,7 @@ impl Permutation {
             strides
                 .iter()
                 .filter(|(axis, _)| roles.contains(&axis.role))
-                .all(|(axis, stride)| rank / stride % axis.size == 0)
+                .all(|(axis, stride)| (rank / stride).is_multiple_of(axis.size))
         };
         (0..self.ranks).filter(is_first).map(|first| offsets.iter().map(|o| first + o).collect()).collect()
     }

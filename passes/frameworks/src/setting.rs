@@ -96,7 +96,7 @@ const COMPANIONS: [&str; 4] =
 
 /// Settings in a line of a table, in the spelling of a command line or as `key=value`; degrees of one are left out.
 pub fn row(settings: &[Setting], is_command: bool) -> String {
-    let is_shown = |s: &&Setting| !COMPANIONS.contains(&s.key.as_str()) && s.value != Value::from(1);
+    let is_shown = |s: &&Setting| !COMPANIONS.contains(&s.key.as_str()) && s.value != 1;
     let settings: Vec<Setting> = settings.iter().filter(is_shown).cloned().collect();
     if is_command {
         return words(&settings).join(" ");
