@@ -245,8 +245,8 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     Err(refusal.into())
 }
 
-/// The most operations of all ranks in a step on one machine: as many take about a minute on two cores, however small they are.
-const OPERATIONS: u64 = 2_000_000;
+/// The most operations of all ranks in a step on one machine: as many take half a minute on two cores, however small they are.
+const OPERATIONS: u64 = 1_000_000;
 
 /// Refuses steps of very many small operations, as rings of hundreds of ranks have.
 fn refuse_minutes(per_rank: &Module) -> Result<()> {

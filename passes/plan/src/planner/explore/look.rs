@@ -17,15 +17,7 @@ use crate::planner::target::Target;
 impl Search<'_> {
     /// A first look at all steps, the fastest that may fit first.
     pub(super) fn looked(&self, insides: &[Inside]) -> Vec<Looked> {
-        let all = insides.iter().flat_map(|inside| inside.looks.iter().cloned());
-        // Pipelines that are too long to compile are refused where there is nothing else.
-        let (mut all, long): (Vec<Looked>, Vec<Looked>) = all.partition(|look| {
-            let Shape { stages, micro_batches, chunks, .. } = look.shape;
-            stages == 1 || stages * micro_batches * chunks <= MAX_CALLS
-        });
-        if all.is_empty() {
-            all = long;
-        }
+        let mut all: Vec<Looked> = insides.iter().flat_map(|inside| inside.looks.iter().cloned()).collect();
         let usable = self.usable();
         let fits = |l: &Looked| l.estimate.memory as f64 <= usable;
         all.sort_by(|a, b| {
@@ -84,6 +76,9 @@ impl Search<'_> {
                             block.chunk_loss(loss_chunks);
                         }
                         for (order, chunks) in self.orders(stages, micro_batches) {
+                            if stages > 1 && stages * micro_batches * chunks > MAX_CALLS {
+                                continue;
+                            }
                             let shape = Shape { stages, micro_batches, order, chunks };
                             let is_admitted = for_target.as_ref().is_none_or(|(target, layout)| {
                                 let Some(layout) = layout else { return true };
