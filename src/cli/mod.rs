@@ -1,6 +1,7 @@
 //! The command line's grammar.
 
 mod decoding;
+mod project;
 mod serving;
 mod values;
 
@@ -11,6 +12,7 @@ use ithaca_passes::frameworks::Framework;
 use serde::Serialize;
 
 pub use decoding::DecodingArgs;
+pub use project::{CheckArgs, InitArgs, PROJECT};
 pub use serving::ServingArgs;
 pub(crate) use values::tokens;
 use values::{framework, importable, positive, tolerance, whole};
@@ -58,6 +60,21 @@ Examples:
 A plan of training searches what is left open: strategy, mesh, ZeRO, recomputation, micro-batches, order of stages, and parts of
 the loss. --max-tp, --only and --without narrow it.")]
     Plan(PlanArgs),
+    /// Write ithaca.toml, which names models, clusters and workloads to plan.
+    #[command(after_help = "\
+Examples:
+  ithaca init models/llama-3-8b
+  ithaca check --bless")]
+    Init(InitArgs),
+    /// Plan everything in ithaca.toml and review the differences from the committed plans; exit 1 when there are any.
+    #[command(after_help = "\
+Examples:
+  ithaca check
+  ithaca check --bless
+
+Exit code: 0 if every plan is as committed; 1 if one differs, is missing, or is not named any
+more; 2 after an error. With --bless plans are written, and 1 remains for those not named.")]
+    Check(CheckArgs),
     /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "\
 Example:
@@ -160,7 +177,7 @@ Examples:
   ithaca calibrate --device cpu -o this-machine.toml
   ithaca plan examples/llama-3-8b --cluster ours.toml --gpus 8 --seq 128k
 
-docs/clusters.md has the columns of the tables.")]
+docs/book/src/clusters.md has the columns of the tables.")]
     Calibrate(CalibrateArgs),
     /// List operations, passes, strategies, models or clusters.
     #[command(after_help = "\

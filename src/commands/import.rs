@@ -67,12 +67,19 @@ pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Don
             let Some(row) = refusal.alternatives.iter().find(is_large).cloned() else {
                 return Err(Failure::from(refusal.diagnostic));
             };
-            let rows: Vec<Alternative> = best.alternatives.first().cloned().into_iter().chain([row]).collect();
+            let rows: Vec<Alternative> =
+                best.alternatives.first().cloned().into_iter().chain([row]).collect();
             let view = View { refusals: planner::Refusals::Each, ..view };
             let table = planner::table(&rows, &rates, &view);
             let title = args.from.title();
-            let sentence = format!("your layout does not fit by these prices; the best that was found for {title} is above it");
-            format!("{}\n{table}\n{}\n\n", heading(&best, &model.name, view.width), wrapped(&sentence, view.width, 2))
+            let sentence = format!(
+                "your layout does not fit by these prices; the best that was found for {title} is above it"
+            );
+            format!(
+                "{}\n{table}\n{}\n\n",
+                heading(&best, &model.name, view.width),
+                wrapped(&sentence, view.width, 2)
+            )
         }
     };
     let place = args.model.as_ref().map_or("MODEL".to_owned(), |path| path.display().to_string());

@@ -91,7 +91,8 @@ pub(crate) fn tree(settings: &[Setting]) -> Value {
 }
 
 /// Settings that follow from others, and are left out of tables.
-const COMPANIONS: [&str; 4] = ["ckpt-format", "no-gradient-accumulation-fusion", "recompute-method", "checkpoint.ckpt_format"];
+const COMPANIONS: [&str; 4] =
+    ["ckpt-format", "no-gradient-accumulation-fusion", "recompute-method", "checkpoint.ckpt_format"];
 
 /// Settings in a line of a table, in the spelling of a command line or as `key=value`; degrees of one are left out.
 pub fn row(settings: &[Setting], is_command: bool) -> String {

@@ -7,7 +7,10 @@ use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::parse_mesh;
 use ithaca_layout::shard::{HeadSplit, ShardOptions, Zero};
 
-use crate::{Framework, Layout, Oddity, Role, Subject, TokenOrder, check, export, megatron_args, nearest, row, settings};
+use crate::{
+    Framework, Layout, Oddity, Role, Subject, TokenOrder, check, export, megatron_args, nearest, row,
+    settings,
+};
 
 fn model(name: &str) -> (serde_json::Value, Facts) {
     let path = format!("{}/../../examples/{name}/config.json", env!("CARGO_MANIFEST_DIR"));
@@ -71,7 +74,9 @@ fn a_mesh_in_another_order_gives_a_permutation() {
 
 #[test]
 fn every_choice_that_a_framework_lacks_is_refused() {
-    use Framework::{Accelerate, Deepspeed, Megatron, Sglang, TensorrtLlm, Torchtitan, TransformerEngine, Vllm};
+    use Framework::{
+        Accelerate, Deepspeed, Megatron, Sglang, TensorrtLlm, Torchtitan, TransformerEngine, Vllm,
+    };
     let (_, llama) = model("llama-3-8b");
     let (_, qwen) = model("qwen2.5-7b");
     let (_, gemma) = model("gemma-2-9b");
@@ -92,24 +97,68 @@ fn every_choice_that_a_framework_lacks_is_refused() {
     is(Megatron, &Layout { order: TokenOrder::Striped(1), ..ring.clone() }, &llama, "in order striped");
     is(Megatron, &Layout { sequence: 8196, ..ring.clone() }, &llama, "not divisible by 2 · context degree 4");
     // The rule is the same for every type of communication.
-    is(Megatron, &Layout { sequence: 8196, ..on("ulysses", "ulysses=4") }, &llama, "not divisible by 2 · context degree 4");
+    is(
+        Megatron,
+        &Layout { sequence: 8196, ..on("ulysses", "ulysses=4") },
+        &llama,
+        "not divisible by 2 · context degree 4",
+    );
     is(Megatron, &on("ulysses", "ulysses=16"), &llama, "copies no key/value heads");
     is(Megatron, &layout(&gemma, "ring", "ring=4", &step), &gemma, "a sliding window");
-    is(Megatron, &layout(&qwen, "megatron-tp", "tp=8", &step), &qwen, "28 query heads are not divisible by tensor degree 8");
+    is(
+        Megatron,
+        &layout(&qwen, "megatron-tp", "tp=8", &step),
+        &qwen,
+        "28 query heads are not divisible by tensor degree 8",
+    );
     is(Megatron, &layout(&t5, "single", "", &step), &t5, "t5 is not a decoder");
     is(Megatron, &layout(&llama, "megatron-tp", "tp=2", &decode), &llama, "continues sequences from caches");
-    is(Megatron, &layout(&experts, "data-parallel+megatron-tp+ep", "dp=4,tp=2", &step), &experts, "needs sequence parallelism");
+    is(
+        Megatron,
+        &layout(&experts, "data-parallel+megatron-tp+ep", "dp=4,tp=2", &step),
+        &experts,
+        "needs sequence parallelism",
+    );
     is(Megatron, &layout(&experts, "ep", "ep=4", &step), &experts, "split experts only");
-    let with = |training: Training| Layout { training: Training { stages: 4, ..training }, ..on("pipeline", "pp=4") };
+    let with = |training: Training| Layout {
+        training: Training { stages: 4, ..training },
+        ..on("pipeline", "pp=4")
+    };
     for order in [PipelineOrder::Gpipe, PipelineOrder::ZbH1] {
-        is(Megatron, &with(Training { pipeline: order, micro_batches: 8, ..Training::default() }), &llama, "in order `");
+        is(
+            Megatron,
+            &with(Training { pipeline: order, micro_batches: 8, ..Training::default() }),
+            &llama,
+            "in order `",
+        );
     }
-    is(Deepspeed, &with(Training { pipeline: PipelineOrder::Interleaved, micro_batches: 8, ..Training::default() }), &llama, "`interleaved`");
-    is(Megatron, &with(Training { recompute: Recompute::KeepAttention, ..Training::default() }), &llama, "`keep-attention`");
+    is(
+        Deepspeed,
+        &with(Training { pipeline: PipelineOrder::Interleaved, micro_batches: 8, ..Training::default() }),
+        &llama,
+        "`interleaved`",
+    );
+    is(
+        Megatron,
+        &with(Training { recompute: Recompute::KeepAttention, ..Training::default() }),
+        &llama,
+        "`keep-attention`",
+    );
     is(Megatron, &with(Training { loss_chunks: 4, ..Training::default() }), &llama, "in 4 parts");
-    is(Torchtitan, &with(Training { micro_batches: 2, ..Training::default() }), &llama, "fewer than 4 stages");
-    is(Torchtitan, &with(Training { recompute: Recompute::Full { every: 2 }, ..Training::default() }), &llama, "`full(every=2)`");
-    for oddity in [Oddity::UnevenHeads, Oddity::LayerStrategies, Oddity::SequenceAxes, Oddity::NarrowPartials] {
+    is(
+        Torchtitan,
+        &with(Training { micro_batches: 2, ..Training::default() }),
+        &llama,
+        "fewer than 4 stages",
+    );
+    is(
+        Torchtitan,
+        &with(Training { recompute: Recompute::Full { every: 2 }, ..Training::default() }),
+        &llama,
+        "`full(every=2)`",
+    );
+    for oddity in [Oddity::UnevenHeads, Oddity::LayerStrategies, Oddity::SequenceAxes, Oddity::NarrowPartials]
+    {
         let odd = Layout { oddities: vec![oddity.clone()], ..ring.clone() };
         for framework in Framework::ALL {
             is(framework, &odd, &llama, &oddity.name());
@@ -121,7 +170,12 @@ fn every_choice_that_a_framework_lacks_is_refused() {
     is(Deepspeed, &Layout { zero: Zero::Parameters, ..on("pipeline", "pp=2") }, &llama, "ZeRO 1 at most");
     is(Torchtitan, &on("ulysses", "ulysses=4"), &llama, "gathers keys and values of tokens");
     is(Torchtitan, &ring, &llama, "torchtitan gathers keys and values");
-    is(Torchtitan, &on("megatron-tp-sp", "tp=16"), &llama, "8 key/value heads are not divisible by tensor degree 16");
+    is(
+        Torchtitan,
+        &on("megatron-tp-sp", "tp=16"),
+        &llama,
+        "8 key/value heads are not divisible by tensor degree 16",
+    );
     is(Torchtitan, &Layout { zero: Zero::Optimizer, ..on("data-parallel", "dp=4") }, &llama, "ZeRO 1");
     is(Accelerate, &on("pipeline", "pp=2"), &llama, "has no pipeline");
     is(Accelerate, &on("usp", "ring=2,ulysses=2"), &llama, "sp or cp");
@@ -141,10 +195,20 @@ fn all_reasons_are_given_at_once_and_the_nearest_layout_has_none() {
     let (_, facts) = model("llama-3-8b");
     let training = Training { recompute: Recompute::KeepAttention, loss_chunks: 4, ..Training::default() };
     let step = Workload { training, ..train(16, 8192) };
-    let odd = Layout { order: TokenOrder::Contiguous, ..layout(&facts, "data-parallel+loongtrain", "dp=2,outer=2,ring=2,ulysses=2", &step) };
+    let odd = Layout {
+        order: TokenOrder::Contiguous,
+        ..layout(&facts, "data-parallel+loongtrain", "dp=2,outer=2,ring=2,ulysses=2", &step)
+    };
     assert_eq!(check(Framework::Megatron, &odd, &facts).len(), 4);
-    for framework in [Framework::Megatron, Framework::Nemo, Framework::Torchtitan, Framework::Deepspeed, Framework::Accelerate] {
-        let (near, changed) = nearest(framework, &odd, &facts).unwrap_or_else(|refusals| panic!("{framework}: {refusals:?}"));
+    for framework in [
+        Framework::Megatron,
+        Framework::Nemo,
+        Framework::Torchtitan,
+        Framework::Deepspeed,
+        Framework::Accelerate,
+    ] {
+        let (near, changed) =
+            nearest(framework, &odd, &facts).unwrap_or_else(|refusals| panic!("{framework}: {refusals:?}"));
         assert_eq!(reasons(framework, &near, &facts), "");
         assert!(changed.iter().all(|refusal| refusal.change.is_some()) && near.ranks() == odd.ranks());
     }
@@ -168,9 +232,17 @@ fn texts_of_all_frameworks() {
     let subject = |plan: &str| Subject { model: "llama-3-70b".to_owned(), plan: plan.to_owned(), node: 8 };
     let show = |framework: Framework, layout: &Layout, facts: &Facts| {
         assert_eq!(reasons(framework, layout, facts), "", "{framework}");
-        insta::assert_snapshot!(framework.name(), export(framework, layout, facts, &subject("llama-3-70b: a plan"), &[]).text);
+        insta::assert_snapshot!(
+            framework.name(),
+            export(framework, layout, facts, &subject("llama-3-70b: a plan"), &[]).text
+        );
     };
-    let staged = layout(&llama, "pipeline+data-parallel+usp+megatron-tp-sp", "pp=4,dp=2,ring=2,ulysses=2,tp=2", &step(&training));
+    let staged = layout(
+        &llama,
+        "pipeline+data-parallel+usp+megatron-tp-sp",
+        "pp=4,dp=2,ring=2,ulysses=2,tp=2",
+        &step(&training),
+    );
     let staged = Layout { zero: Zero::Optimizer, ..staged }.cut(vec![21, 20, 20, 19]);
     show(Framework::Megatron, &staged, &llama);
     show(Framework::Nemo, &staged, &llama);
@@ -196,7 +268,9 @@ fn padded_heads_are_odd_only_where_heads_do_not_divide() {
     let oddities = |degree: u64| {
         let mesh = Mesh::new([("ulysses", degree)]);
         let options = ShardOptions { heads: HeadSplit::Pad, ..ShardOptions::new("ulysses", mesh) };
-        Layout::new(&Registry::default(), &options, &Workload::prefill(1, 8192), &facts, None).unwrap().oddities
+        Layout::new(&Registry::default(), &options, &Workload::prefill(1, 8192), &facts, None)
+            .unwrap()
+            .oddities
     };
     assert_eq!(oddities(4), []);
     assert_eq!(oddities(8), [Oddity::PaddedHeads]);
@@ -231,7 +305,11 @@ fn what_a_command_line_leaves_unclear_is_refused() {
         let words = megatron_args::words(&format!("{ARGUMENTS} {more}"));
         let refusals = megatron_args::read(&words, 16, &[]).unwrap_err();
         assert!(refusals.iter().all(|refusal| refusal.code == "C21"));
-        refusals.into_iter().map(|refusal| format!("{} {}", refusal.message, refusal.helps.join(" "))).collect::<Vec<_>>().join("\n")
+        refusals
+            .into_iter()
+            .map(|refusal| format!("{} {}", refusal.message, refusal.helps.join(" ")))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     assert!(read("--fp8-format hybrid --moe-shared").contains("`--fp8-format` may change the computation"));
     assert!(read("--sequence-paralel").contains("did you mean `--sequence-parallel`?"));
