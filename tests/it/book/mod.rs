@@ -42,7 +42,7 @@ fn pages_of_strategies_are_in_step() {
         let (start, lines) = strategies::page(row, &places);
         let file = strategies::folder().join(format!("{}.md", row.name));
         if is_whole {
-            in_step(&file, &(start + &strategies::wins(&lines)));
+            in_step(&file, &(start + &strategies::wins(row.name, &lines)));
             continue;
         }
         // The default tier compares the first scenarios only.

@@ -196,6 +196,16 @@ fn plan(arguments: &str) -> Result<Plan, Failure> {
     PlanRequest::of_args(&registry, model, &args.workload, &args.layout, &args.narrowing)?.plan(&registry)
 }
 
+/// The strategy of the search that has the same layouts and movement, on axes of other names.
+fn twin(name: &str) -> Option<&'static str> {
+    match name {
+        "megatron-cp-p2p" => Some("ring"),
+        "megatron-cp-a2a" => Some("ulysses"),
+        "megatron-cp-a2a-p2p" => Some("usp"),
+        _ => None,
+    }
+}
+
 /// What came of a strategy in a scenario.
 enum Place {
     /// The fastest layout with it, its seconds, and the part by which it is slower than the best.
@@ -316,7 +326,8 @@ impl Places {
         let of_scenario = |scenario: &Scenario| {
             let best =
                 plan(scenario.arguments).unwrap_or_else(|f| panic!("{}: {}", scenario.title, f.render()));
-            names.iter().map(|&name| (name, place(scenario.arguments, &best, name))).collect()
+            let of = |name| place(scenario.arguments, &best, twin(name).unwrap_or(name));
+            names.iter().map(|&name| (name, of(name))).collect()
         };
         Self(SCENARIOS[..count].iter().map(of_scenario).collect())
     }
@@ -441,14 +452,17 @@ pub(super) fn overview(rows: &[Row], places: &Places) -> String {
 }
 
 /// Where a strategy wins: the heading, and the lines of its scenarios.
-pub(super) fn wins(lines: &[String]) -> String {
+pub(super) fn wins(name: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let heading = "\n## When it wins\n\n\
-                   The fastest layout with it in each request of [the comparison](README.md), beside the best of all.\n\n\
-                   | request | layout | step |\n|---|---|---|\n";
-    heading.to_owned() + &lines.concat()
+    let mut out = "\n## When it wins\n\n\
+                   The fastest layout with it in each request of [the comparison](README.md), beside the best of all.\n"
+        .to_owned();
+    if let Some(twin) = twin(name) {
+        let _ = writeln!(out, "Layouts and movement are those of [{twin}]({twin}.md), which stands for it.");
+    }
+    out + "\n| request | layout | step |\n|---|---|---|\n" + &lines.concat()
 }
 
 /// The picture of a strategy; `single` has none.
