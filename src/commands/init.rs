@@ -37,13 +37,10 @@ pub(super) fn init(args: &InitArgs) -> Result<Done> {
                 .into());
         }
     }
-    let (text, next) = match args.models.is_empty() {
-        true => {
-            (TEMPLATE.to_owned(), "name your models in it; then `ithaca check --bless` writes their plans")
-        }
-        false => {
-            (TEMPLATE.replace(NO_MODEL, &lines), "`ithaca check --bless` writes the plans that it names")
-        }
+    let (text, next) = if args.models.is_empty() {
+        (TEMPLATE.to_owned(), "name your models in it; then `ithaca check --bless` writes their plans")
+    } else {
+        (TEMPLATE.replace(NO_MODEL, &lines), "`ithaca check --bless` writes the plans that it names")
     };
     files::write(Path::new(PROJECT), text.as_bytes())?;
     Ok(Done::success(format!("wrote {PROJECT}: {next}\n")))

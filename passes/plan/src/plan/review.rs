@@ -179,7 +179,7 @@ fn fields(changes: &[&Change]) -> Vec<String> {
         // One of several is named in brackets.
         let path = match change.path.split_once('.') {
             Some((section, rest)) if !section.contains('[') => rest,
-            _ => &change.path,
+            _ => change.path.as_str(),
         };
         let value = |value: &Option<Value>| match value {
             Some(Value::String(text)) => text.clone(),
