@@ -57,7 +57,10 @@ pub fn is_refusal(diagnostics: &[Diagnostic]) -> Result<(), String> {
         |code: &str| ithaca::codes::sections().iter().any(|(_, codes)| codes.iter().any(|c| c.code == code));
     match diagnostics.iter().find(|d| d.message.is_empty() || !known(d.code)) {
         Some(bad) => Err(format!("a diagnostic without a message or with an unknown code: {bad:?}")),
-        None => Ok(drop(diagnostic::render(diagnostics, None))),
+        None => {
+            drop(diagnostic::render(diagnostics, None));
+            Ok(())
+        }
     }
 }
 
