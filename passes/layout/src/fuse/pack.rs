@@ -9,7 +9,7 @@
 //! The result is `%q2, %k2, %v2 = coalesced %q, %k, %v {ops=[all_to_all(axis=u, split=h, concat=s), …]}`. `RULES.md`
 //! states the rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{Fused, MAX_COALESCED, OpError, coalesced};
@@ -196,8 +196,13 @@ impl<'a> Grouping<'a> {
     fn groups(&self, members: &[usize], cx: &mut Context<'_>) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut paths = Paths::of(&self.graph);
+        // Groups that may be alike: each step of a ring has one of its own.
+        let mut numbers: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for &i in members {
-            let alike = groups.iter().rposition(|group| self.alike(group[0], i));
+            let (op, from, to) = self.ends(i);
+            let moved = matches!(op, Op::Permute).then(|| [&from.layout.moved, &to.layout.moved]);
+            let numbers = numbers.entry((op.name(), from.dtype, moved)).or_default();
+            let alike = numbers.iter().rev().copied().find(|&at| self.alike(groups[at][0], i));
             let joined = alike.filter(|&at| {
                 let group = &groups[at];
                 let full = group.len() == MAX_COALESCED || !self.fits(group, i);
@@ -207,6 +212,7 @@ impl<'a> Grouping<'a> {
             let at = match joined {
                 Some(at) if cx.rewrite() => at,
                 Some(_) | None => {
+                    numbers.push(groups.len());
                     groups.push(Vec::new());
                     groups.len() - 1
                 }
