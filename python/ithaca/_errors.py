@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import Any
 
 __all__ = ["IthacaError", "keyword", "option"]
 
 
 def option(keyword: str) -> str:
-    """`max_tp` as an option of the command line, without dashes in front."""
-    return keyword.replace("_", "-")
+    """`max_tp` as an option of the command line, without dashes in front; `for_` is `for`."""
+    return keyword.rstrip("_").replace("_", "-")
 
 
 def keyword(option: str) -> str:
     """The reverse of `option`."""
-    return option.lstrip("-").replace("-", "_")
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def _keywords(arguments: list[str]) -> dict[str, Any]:
