@@ -12,7 +12,7 @@ use serde_json::Value;
 pub use crate::commands::emit::Emitted;
 pub use crate::commands::{Done, Session};
 
-use crate::cli::{Cli, Command, Mode, PlanArgs};
+use crate::cli::{self, Cli, Command, Mode, PlanArgs};
 use crate::commands::{emit, explain, plan, repairs, verify};
 use crate::error::{Failure, Result};
 use crate::request::PlanRequest;
@@ -32,13 +32,16 @@ pub struct CommandOption {
     pub help: String,
 }
 
-/// The options of a command that are no paths of its own input and output.
+/// The options of a command that are no paths of its own input and output, and do not shape the table of `plan`.
 pub fn options(command: &str) -> Vec<CommandOption> {
     let cli = Cli::command();
     let Some(command) = cli.find_subcommand(command) else { return Vec::new() };
-    let of_files = ["output", "json", "check", "error-format", "help"];
+    let of_files = ["output", "report", "json", "check", "error-format", "help"];
+    // A plan has rows, and no table.
+    let of_table: &[&str] = if command.get_name() == "plan" { &["top", "all", "why-not"] } else { &[] };
+    let is_option = |name: &&str| !of_files.contains(name) && !of_table.contains(name);
     let options = command.get_arguments().filter_map(|argument| {
-        let name = argument.get_long().filter(|name| !of_files.contains(name))?;
+        let name = argument.get_long().filter(is_option)?;
         Some(CommandOption {
             name: name.to_owned(),
             takes_value: argument.get_action().takes_values(),
@@ -101,7 +104,10 @@ fn plan_args(options: &[String]) -> Result<PlanArgs> {
         Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => {
             Err(Failure::usage("`--mode serve` is a mode of the command line"))
         }
-        Command::Plan(args) => Ok(args),
+        Command::Plan(args) => match cli::first_given(&args.serving) {
+            Some(flag) => Err(Failure::usage(format!("`{flag}` is an option of `--mode serve`"))),
+            None => Ok(args),
+        },
         _ => unreachable!("the command is `plan`"),
     }
 }

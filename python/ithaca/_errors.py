@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import Any
 
 __all__ = ["IthacaError", "keyword", "option"]
 
 
 def option(keyword: str) -> str:
-    """`max_tp` as an option of the command line, without dashes in front."""
-    return keyword.replace("_", "-")
+    """`max_tp` as an option of the command line, without dashes in front; `for_` is `for`."""
+    return keyword.rstrip("_").replace("_", "-")
 
 
 def keyword(option: str) -> str:
     """The reverse of `option`."""
-    return option.lstrip("-").replace("-", "_")
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def _keywords(arguments: list[str]) -> dict[str, Any]:
     """Arguments of the command line as keywords."""
-    found: dict[str, Any] = {}
-    rest = iter(arguments)
-    pending: str | None = None
-    for word in rest:
+    pairs: list[tuple[str, Any]] = []
+    for word in arguments:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            pending = keyword(name)
-            given: Any = value if equals else True
+            pairs.append((keyword(name), value if equals else True))
         else:
-            given = word
-        if isinstance(given, str) and given.isdigit():
-            given = int(given)
-        assert pending is not None, "a value follows its option"
-        before = found.get(pending)
-        if word.startswith("--") and before is not None:
-            found[pending] = [*(before if isinstance(before, list) else [before]), given]
-        else:
-            found[pending] = given
+            # The value of the option before it.
+            pairs[-1] = (pairs[-1][0], word)
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        value = int(value) if isinstance(value, str) and value.isdigit() else value
+        before = found.get(name)
+        found[name] = value if before is None else [*(before if isinstance(before, list) else [before]), value]
     return found
 
 
