@@ -1,7 +1,7 @@
 //! A strategy to start from: copy this file to `examples/NAME.rs` and change what is marked with "change".
 //!
 //! `cargo run --example NAME -- list strategies` is then an `ithaca` that knows it, and `cargo test --example NAME` runs
-//! the test below. `docs/guide/your-first-sharding-pass.md` explains every part.
+//! the test below. `docs/book/src/guide/your-first-sharding-pass.md` explains every part.
 
 use std::process::ExitCode;
 

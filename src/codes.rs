@@ -35,6 +35,7 @@ pub const COMMAND_LINE: &[Code] = &[
         "C21",
         "arguments of another framework state a layout and a workload, and those that change the computation are understood",
     ),
+    code("C30", "`ithaca.toml` is TOML, its keys are known and of the right kind, and what they name exists"),
 ];
 
 /// The sections of every package, in the order of the reference page.

@@ -173,6 +173,14 @@ impl PlanRequest {
         self.ask(registry, module, stop, |program, request| self.ranked(module, program, request))
     }
 
+    /// The best plan.
+    ///
+    /// # Errors
+    /// Those of the model's configuration, and why nothing satisfies the request.
+    pub fn plan(&self, registry: &Registry) -> Result<Plan> {
+        self.answer(registry, &self.program()?)?.plan()
+    }
+
     /// What `f` makes of the compiler of candidates and the request; `module` is the program.
     fn ask<T>(
         &self,

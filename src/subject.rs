@@ -174,13 +174,16 @@ fn cache_type(name: &str) -> Result<DType> {
     known.ok_or_else(|| Failure::usage(format!("`--cache-type {name}` is not one of f32, f16, bf16, f8e4m3")))
 }
 
+/// The file of lengths of documents that the value of `--documents` names, where it lists none.
+pub(crate) fn documents_file(text: &str) -> Option<&Path> {
+    let is_list = text.chars().all(|c| c.is_ascii_digit() || "kKmM*, ".contains(c));
+    (!is_list).then(|| Path::new(text))
+}
+
 /// The lengths of documents that a text lists, or the file that it names.
 fn documents(text: &str) -> Result<Documents> {
-    let is_list = text.chars().all(|c| c.is_ascii_digit() || "kKmM*, ".contains(c));
-    if is_list {
-        return Ok(Documents::parse(text)?);
-    }
-    let lengths = files::read_text(Path::new(text)).map_err(|mut failure| {
+    let Some(file) = documents_file(text) else { return Ok(Documents::parse(text)?) };
+    let lengths = files::read_text(file).map_err(|mut failure| {
         let help = "`--documents` takes lengths, as in `8k,512*30`, or a file of them";
         failure.diagnostics = failure.diagnostics.into_iter().map(|d| d.help(help)).collect();
         failure

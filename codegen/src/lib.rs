@@ -4,6 +4,24 @@
 //! gives the same bytes.
 //!
 //! Architecture invariant: this crate depends on `ir` alone; device code reaches it as text.
+//!
+//! ```
+//! use ithaca_codegen::svg;
+//!
+//! let source = r#"
+//! ithaca 1 program
+//! model "a sum"
+//! dim s = 8
+//!
+//! func @main() {
+//!   %x = input {name="x"} : f32[s]
+//!   %y = add %x, %x : f32[s]
+//!   return y = %y
+//! }
+//! "#;
+//! let module = ithaca_ir::text::parse(source).expect("the text is well formed");
+//! assert!(svg::emit(&module).starts_with("<svg "));
+//! ```
 
 pub mod codes;
 pub mod cuda;

@@ -1,7 +1,7 @@
 //! Fuzz targets as functions of bytes, and the seeds of each. A function panics where something is wrong: a parser that panics
 //! or accepts what it cannot print, a refusal without a reason, a verdict that is false.
 //!
-//! `cargo fuzz` runs them for hours ([docs/security.md](../../docs/security.md)), and the tests of the main workspace run them
+//! `cargo fuzz` runs them for hours ([docs/book/src/security.md](../../docs/book/src/security.md)), and the tests of the main workspace run them
 //! on the seeds and on some mutations of these.
 
 mod choices;
@@ -253,7 +253,7 @@ fn plans(root: &Path) -> Vec<Vec<u8>> {
 }
 
 fn clusters(root: &Path) -> Vec<Vec<u8>> {
-    contents(root, &["passes/clusters"], "toml")
+    contents(root, &["passes/plan/clusters"], "toml")
 }
 
 fn programs(root: &Path) -> Vec<Vec<u8>> {

@@ -144,7 +144,7 @@ pub const SECTIONS: &[(&str, &[Code])] = &[
     ("Invariants of schedules", SCHEDULE),
 ];
 
-/// The page `docs/diagnostics.md`, of these sections: a title and its codes.
+/// The page `docs/book/src/diagnostics.md`, of these sections: a title and its codes.
 pub fn reference(sections: &[(&str, &[Code])]) -> String {
     let mut out = String::from(
         "# Diagnostics\n\nEach code stands for a rule; the diagnostic says how it was broken. This page is made from the \

@@ -6,6 +6,29 @@
 //!
 //! Architecture invariant: this crate knows no device, no cluster, no file and no clock, and every other crate of
 //! the workspace depends on it. A module that [`verify`](fn@verify::verify) accepts satisfies every numbered invariant.
+//!
+//! ```
+//! use ithaca_ir::{text, traffic, verify};
+//!
+//! // One rank of two: its half of the tokens becomes half of the heads.
+//! let source = r#"
+//! ithaca 1 per_rank
+//! model "an exchange"
+//! mesh ulysses=2
+//! dim s = 8
+//! dim h = 4
+//!
+//! func @main() {
+//!   %x = input {name="x"} : f32[s@ulysses h]
+//!   %y = all_to_all %x {axis=ulysses, split=h, concat=s} : f32[s h@ulysses]
+//!   return y = %y
+//! }
+//! "#;
+//! let module = text::parse(source).expect("the text is well formed");
+//! verify::verify(&module).expect("the layouts agree");
+//! // 4 tokens of 4 heads are 64 bytes, and each rank keeps half of them.
+//! assert_eq!(traffic::of_module(&module)[0].bytes_sent_per_rank, 32);
+//! ```
 
 pub mod boxes;
 pub mod builder;

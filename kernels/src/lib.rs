@@ -7,6 +7,28 @@
 //! - [`store`] reads weights and inputs, [`compare`] compares them with expected ones, [`judge`] with a whole program.
 //!
 //! Architecture invariant: this crate knows the language and no pass; its input is a schedule or a module.
+//!
+//! ```
+//! use ithaca_kernels::oracle;
+//! use ithaca_kernels::store::RandomTensors;
+//!
+//! let source = r#"
+//! ithaca 1 program
+//! model "a sum"
+//! dim s = 8
+//!
+//! func @main() {
+//!   %x = input {name="x"} : f32[s]
+//!   %y = add %x, %x : f32[s]
+//!   %z = add %y, %x : f32[s]
+//!   return y = %y, z = %z
+//! }
+//! "#;
+//! let module = ithaca_ir::text::parse(source).expect("the text is well formed");
+//! let random = RandomTensors::of_module(&module, 7);
+//! let outputs = oracle::run::<f64>(&module, &random, &random).expect("a whole program");
+//! assert!((outputs["z"].data[3] - 1.5 * outputs["y"].data[3]).abs() < 1e-12);
+//! ```
 
 pub mod tensor;
 

@@ -43,7 +43,7 @@ def _keywords(arguments: list[str]) -> dict[str, Any]:
 class IthacaError(Exception):
     """A request that is refused.
 
-    `code` is that of docs/diagnostics.md, or `PY` for a refusal of this package. `repairs` are keywords for `ithaca.plan`,
+    `code` is that of docs/book/src/diagnostics.md, or `PY` for a refusal of this package. `repairs` are keywords for `ithaca.plan`,
     each of which makes a legal request: `ithaca.plan(model, **error.repairs[0])`.
     """
 

@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str]) -> "Plan":
 
 
 class Plan:
-    """A checked parallel plan. Its document is `plan.json` (docs/plan.schema.json)."""
+    """A checked parallel plan. Its document is `plan.json` (docs/book/src/plan.schema.json)."""
 
     def __init__(self, raw: Any, notes: list[str] | None = None) -> None:
         self._raw = raw

@@ -42,7 +42,7 @@ fn sections(args: &DiffArgs) -> Result<Vec<Section>> {
     });
     let mut sections: Vec<Section> = named.collect::<Result<_>>()?;
     if sections.is_empty() {
-        sections.extend(Section::ALL.into_iter().filter(|section| *section != Section::Alternatives));
+        sections = ReviewOptions::default().sections;
     }
     if args.alternatives {
         sections.push(Section::Alternatives);

@@ -12,6 +12,7 @@ mod export;
 mod fault;
 mod generate;
 mod import;
+mod init;
 mod launch;
 mod list;
 mod merge_weights;
@@ -45,6 +46,8 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
 fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
     match cli.command {
         Command::Plan(args) => plan::plan(&args, session),
+        Command::Init(args) => init::init(&args),
+        Command::Check(args) => check::check(&args, session),
         Command::Emit(args) => emit::emit(&args, session),
         Command::Export(args) => export::export(&args, session),
         Command::Import(args) => import::import(&args, session),

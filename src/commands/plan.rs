@@ -25,7 +25,7 @@ const TOP: usize = 10;
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let view = view(args.table, session)?;
     if let Some(plan) = &args.check {
-        return check::check(plan, args, session);
+        return check::again(plan, args, session);
     }
     if args.workload.mode == Some(cli::Mode::Serve) {
         return serve::serve(args, &view, session);

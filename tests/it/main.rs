@@ -3,6 +3,7 @@
 mod accounting;
 mod accounting_movements;
 mod attention;
+mod book;
 mod checks;
 mod cli;
 mod cuda;
@@ -25,6 +26,8 @@ mod masks;
 mod measured;
 mod options;
 mod passes;
+#[path = "../../examples/snapshot/plan.rs"]
+mod plan_snapshot;
 mod prefetch;
 mod proof;
 mod random;

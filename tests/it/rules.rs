@@ -196,7 +196,7 @@ fn blocks(page: &str) -> Vec<&str> {
 
 #[test]
 fn the_example_of_the_page_is_what_happens() {
-    let page = read("docs/rules.md");
+    let page = read("docs/book/src/rules.md");
     let blocks = blocks(&page);
     let programs: Vec<&&str> = blocks.iter().filter(|b| b.starts_with("ithaca 1")).collect();
     let rules = blocks.iter().find(|b| b.contains("rule scale-of-scale")).unwrap();

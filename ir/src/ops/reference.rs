@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::ops::info::{AttrInfo, Class, Family, OpInfo, Unit};
 use crate::ops::table::op::TABLE;
 
-/// The page `docs/operations.md`.
+/// The page `docs/book/src/operations.md`.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Operations\n\nThis page is generated from the declarations in `ir/src/ops/table/`; do not edit it.\n\nThe class \

@@ -1,6 +1,6 @@
 //! Text form of modules: print → parse → print is the identity, and parsing what was printed gives an equal module.
 //!
-//! The grammar is in `docs/text.md`. Schedules share everything but the outermost layer, see
+//! The grammar is in `docs/book/src/text.md`. Schedules share everything but the outermost layer, see
 //! [`crate::schedule::parse`].
 
 pub(crate) mod cursor;

@@ -276,10 +276,7 @@ fn backward(
             known.into_iter().for_each(|saved| map.insert(v, saved));
         }
     }
-    assert!(
-        signature.n_params <= source.params.len(),
-        "gradients of results follow the other parameters"
-    );
+    assert!(signature.n_params <= source.params.len(), "gradients of results follow the other parameters");
     let mut outputs = Vec::new();
     for &i in signature.returned {
         let gradient = joint.gradients[i].map(|v| map[v]);

@@ -96,7 +96,7 @@ impl<'a> Context<'a> {
 /// A transformation of modules.
 ///
 /// [`rebuild`](crate::rebuild::rebuild) copies the nodes that a rewrite does not change. A pipeline can name a pass of
-/// a `Registry`; `docs/guide/your-first-sharding-pass.md` adds one.
+/// a `Registry`; `docs/book/src/guide/your-first-sharding-pass.md` adds one.
 pub trait Pass {
     /// The name in a pipeline.
     fn name(&self) -> &'static str;

@@ -39,7 +39,7 @@ fn make(at: &Path) {
     copy("examples/gpt2/config.json", "config.json");
     copy("tests/files/passes/ring.ith", "whole.ith");
     copy("examples/rules/algebra.rules", "rules.txt");
-    copy("passes/clusters/dgx-h100.toml", "cluster.toml");
+    copy("passes/plan/clusters/dgx-h100.toml", "cluster.toml");
     said(at, "opt whole.ith --pipeline shard{strategy=ring,ring=4} -o sharded.ith");
     let tensor = Tensor { shape: vec![2], data: vec![1.0, 2.0] };
     store::write(&at.join("tensors.safetensors"), &[("x", Stored::F32, &tensor)]).unwrap();

@@ -9,6 +9,7 @@ mod ineffective;
 mod kinds;
 mod malformed;
 mod pipelines;
+mod project;
 mod refusals;
 mod report;
 mod runtime;

@@ -44,7 +44,7 @@ fn a_plan_holds_what_its_schema_promises() {
     assert_eq!(plan["gpus"], 8);
     let product: u64 = plan["mesh"].as_array().unwrap().iter().map(|a| a["size"].as_u64().unwrap()).product();
     assert_eq!(product, 8);
-    let schema = std::fs::read_to_string(repository("docs/plan.schema.json")).unwrap();
+    let schema = std::fs::read_to_string(repository("docs/book/src/plan.schema.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     let properties = schema["properties"].as_object().unwrap();
     for field in plan.as_object().unwrap().keys() {

@@ -16,7 +16,7 @@ mod bidirectional;
 #[path = "../../../examples/template.rs"]
 mod template;
 
-const GUIDE: &str = "docs/guide/your-first-sharding-pass.md";
+const GUIDE: &str = "docs/book/src/guide/your-first-sharding-pass.md";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

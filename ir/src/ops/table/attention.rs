@@ -26,7 +26,7 @@ attributes! {
         pub keys: DimId,
         /// The width of a head, which the scores sum over.
         pub width: DimId,
-        /// The keys that a query sees, by position; `docs/text.md` lists the masks.
+        /// The keys that a query sees, by position; `docs/book/src/text.md` lists the masks.
         pub mask: Mask,
         /// The factor of the scores.
         pub scale: f64,

@@ -1,6 +1,6 @@
 //! Text form of schedules: print → parse → print is the identity.
 //!
-//! Header, types and attributes are those of modules; the grammar is in `docs/text.md`.
+//! Header, types and attributes are those of modules; the grammar is in `docs/book/src/text.md`.
 
 mod read;
 mod write;

@@ -3,7 +3,7 @@
 //! A movement only states which blocks meet where. [`LowerMovements`](crate::lower_movements::LowerMovements) derives
 //! the transfers, the merge of partial results and the whole backward pass. To add one, implement [`Movement`] and name
 //! it in a [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
-//! `docs/guide/your-first-sharding-pass.md` shows each step; `examples/template.rs` is a template to copy.
+//! `docs/book/src/guide/your-first-sharding-pass.md` shows each step; `examples/template.rs` is a template to copy.
 
 mod known;
 mod legality;

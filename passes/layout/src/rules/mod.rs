@@ -8,7 +8,7 @@
 //!
 //! [`parse`] reads rules, [`check`] runs each on random programs and returns [`CheckedRules`], the only input of
 //! [`ApplyRules`]: an unchecked rule is never applied. Rules apply within one function; they neither make sources nor
-//! call functions. `docs/rules.md` describes the language.
+//! call functions. `docs/book/src/rules.md` describes the language.
 //!
 //! Rules are directed and apply in the order of the file, so they are matched on the function itself (`rewrite`). An
 //! e-graph would keep every form and leave the choice to a cost, but `=>` states the choice; moreover types, layouts

@@ -9,29 +9,60 @@ use super::strategy::{Placement, Strategy};
 use crate::movement::Reach;
 use crate::registry::Registry;
 
-/// The table of strategies and of movements, for a terminal.
+/// A strategy in the table.
 ///
 /// Tensors are `b` sequences of `s` tokens (`t` in a cache of keys) with `h` heads, and `e` experts; `s@(ring,ulysses)` is
 /// a sequence that both axes split, `ring` first.
-pub fn strategies(registry: &Registry) -> String {
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    for strategy in registry.strategies() {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// One sentence, with its source.
+    pub summary: &'static str,
+    /// Its mesh axes.
+    pub axes: &'static [&'static str],
+    /// The layout outside attention.
+    pub outside: String,
+    /// The layout inside attention.
+    pub inside: String,
+    /// The movement of keys and queries.
+    pub movement: String,
+    /// When it is legal.
+    pub legality: &'static str,
+}
+
+/// A row for each strategy, its layouts read off its placement.
+pub fn rows(registry: &Registry) -> Vec<Row> {
+    let row = |strategy: &'static dyn Strategy| {
         let mesh = Mesh::new(strategy.axes().iter().map(|&axis| (axis, 2)));
         let axes: Vec<AxisId> = mesh.axes.ids().collect();
         let mut placement = Placement::default();
         strategy.place(&axes, &mut placement);
-        let _ = writeln!(out, "{:<22} {}", strategy.name(), strategy.summary());
-        let _ = writeln!(out, "{:<22} axes: {}", "", axes_text(strategy));
-        let _ = writeln!(
-            out,
-            "{:<22} outside attention: {}; inside: {}; movement: {}",
-            "",
-            outside(&placement, &mesh),
-            inside(&placement, &mesh),
-            placement.movement.as_deref().unwrap_or(crate::movement::LOCAL),
-        );
-        let _ = writeln!(out, "{:<22} legal: {}", "", strategy.legality());
+        Row {
+            name: strategy.name(),
+            summary: strategy.summary(),
+            axes: strategy.axes(),
+            outside: outside(&placement, &mesh),
+            inside: inside(&placement, &mesh),
+            movement: placement.movement.unwrap_or_else(|| crate::movement::LOCAL.to_owned()),
+            legality: strategy.legality(),
+        }
+    };
+    registry.strategies().map(row).collect()
+}
+
+/// The table of strategies and of movements, for a terminal.
+pub fn strategies(registry: &Registry) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    for row in rows(registry) {
+        let Row { name, summary, axes, outside, inside, movement, legality } = row;
+        let axes = if axes.is_empty() { "none".to_owned() } else { axes.join(", ") };
+        let _ = writeln!(out, "{name:<22} {summary}");
+        let _ = writeln!(out, "{:<22} axes: {axes}", "");
+        let _ =
+            writeln!(out, "{:<22} outside attention: {outside}; inside: {inside}; movement: {movement}", "");
+        let _ = writeln!(out, "{:<22} legal: {legality}", "");
     }
     let _ = writeln!(out, "\nMovements, by which keys and queries meet that lie on different ranks:");
     let _ = writeln!(out, "{:<22} keys are whole on every rank", crate::movement::LOCAL);
@@ -50,13 +81,6 @@ pub fn strategies(registry: &Registry) -> String {
          another sequence than its queries; `--sequence-axes s=AXIS` splits a sequence by axes of its own.\n",
     );
     out
-}
-
-fn axes_text(strategy: &dyn Strategy) -> String {
-    match strategy.axes() {
-        [] => "none".to_owned(),
-        axes => axes.join(", "),
-    }
 }
 
 fn outside(placement: &Placement, mesh: &Mesh) -> String {

@@ -239,7 +239,7 @@ fn impossible(key: &str, problem: &str) -> Diagnostic {
 mod tests {
     use super::*;
 
-    const H100: &str = include_str!("../../../clusters/dgx-h100.toml");
+    const H100: &str = include_str!("../../clusters/dgx-h100.toml");
 
     /// The diagnostic for the H100 profile with one text replaced.
     fn refusal(from: &str, to: &str) -> Diagnostic {

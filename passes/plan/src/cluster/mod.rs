@@ -103,7 +103,7 @@ impl Cluster {
                 let message =
                     format!("`{word}` needs the figure `{key}`, which cluster `{}` lacks", self.name);
                 Err(Diagnostic::new("M22", message)
-                    .help("add it to a cluster file (docs/clusters.md), or choose another runtime"))
+                    .help("add it to a cluster file (docs/book/src/clusters.md), or choose another runtime"))
             }
         }
     }

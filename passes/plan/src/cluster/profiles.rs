@@ -1,23 +1,23 @@
-//! The profiles that are built in, from `passes/clusters`.
+//! The profiles that are built in, from `passes/plan/clusters`.
 
 use crate::cluster::Cluster;
 
 const PROFILES: &[(&str, &str)] = &[
-    ("dgx-a100-40gb", include_str!("../../../clusters/dgx-a100-40gb.toml")),
-    ("dgx-a100-80gb", include_str!("../../../clusters/dgx-a100-80gb.toml")),
-    ("a100-80gb-800g", include_str!("../../../clusters/a100-80gb-800g.toml")),
-    ("dgx-h100", include_str!("../../../clusters/dgx-h100.toml")),
-    ("p5-h100", include_str!("../../../clusters/p5-h100.toml")),
-    ("a3-mega-h100", include_str!("../../../clusters/a3-mega-h100.toml")),
-    ("dgx-h200", include_str!("../../../clusters/dgx-h200.toml")),
-    ("dgx-b200", include_str!("../../../clusters/dgx-b200.toml")),
-    ("gb200-nvl72", include_str!("../../../clusters/gb200-nvl72.toml")),
-    ("mi300x", include_str!("../../../clusters/mi300x.toml")),
-    ("l20-pcie", include_str!("../../../clusters/l20-pcie.toml")),
-    ("l40s-pcie", include_str!("../../../clusters/l40s-pcie.toml")),
-    ("rtx-4090-pcie", include_str!("../../../clusters/rtx-4090-pcie.toml")),
-    ("a100-pcie", include_str!("../../../clusters/a100-pcie.toml")),
-    ("cpu", include_str!("../../../clusters/cpu.toml")),
+    ("dgx-a100-40gb", include_str!("../../clusters/dgx-a100-40gb.toml")),
+    ("dgx-a100-80gb", include_str!("../../clusters/dgx-a100-80gb.toml")),
+    ("a100-80gb-800g", include_str!("../../clusters/a100-80gb-800g.toml")),
+    ("dgx-h100", include_str!("../../clusters/dgx-h100.toml")),
+    ("p5-h100", include_str!("../../clusters/p5-h100.toml")),
+    ("a3-mega-h100", include_str!("../../clusters/a3-mega-h100.toml")),
+    ("dgx-h200", include_str!("../../clusters/dgx-h200.toml")),
+    ("dgx-b200", include_str!("../../clusters/dgx-b200.toml")),
+    ("gb200-nvl72", include_str!("../../clusters/gb200-nvl72.toml")),
+    ("mi300x", include_str!("../../clusters/mi300x.toml")),
+    ("l20-pcie", include_str!("../../clusters/l20-pcie.toml")),
+    ("l40s-pcie", include_str!("../../clusters/l40s-pcie.toml")),
+    ("rtx-4090-pcie", include_str!("../../clusters/rtx-4090-pcie.toml")),
+    ("a100-pcie", include_str!("../../clusters/a100-pcie.toml")),
+    ("cpu", include_str!("../../clusters/cpu.toml")),
 ];
 
 /// The names of the built-in profiles, in the order to list them.

@@ -202,7 +202,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    const H100: &str = include_str!("../../../clusters/dgx-h100.toml");
+    const H100: &str = include_str!("../../clusters/dgx-h100.toml");
 
     #[test]
     fn unknown_and_missing_keys_are_reported_at_once() {
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_page_on_cluster_files_has_every_key_and_an_example_that_parses() {
-        let page = include_str!("../../../../docs/clusters.md");
+        let page = include_str!("../../../../docs/book/src/clusters.md");
         let shapes = [names::<Cluster>(), names::<Accelerator>(), names::<Level>()];
         for key in shapes.concat() {
             let is_described =
@@ -236,6 +236,6 @@ mod tests {
             assert!(page.contains(&key), "{key}");
         }
         let example = page.rsplit("```toml\n").next().and_then(|rest| rest.split("```").next()).unwrap();
-        parse("docs/clusters.md", example).unwrap();
+        parse("docs/book/src/clusters.md", example).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! A plan is self-contained: the model's configuration, the whole cluster profile and the request are in it, so that running,
 //! verifying, emitting and planning again need no other file, and it is byte-identical from run to run and from every path of
 //! the model. Its schema is published as
-//! `docs/plan.schema.json`. Times are rounded to six significant digits, so that they print the same everywhere.
+//! `docs/book/src/plan.schema.json`. Times are rounded to six significant digits, so that they print the same everywhere.
 
 mod assumptions;
 mod diff;
@@ -555,7 +555,7 @@ impl Plan {
     }
 }
 
-/// The JSON schema of the document, as `docs/plan.schema.json` holds it.
+/// The JSON schema of the document, as `docs/book/src/plan.schema.json` holds it.
 pub fn schema() -> String {
     let schema = schemars::schema_for!(Plan);
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");

@@ -90,6 +90,14 @@ pub struct ReviewOptions {
     pub tolerance: f64,
 }
 
+impl Default for ReviewOptions {
+    /// All sections but the ranking of the alternatives, and every difference of numbers.
+    fn default() -> Self {
+        let sections = Section::ALL.into_iter().filter(|section| *section != Section::Alternatives).collect();
+        Self { sections, tolerance: 0.0 }
+    }
+}
+
 /// The differences between two plans, by section.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Review {
@@ -168,7 +176,11 @@ fn is_within(change: &Change, tolerance: f64) -> bool {
 /// The changed fields, by their paths without the section where it is the first part.
 fn fields(changes: &[&Change]) -> Vec<String> {
     let own = |change: &&Change| {
-        let path = change.path.split_once('.').map_or(change.path.as_str(), |(_, rest)| rest);
+        // One of several is named in brackets.
+        let path = match change.path.split_once('.') {
+            Some((section, rest)) if !section.contains('[') => rest,
+            _ => change.path.as_str(),
+        };
         let value = |value: &Option<Value>| match value {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Object(_) | Value::Array(_)) => "…".to_owned(),

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use ithaca_ir::Diagnostic;
 use ithaca_passes::import;
-use ithaca_passes::plan::{self, ReviewOptions, Section, review};
+use ithaca_passes::plan::{self, ReviewOptions, review};
 
-use super::session::{Done, Session};
 use crate::cli::{self, PlanArgs};
+use crate::commands::session::{Done, Session};
 use crate::error::Result;
 use crate::request::PlanRequest;
 use crate::subject;
 
-pub(super) fn check(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(in crate::commands) fn again(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let given = cli::first_given(&args.workload).or(cli::first_given(&args.layout));
     if let Some(flag) = given.or(cli::first_given(&args.narrowing)).or(cli::first_given(&args.table)) {
         let message = format!("`{flag}` does not go with `--check`: the plan records its request");
@@ -28,10 +28,8 @@ pub(super) fn check(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> 
         request.model = plan::Model::new(name, model.config);
     }
     (session.progress)("planning");
-    let module = request.program()?;
-    let again = request.answer(session.registry, &module)?.plan()?;
-    let sections = Section::ALL.into_iter().filter(|section| *section != Section::Alternatives).collect();
-    let review = review(&stated, &again, &ReviewOptions { sections, tolerance: 0.0 });
+    let again = request.plan(session.registry)?;
+    let review = review(&stated, &again, &ReviewOptions::default());
     let name = path.display();
     Ok(if review.changes.is_empty() {
         Done::success(format!("`{name}` is the plan that is chosen for its request\n"))
