@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::decoding::DecodingArgs;
+use super::subject::SubjectArgs;
 use super::values::{positive, tolerance};
-use super::{DecodingArgs, SubjectArgs};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]

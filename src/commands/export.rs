@@ -8,7 +8,7 @@ use ithaca_passes::frameworks::{self, Export, Layout, Refusal, Role, Subject, To
 use ithaca_passes::import;
 use ithaca_passes::plan::{self, Plan};
 
-use super::plan::noted;
+use super::printed::noted;
 use super::session::{Done, Session};
 use crate::cli::ExportArgs;
 use crate::error::{Failure, Result};

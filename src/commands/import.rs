@@ -11,7 +11,7 @@ use ithaca_passes::frameworks::{Framework, megatron_args};
 use ithaca_passes::plan::{Alternative, Outcome, Plan, Rates};
 use ithaca_passes::planner::{self, View};
 
-use super::plan::{heading, noted, view};
+use super::printed::{heading, noted, view};
 use super::session::{Done, Session};
 use crate::cli::{Cli, Command, ImportArgs, PlanArgs};
 use crate::error::{Failure, Result};

@@ -19,6 +19,7 @@ mod merge_weights;
 mod opt;
 mod per_rank_text;
 pub(crate) mod plan;
+mod printed;
 mod prove;
 pub(crate) mod repairs;
 mod report;

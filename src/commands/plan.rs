@@ -4,23 +4,20 @@ use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
 use ithaca_ir::Diagnostic;
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::wrap::wrapped;
-use ithaca_passes::import::{self, Mode, Workload};
-use ithaca_passes::plan::{self, Plan, Rates};
-use ithaca_passes::planner::{self, Refusals, Rows, View};
+use ithaca_passes::import::{self, Workload};
+use ithaca_passes::plan::{Plan, Rates};
+use ithaca_passes::planner::{self, View};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
+use super::printed::{heading, noted, view};
 use super::session::{Done, Session};
 use super::{check, decoding, report, serve};
-use crate::cli::{self, PlanArgs, TableArgs};
+use crate::cli::{self, PlanArgs};
 use crate::error::{Failure, Result};
 use crate::request::{Answer, PlanRequest};
 use crate::subject::Model;
 use crate::{files, ineffective, subject};
-
-/// The plans in a table unless the command line asks for more.
-const TOP: usize = 10;
 
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let view = view(args.table, session)?;
@@ -112,23 +109,6 @@ pub(crate) fn answered(
     Ok(Answered { request, answer, notes })
 }
 
-/// How much of the alternatives a table shows.
-pub(super) fn view(args: TableArgs, session: &Session<'_>) -> Result<View> {
-    let TableArgs { top, all, why_not } = args;
-    let rows = match top {
-        Some(0) => {
-            return Err(Diagnostic::new("C00", "`--top 0` shows no plan")
-                .help("use `--top 1` or more, or `--json`, which prints no table")
-                .into());
-        }
-        Some(n) => Rows::Top(usize::try_from(n).unwrap_or(usize::MAX)),
-        None if all => Rows::All,
-        None => Rows::Top(TOP),
-    };
-    let refusals = if all || why_not { Refusals::Each } else { Refusals::Summed };
-    Ok(View { width: session.width, rows, refusals })
-}
-
 /// The plan for a terminal: the request, the ranked table, the notes.
 fn summary(plan: &Plan, name: &str, view: &View) -> String {
     let mut out = heading(plan, name, view.width);
@@ -139,35 +119,4 @@ fn summary(plan: &Plan, name: &str, view: &View) -> String {
         out.push_str(&noted(note, view.width));
     }
     out
-}
-
-/// A note in lines of a width.
-pub(super) fn noted(text: &str, width: usize) -> String {
-    wrapped(&format!("note: {text}"), width, "note: ".len()) + "\n"
-}
-
-/// The model under this name, the workload and the cluster.
-pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
-    let plan::Workload {
-        batch, sequence, target_sequence, documents, dtype, mode, cache, cache_type, ..
-    } = &plan.workload;
-    let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
-    let documents =
-        documents.as_ref().map(|d| format!(" ({})", counted(d.count(), "document"))).unwrap_or_default();
-    let of = match (mode, cache) {
-        (Mode::Decode, Some(context)) => {
-            let of_type = cache_type.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
-            format!("a token of each of {batch} x {context} tokens{target} in caches{of_type},")
-        }
-        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} behind caches of {context},"),
-        (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),
-    };
-    let text = format!(
-        "{name}: {} of {of} in {dtype} on {} of {} ({})",
-        mode.name(),
-        counted(plan.gpus, "GPU"),
-        plan.cluster.name,
-        plan.cluster.accelerator.name,
-    );
-    wrapped(&text, width, 2) + "\n"
 }

@@ -13,7 +13,7 @@ use ithaca_passes::simulate::discrete;
 use serde::Serialize;
 
 use super::explain::overlap;
-use super::plan::heading;
+use super::printed::heading;
 use super::session::{Done, Session};
 use crate::cli::ReportArgs;
 use crate::error::Result;

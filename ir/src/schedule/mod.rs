@@ -20,7 +20,7 @@ pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::boxes::Side;
 use crate::dtype::DType;
@@ -97,19 +97,29 @@ impl Schedule {
         self.frames.ids().next_back()
     }
 
-    /// For each frame the layers that it runs for, as ascending ranges that do not touch, and the ranks that run it; all of
-    /// them where there is no place. `main` runs for layer 0, and a frame that nobody calls for none.
-    pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
-        let runs = layers::runs_by_place(self.frames.len(), self.main().map(Entity::index), |caller| {
+    /// For each frame its runs, by the ranks that run it.
+    fn runs(&self) -> Vec<BTreeMap<Option<At>, Runs>> {
+        layers::runs_by_place(self.frames.len(), self.main().map(Entity::index), |caller| {
             self.frames[FrameId::new(caller)].tasks.iter().filter_map(|task| match &task.work {
                 Work::Call { callee, layers, stride, stage, .. } => {
                     Some(Call { callee: callee.index(), layers, stride: *stride, stage: *stage })
                 }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
             })
-        });
+        })
+    }
+
+    /// For each frame the layers that it runs for, as ascending ranges that do not touch, and the ranks that run it; all of
+    /// them where there is no place. `main` runs for layer 0, and a frame that nobody calls for none.
+    pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
         let layers = |(at, runs): (Option<At>, Runs)| runs.layers.into_iter().map(move |layers| (layers, at));
-        runs.into_iter().map(|of_frame| of_frame.into_iter().flat_map(layers).collect()).collect()
+        self.runs().into_iter().map(|of_frame| of_frame.into_iter().flat_map(layers).collect()).collect()
+    }
+
+    /// For each frame how often ranks of each place run it in one run of `main`; layers count.
+    pub fn runs_by_place(&self) -> Vec<BTreeMap<Option<At>, u64>> {
+        let counts = |runs: BTreeMap<_, Runs>| runs.into_iter().map(|(at, runs)| (at, runs.count)).collect();
+        self.runs().into_iter().map(counts).collect()
     }
 
     /// The places in which not all tasks of `main` run, ascending; none where every rank runs every task.

@@ -6,13 +6,13 @@ use ithaca_ir::Diagnostic;
 use ithaca_passes::import;
 use ithaca_passes::plan::{self, ReviewOptions, review};
 
+use super::super::session::{Done, Session};
 use crate::cli::{self, PlanArgs};
-use crate::commands::session::{Done, Session};
 use crate::error::Result;
 use crate::request::PlanRequest;
 use crate::subject;
 
-pub(in crate::commands) fn again(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(crate) fn again(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let given = cli::first_given(&args.workload).or(cli::first_given(&args.layout));
     if let Some(flag) = given.or(cli::first_given(&args.narrowing)).or(cli::first_given(&args.table)) {
         let message = format!("`{flag}` does not go with `--check`: the plan records its request");

@@ -1,6 +1,6 @@
 //! `explain`: communication, time and memory of a plan, and its alternatives.
 
-pub(in crate::commands) mod overlap;
+pub(crate) mod overlap;
 mod prefix;
 
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use ithaca_passes::planner::{View, table};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
-use super::plan::{heading, view};
+use super::printed::{heading, view};
 use super::session::{Done, Session};
 use crate::cli::{ExplainArgs, TableArgs};
 use crate::error::Result;

@@ -38,7 +38,7 @@ pub(super) fn text(schedule: &Schedule, overlaps: &[Overlap]) -> String {
 }
 
 /// The rows of `overlaps`, the most exposed first, then the longest.
-pub(in crate::commands) fn rows(schedule: &Schedule, overlaps: &[Overlap]) -> Vec<Row> {
+pub(crate) fn rows(schedule: &Schedule, overlaps: &[Overlap]) -> Vec<Row> {
     let mut rows: BTreeMap<Vec<String>, Row> = BTreeMap::new();
     for overlap in overlaps.iter().filter(|overlap| overlap.seconds > 0.0) {
         rows.entry(key(schedule, overlap)).or_default().add(schedule, overlap);
@@ -103,7 +103,7 @@ fn name(schedule: &Schedule, at: TaskAt) -> String {
 
 /// One row.
 #[derive(Default, Serialize)]
-pub(in crate::commands) struct Row {
+pub(crate) struct Row {
     frame: String,
     collective: String,
     /// Collectives of the function.

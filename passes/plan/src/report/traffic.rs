@@ -140,13 +140,10 @@ impl Traffic {
 
 /// The messages of a schedule; those that are equal once.
 fn messages(schedule: &Schedule) -> Vec<Message> {
-    let runs = schedule.layers_by_place();
+    let runs = schedule.runs_by_place();
     let mut found: Vec<Message> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
-        let mut times: BTreeMap<Option<At>, u64> = BTreeMap::new();
-        for (layers, at) in &runs[id.index()] {
-            *times.entry(*at).or_default() += layers.end - layers.start;
-        }
+        let times = &runs[id.index()];
         let from = found.len();
         for (i, task) in frame.tasks.iter().enumerate() {
             let Work::Exchange(transfer) = &task.work else { continue };

@@ -1,0 +1,63 @@
+//! The parts of a printed plan that commands share: the request in a line, notes, and how much of a table is shown.
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::wrap::wrapped;
+use ithaca_passes::import::Mode;
+use ithaca_passes::plan::{self, Plan};
+use ithaca_passes::planner::{Refusals, Rows, View};
+
+use super::session::Session;
+use crate::cli::TableArgs;
+use crate::error::Result;
+
+/// The plans in a table unless the command line asks for more.
+const TOP: usize = 10;
+
+/// How much of the alternatives a table shows.
+pub(super) fn view(args: TableArgs, session: &Session<'_>) -> Result<View> {
+    let TableArgs { top, all, why_not } = args;
+    let rows = match top {
+        Some(0) => {
+            return Err(Diagnostic::new("C00", "`--top 0` shows no plan")
+                .help("use `--top 1` or more, or `--json`, which prints no table")
+                .into());
+        }
+        Some(n) => Rows::Top(usize::try_from(n).unwrap_or(usize::MAX)),
+        None if all => Rows::All,
+        None => Rows::Top(TOP),
+    };
+    let refusals = if all || why_not { Refusals::Each } else { Refusals::Summed };
+    Ok(View { width: session.width, rows, refusals })
+}
+
+/// A note in lines of a width.
+pub(super) fn noted(text: &str, width: usize) -> String {
+    wrapped(&format!("note: {text}"), width, "note: ".len()) + "\n"
+}
+
+/// The model under this name, the workload and the cluster.
+pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
+    let plan::Workload {
+        batch, sequence, target_sequence, documents, dtype, mode, cache, cache_type, ..
+    } = &plan.workload;
+    let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
+    let documents =
+        documents.as_ref().map(|d| format!(" ({})", counted(d.count(), "document"))).unwrap_or_default();
+    let of = match (mode, cache) {
+        (Mode::Decode, Some(context)) => {
+            let of_type = cache_type.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
+            format!("a token of each of {batch} x {context} tokens{target} in caches{of_type},")
+        }
+        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} behind caches of {context},"),
+        (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),
+    };
+    let text = format!(
+        "{name}: {} of {of} in {dtype} on {} of {} ({})",
+        mode.name(),
+        counted(plan.gpus, "GPU"),
+        plan.cluster.name,
+        plan.cluster.accelerator.name,
+    );
+    wrapped(&text, width, 2) + "\n"
+}
