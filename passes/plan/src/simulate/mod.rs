@@ -111,7 +111,14 @@ fn run(
 /// others are folded. Where more ranks differ than [`discrete::simulate`] takes, on a sample of them.
 pub fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
     discrete::simulate(cluster, schedule, Record::Spans { most })
-        .map_or_else(|| sampled::timeline(cluster, schedule, most), discrete::Outcome::timeline)
+        .map_or_else(|| timeline_of_sample(cluster, schedule, most), discrete::Outcome::timeline)
+}
+
+/// When each task runs on a sample of the ranks, by steps; about `most` runs one by one.
+fn timeline_of_sample(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
+    let recorder = RefCell::new(Recorder::new(schedule, most));
+    let times = run(cluster, schedule, Some(&recorder));
+    recorder.into_inner().timeline(schedule, times)
 }
 
 /// Layers of a loop that are run one by one; the rest repeat the last of them.

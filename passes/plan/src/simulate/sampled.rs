@@ -1,6 +1,5 @@
 //! The timeline of a sample of ranks, by steps, where more ranks differ than are simulated event by event.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use ithaca_ir::Rank;
@@ -11,46 +10,9 @@ use ithaca_ir::timeline::{self, Collective, Covered, Exposed, Summary, Timeline}
 use super::classes::Classes;
 use super::detail::{Detail, Folded, Run, Writer, Written};
 use super::simulation::Simulation;
-use crate::cluster::Cluster;
 
 /// Ranks of a sample whose runs are written, at most.
 const LISTED: usize = 8;
-
-/// When each task runs on some of the ranks, about `most` runs one by one.
-pub(super) fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
-    let classes = Classes::of(schedule);
-    let ranks = classes.ranks();
-    let (detail, every) = Detail::within(schedule, ranks, most, LISTED);
-    let rank = |c: usize| Recorded {
-        writer: Writer::new(c.is_multiple_of(every)),
-        called: vec![0; schedule.frames.len()],
-        is_listed: true,
-        within: 0,
-        times: BTreeMap::new(),
-    };
-    let ranks = (0..ranks.len()).map(rank).collect();
-    let recorder = RefCell::new(Recorder { detail, depth: 0, ranks });
-    let times = super::run(cluster, schedule, Some(&recorder));
-    let mut timeline = Timeline::default();
-    for ((rank, time), recorded) in times.into_iter().zip(recorder.into_inner().ranks) {
-        let Simulation { seconds, compute, streams, communication: _ } = time;
-        let collective = |((frame, task), Times { count, seconds, exposed }): ((usize, usize), Times)| {
-            let of = &schedule.frames[FrameId::new(frame)];
-            let (name, _) = timeline::title(of, task);
-            Collective { frame: of.name.clone(), name, count, seconds, exposed }
-        };
-        let collectives = recorded.times.into_iter().map(collective).collect();
-        let streams = streams.into_iter().collect();
-        let summary = Summary { rank, seconds, compute, streams, collectives };
-        let written = recorded.writer.finish(schedule, rank);
-        timeline.exposed.extend(exposed(&written, rank));
-        let Written { spans, folds, exposed: _, within } = written;
-        timeline.ranks.push(timeline::Alike { first: rank, ranks: None, summary, within });
-        timeline.spans.extend(spans);
-        timeline.folds.extend(folds);
-    }
-    timeline
-}
 
 /// When no kernel, no folded run and no earlier stream hides the listed runs of a rank.
 fn exposed(written: &Written, rank: Rank) -> Vec<Exposed> {
@@ -108,6 +70,44 @@ pub(super) type Listed = Vec<bool>;
 pub(super) type Before = ([Option<Folded>; Stream::COUNT], BTreeMap<(usize, usize), Times>);
 
 impl Recorder {
+    /// Nothing yet; about `most` runs will be listed one by one.
+    pub(super) fn new(schedule: &Schedule, most: usize) -> Self {
+        let classes = Classes::of(schedule);
+        let ranks = classes.ranks();
+        let (detail, every) = Detail::within(schedule, ranks, most, LISTED);
+        let rank = |c: usize| Recorded {
+            writer: Writer::new(c.is_multiple_of(every)),
+            called: vec![0; schedule.frames.len()],
+            is_listed: true,
+            within: 0,
+            times: BTreeMap::new(),
+        };
+        Self { detail, depth: 0, ranks: (0..ranks.len()).map(rank).collect() }
+    }
+
+    /// The timeline of the recorded runs of ranks that took so long.
+    pub(super) fn timeline(self, schedule: &Schedule, times: Vec<(Rank, Simulation)>) -> Timeline {
+        let mut timeline = Timeline::default();
+        for ((rank, time), recorded) in times.into_iter().zip(self.ranks) {
+            let Simulation { seconds, compute, streams, communication: _ } = time;
+            let collective = |((frame, task), Times { count, seconds, exposed }): ((usize, usize), Times)| {
+                let of = &schedule.frames[FrameId::new(frame)];
+                let (name, _) = timeline::title(of, task);
+                Collective { frame: of.name.clone(), name, count, seconds, exposed }
+            };
+            let collectives = recorded.times.into_iter().map(collective).collect();
+            let streams = streams.into_iter().collect();
+            let summary = Summary { rank, seconds, compute, streams, collectives };
+            let written = recorded.writer.finish(schedule, rank);
+            timeline.exposed.extend(exposed(&written, rank));
+            let Written { spans, folds, exposed: _, within } = written;
+            timeline.ranks.push(timeline::Alike { first: rank, ranks: None, summary, within });
+            timeline.spans.extend(spans);
+            timeline.folds.extend(folds);
+        }
+        timeline
+    }
+
     fn listed(&self) -> Listed {
         self.ranks.iter().map(|rank| rank.is_listed).collect()
     }
@@ -206,6 +206,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::Cluster;
+    use crate::simulate::timeline_of_sample;
 
     /// Folded layers count as if each was listed, whether they are run or repeated.
     #[test]
@@ -219,8 +221,8 @@ mod tests {
         let cluster = Cluster::named("dgx-h100").unwrap();
         let options = ShardOptions::new("ring", parse_mesh("ring=16").unwrap());
         let schedule = compile(&module, &options, &cluster).unwrap().schedule;
-        let all = timeline(&cluster, &schedule, usize::MAX);
-        let few = timeline(&cluster, &schedule, 200);
+        let all = timeline_of_sample(&cluster, &schedule, usize::MAX);
+        let few = timeline_of_sample(&cluster, &schedule, 200);
         assert!(all.folds.is_empty() && !few.folds.is_empty());
         assert!(few.spans.len() < 600, "{}", few.spans.len());
         for (all, few) in all.ranks.iter().zip(&few.ranks) {
