@@ -3,7 +3,7 @@
 //! The vertices are those of [`crate::dot`], drawn in the same styles: collectives are filled and bold, states are
 //! green. The types of a vertex's results are below its name.
 //!
-//! A picture fits a page: of a function with many vertices those that do alike are one, with their number ([`fold`]), and its title says
+//! A picture fits a page: of a function with many vertices those that do alike are one, with their number (`fold`), and its title says
 //! so. Functions are in rows.
 //!
 //! Layers, order and positions follow the method of Sugiyama, Tagawa and Toda (Methods for visual understanding of
