@@ -96,7 +96,7 @@ impl<'a> Trace<'a> {
         Self { source, names: Vec::new(), events: Vec::new(), ranks: Vec::new() }
     }
 
-    /// A rank, which stands for so many, with the streams that it uses and the times of its steps.
+    /// A simulated rank with the number of ranks that it represents, the streams that it uses and the times of its steps.
     fn process(&mut self, rank: Rank, ranks: u64, used: &[Stream], steps: Option<&Vec<(f64, f64)>>) {
         let alike = if ranks > 1 { format!(" and {} like it", ranks - 1) } else { String::new() };
         let name = json!({ "name": format!("rank {}{alike} ({})", rank.0, self.source) });

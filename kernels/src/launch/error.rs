@@ -5,7 +5,7 @@ use std::fmt;
 /// A phase of a run in processes after all are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Processes compare what they are about to run.
+    /// Processes compare their programs before they run.
     Agreeing,
     /// Ranks exchange blocks.
     Running,

@@ -1,4 +1,4 @@
-//! Memory over a step: what is alive during each task of `main`.
+//! Memory over a step: the buffers that are alive during each task of `main`.
 
 use std::collections::BTreeMap;
 
