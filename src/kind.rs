@@ -61,6 +61,8 @@ pub enum Wanted {
     Subject,
     /// The configuration of a model.
     Model,
+    /// The configuration of a model, or a program to plan.
+    Described,
     /// A cluster file.
     Cluster,
     /// A program in text form, of any level.
@@ -188,6 +190,9 @@ impl Kind {
                 Kind::Plan | Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program)
             ),
             Wanted::Model => matches!(self, Kind::Config | Kind::Json | Kind::Folder),
+            Wanted::Described => {
+                matches!(self, Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program))
+            }
             Wanted::Cluster => matches!(self, Kind::Cluster | Kind::Text),
             Wanted::Program => matches!(self, Kind::Program(_) | Kind::Text),
             Wanted::Meaning => matches!(self, Kind::Program(_) | Kind::Plan | Kind::Json),
@@ -228,7 +233,7 @@ impl Kind {
     /// The command or option that reads the file at `path`.
     fn taken_by(self, path: &str) -> Option<String> {
         let help = match self {
-            Kind::Program(Level::Program) => format!("`ithaca run {path}` runs it, `ithaca opt {path}` runs passes over it"),
+            Kind::Program(Level::Program) => format!("`ithaca run {path}` runs it, `ithaca plan {path} --gpus 8` plans it, `ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::Sharded) => format!("`ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::PerRank) => {
                 format!("`ithaca verify {path} --program PROGRAM` compares it with a whole program, `ithaca opt {path}` runs passes over it")
@@ -263,6 +268,7 @@ impl Wanted {
             Wanted::Plan => "a plan",
             Wanted::Subject => "a plan, a model or a whole program",
             Wanted::Model => "a model's folder or its config.json",
+            Wanted::Described => "a model's folder, its config.json or a whole program",
             Wanted::Cluster => "a cluster file",
             Wanted::Program => "a program in text form",
             Wanted::Meaning => "a plan or a program in text form",
@@ -283,7 +289,7 @@ impl Wanted {
             Wanted::Shards => {
                 Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one")
             }
-            Wanted::Subject | Wanted::Model | Wanted::Rules | Wanted::Tensors => None,
+            Wanted::Subject | Wanted::Model | Wanted::Described | Wanted::Rules | Wanted::Tensors => None,
         }
     }
 }
@@ -299,7 +305,7 @@ pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
         return Ok(kind);
     }
     let name = path.display().to_string();
-    let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject));
+    let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject | Wanted::Described));
     let code = if is_program { "C03" } else { "C05" };
     let instead = is_program.then(|| "name its plan, or the whole program that it was made from".to_owned());
     let found_by = wanted.found_by().map(str::to_owned);

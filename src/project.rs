@@ -196,7 +196,7 @@ impl Reader {
             self.refuse(span(value), message);
             return None;
         };
-        match subject::model(&self.folder.join(path.as_ref())) {
+        match subject::described(&self.folder.join(path.as_ref())) {
             Ok(model) => Some((name.to_owned(), model)),
             Err(failure) => {
                 self.found(failure, span(value), "");

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ithaca_ir::text::parse;
 use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
@@ -70,7 +71,12 @@ impl PlanRequest {
         let gpus = gpus.ok_or_else(|| {
             Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`")
         })?;
-        let mut workload = subject::grouped(subject::workload(workload_args, None)?, gpus);
+        let mut workload = if let Some(text) = import::program_text(&model.config) {
+            subject::own_workload(workload_args)?;
+            import::workload_of(&parse(text)?)
+        } else {
+            subject::grouped(subject::workload(workload_args, None)?, gpus)
+        };
         if workload.training.stages > 1 {
             let n = workload.training.stages;
             let message =

@@ -52,6 +52,22 @@ pub fn model(path: &Path) -> Result<Model> {
     Ok(Model { name, config, folder })
 }
 
+/// Reads a model description, or a program in text form, whose weights are inputs of runs.
+///
+/// # Errors
+/// As [`model()`], and the mistakes of a program.
+pub fn described(path: &Path) -> Result<Model> {
+    if !matches!(kind::expect(path, Wanted::Described)?, Kind::Program(_)) {
+        return model(path);
+    }
+    let file = kind::read(path, Wanted::Described)?;
+    file.program()?;
+    let name =
+        path.file_stem().map_or_else(|| "program".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    let folder = path.parent().map(Path::to_owned).unwrap_or_default();
+    Ok(Model { name, config: import::of_program(&file.text), folder })
+}
+
 /// Reads a plan.
 ///
 /// # Errors
@@ -322,18 +338,28 @@ pub fn continuing(
     Ok([job(prompt, &of_prompts)?, job(token, &options)?])
 }
 
+/// Refuses to shrink a program in text form.
+fn no_shrink() -> Failure {
+    Failure::usage("`--shrink` needs the configuration of a model; a program in text form has fixed sizes")
+}
+
+/// Refuses the workload of arguments for a program in text form.
+///
+/// # Errors
+/// `C00` where one is given.
+pub fn own_workload(args: &WorkloadArgs) -> Result<()> {
+    let Some(flag) = cli::first_given(args) else { return Ok(()) };
+    Err(Failure::usage(format!(
+        "`{flag}` describes the workload of a model; a program in text form has its own workload"
+    )))
+}
+
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
     let program = kind::read(path, Wanted::Subject)?.program()?;
     if args.shrink {
-        return Err(Failure::usage(
-            "`--shrink` needs the configuration of a model; a program in text form has fixed sizes",
-        ));
+        return Err(no_shrink());
     }
-    if let Some(flag) = cli::first_given(&args.workload) {
-        return Err(Failure::usage(format!(
-            "`{flag}` describes the workload of a model; a program in text form has its own workload"
-        )));
-    }
+    own_workload(&args.workload)?;
     let (options, cluster) = layout(registry, &args.layout, None)?;
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     Ok(Job { notes, ..Job::new(registry, program, (options, cluster)) })
@@ -388,6 +414,9 @@ pub fn job_of_plan(registry: &Registry, plan: Plan, args: &SubjectArgs) -> Resul
     let workload = plan.workload_in_stages()?;
     let large = Large { config: &plan.model.config, name: &plan.model.name, workload: &workload };
     let job = large.job(registry, (options, plan.cluster.clone()))?;
+    if args.shrink && import::program_text(&plan.model.config).is_some() {
+        return Err(no_shrink());
+    }
     if args.shrink {
         // The figures that the plan states are those of the real program, not of the small one.
         let compiled = plan.compile(registry)?;

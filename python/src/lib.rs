@@ -115,7 +115,7 @@ fn plan(
 ) -> PyResult<(RawPlan, Vec<String>)> {
     let given = json.map(|json| parsed_config(name, json)).transpose()?;
     let planned = interruptible(py, move |session, stop| {
-        let model = given.map_or_else(|| subject::model(Path::new(&path.unwrap_or_default())), Ok);
+        let model = given.map_or_else(|| subject::described(Path::new(&path.unwrap_or_default())), Ok);
         let model = without_repairs(model)?;
         api::plan(model.clone(), &options, session, Some(stop)).map_err(|failure| {
             let repairs = api::repairs(session.registry, &failure, &model, &options);

@@ -209,7 +209,8 @@ Example:
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// A folder with config.json, or the file itself; with `--check`, the model in place of that in the plan.
+    /// A folder with config.json, the file itself, or a whole program in text form; with `--check`, the model in place of
+    /// that in the plan.
     #[arg(required_unless_present = "check")]
     pub model: Option<PathBuf>,
     /// The workload.

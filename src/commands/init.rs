@@ -26,7 +26,7 @@ pub(super) fn init(args: &InitArgs) -> Result<Done> {
     let mut lines = String::new();
     let mut names = BTreeSet::new();
     for model in &args.models {
-        let name = project::name_of(&subject::model(model)?.name);
+        let name = project::name_of(&subject::described(model)?.name);
         // Names with dots are quoted, or they would be names of tables.
         let key = if name.contains('.') { quoted(&name) } else { name.clone() };
         lines += &format!("{key} = {}\n", quoted(&model.display().to_string()));

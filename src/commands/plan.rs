@@ -32,7 +32,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         return Err(refusal.help("add `--mode serve`, or omit it").into());
     }
     let model = args.model.as_deref().expect("the model is required without `--check`");
-    let model = subject::model(model)?;
+    let model = subject::described(model)?;
     let name = model.name.clone();
     for path in args.output.iter().chain(&args.report) {
         files::check_file(path)?;

@@ -98,7 +98,7 @@ fn is_accepted(arguments: &[String], session: &Session<'_>) -> bool {
     match cli.command {
         Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => true,
         Command::Plan(args) => args.model.as_deref().is_some_and(|model| {
-            let request = subject::model(model).and_then(|model| {
+            let request = subject::described(model).and_then(|model| {
                 PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)
             });
             request.is_ok()

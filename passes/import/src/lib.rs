@@ -32,6 +32,7 @@ mod fields;
 mod rope;
 mod shrink;
 mod spec;
+mod text;
 mod workload;
 
 use std::collections::BTreeSet;
@@ -48,6 +49,7 @@ pub use documents::Documents;
 pub use facts::{ExpertFacts, Facts, LlamaFacts, facts};
 pub use family::{families, text_part};
 pub use shrink::{Detail, Shrink, SmallTokens, shrink};
+pub use text::{of_program, program_text, workload_of};
 pub use workload::{Labels, Logits, Mode, Pages, Workload};
 
 /// Inputs that default to zeros, as in the library.
@@ -62,10 +64,15 @@ pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
 /// masks padding: every token counts. With rotary positions a sequence may exceed `max_position_embeddings`, as in the
 /// library; with learned positions it is refused.
 ///
+/// A description that is a program in text form ([`of_program`]) is that program, with its own name.
+///
 /// # Errors
 /// An `M` diagnostic, see the module's table.
 pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
     check_workload(workload)?;
+    if let Some(text) = program_text(config) {
+        return text::import(text, workload);
+    }
     let model = family::read(config, &workload.ignore)?;
     model.check(workload)?;
     build::module(&model, name, workload)
@@ -77,6 +84,9 @@ pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module,
 /// # Errors
 /// An `M` diagnostic for a description that cannot be imported; `ignore` are the fields declared without influence.
 pub fn predicts_next(config: &Value, ignore: &[String]) -> Result<bool, Diagnostic> {
+    if program_text(config).is_some() {
+        return Ok(false);
+    }
     let model = family::read(config, ignore)?;
     Ok(match model.structure {
         Structure::Decoder(_) | Structure::T5(_) => true,
@@ -85,11 +95,14 @@ pub fn predicts_next(config: &Value, ignore: &[String]) -> Result<bool, Diagnost
 }
 
 /// A name for the model that `config` describes, the same wherever the description is: its type and its parameters, as in
-/// `llama-8.0b`.
+/// `llama-8.0b`. A program in text form has a name of its own.
 ///
 /// # Errors
 /// An `M` diagnostic for a description that cannot be imported; `ignore` are the fields declared without influence.
 pub fn described_name(config: &Value, ignore: &[String]) -> Result<String, Diagnostic> {
+    if let Some(text) = program_text(config) {
+        return ithaca_ir::text::parse(text).map(|module| module.name).map_err(ithaca_pass::first);
+    }
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("model");
     let workload = Workload { ignore: ignore.to_vec(), ..Workload::prefill(1, 1) };
     let parameters = parameters(&import(config, kind, &workload)?) as f64;

@@ -23,7 +23,7 @@ pub(crate) fn again(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> 
     let stated = subject::plan(session.registry, path)?;
     let mut request = PlanRequest::of_plan(&stated)?;
     if let Some(model) = &args.model {
-        let model = subject::model(model)?;
+        let model = subject::described(model)?;
         let name = import::described_name(&model.config, &request.workload.ignore)?;
         request.model = plan::Model::new(name, model.config);
     }

@@ -35,6 +35,25 @@ fn repairs_work_as_they_are_printed() {
 }
 
 #[test]
+fn a_program_in_text_form_is_planned_with_its_own_workload() {
+    let root = repository("");
+    let folder = workplace();
+    let plan = folder.path().join("plan.json").display().to_string();
+    let out = said(&root, &format!("plan examples/attention.ith --gpus 4 -o {plan}"));
+    assert!(out.starts_with("attention: prefill of 1 x 120 tokens in f32"), "{out}");
+    assert!(said(&root, &format!("run {plan}")).contains("passed"));
+    assert!(said(&root, &format!("plan --check {plan}")).contains("is the plan that is chosen"));
+    for (request, reason) in [
+        ("plan examples/attention.ith --gpus 4 --seq 8", "has its own workload"),
+        (&format!("run {plan} --shrink"), "has fixed sizes"),
+        (&format!("export {plan} --to megatron"), "has no configuration of a model"),
+    ] {
+        let refusal = refused(&root, request);
+        assert!(refusal.contains(reason), "{request}: {refusal}");
+    }
+}
+
+#[test]
 fn the_table_shows_as_much_as_is_asked() {
     let root = repository("");
     let plans = |options: &str| {

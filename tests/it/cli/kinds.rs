@@ -63,7 +63,7 @@ fn files_of_another_kind_are_named() {
         ("emit @ --target ir", &["plan.json"]),
         ("diff plan.json @", &["plan.json"]),
         ("diff @ plan.json", &["plan.json"]),
-        ("plan @ --gpus 2 --seq 64", &["config.json", "folder"]),
+        ("plan @ --gpus 2 --seq 64", &["config.json", "whole.ith", "folder"]),
         ("plan config.json --gpus 2 --seq 64 --cluster @", &["cluster.toml", "notes.txt"]),
         ("run @ --shrink", &["plan.json", "config.json", "whole.ith", "folder"]),
         (

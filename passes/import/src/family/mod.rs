@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 use self::known::{GENERATION, INERT, must_be_neutral};
 use super::fields::Fields;
 use super::spec::{Dropouts, Model, Spec, Structure};
+use super::text::program_text;
 
 /// The families that can be imported: `model_type` and a summary of its features.
 pub fn families() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -294,6 +295,10 @@ pub fn text_part(config: &Value) -> Cow<'_, Value> {
 /// # Errors
 /// `M01` to `M07`, `M11`, `M12`.
 pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnostic> {
+    if program_text(config).is_some() {
+        let message = "a program in text form has no configuration of a model, which this needs";
+        return Err(Diagnostic::new("M02", message).help("use the model's folder or its config.json"));
+    }
     let config = &*text_part(config);
     let map = config.as_object().ok_or_else(|| {
         Diagnostic::new("M01", format!("a model is described by a JSON object, not by {}", kind_of(config)))

@@ -1,6 +1,6 @@
 //! Assumptions of a plan that no option states: one line for each that holds.
 
-use ithaca_import::{Documents, Logits, Mode, predicts_next};
+use ithaca_import::{Documents, Logits, Mode, predicts_next, program_text};
 use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::bytes;
@@ -32,7 +32,7 @@ impl Plan {
         let config = &self.model.config;
         let stated = ["dtype", "torch_dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
         let stated = stated.map(|name| name.trim_start_matches("torch."));
-        if self.workload.dtype != DType::F32.name() {
+        if self.workload.dtype != DType::F32.name() || program_text(config).is_some() {
             return None;
         }
         match stated {

@@ -183,7 +183,7 @@ pub struct Training {
 
 impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
-    /// description is that of the module's weights.
+    /// description is that of the module's weights, or of its inputs.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
         let training = || Training {
             labels: workload.labels,
@@ -191,8 +191,14 @@ impl Workload {
         };
         // The loss is summed in a wider type than the model has.
         let mut nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
-        let mut of_weights =
-            || nodes.find(|(_, n)| matches!(n.op, Op::Param(_))).map(|(f, n)| f.ty(n.result()).dtype);
+        let mut of_weights = || {
+            nodes.find_map(|(f, n)| {
+                let dtype = f.ty(n.result()).dtype;
+                let is_value =
+                    matches!(n.op, Op::Param(_)) || (matches!(n.op, Op::Input(_)) && dtype.is_float());
+                is_value.then_some(dtype)
+            })
+        };
         let dtype = workload.dtype.or_else(&mut of_weights).unwrap_or(DType::F32);
         Self {
             mode: workload.mode,
