@@ -10,7 +10,8 @@ use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::frameworks::Framework;
-use ithaca_passes::import::{self, Logits, Mode, Workload};
+use ithaca_passes::fuse::prefetch::Prefetch;
+use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
@@ -18,7 +19,7 @@ use ithaca_passes::registry::Registry;
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective;
-use crate::subject::{self, Model};
+use crate::subject::{self, Model, Offload};
 
 /// A request to the planner.
 #[derive(Clone, Debug)]
@@ -96,9 +97,17 @@ impl PlanRequest {
             let stages = ineffective::stages_of(registry, layout, mesh.as_ref());
             ineffective::pipeline(workload_args, &workload.training, stages)?;
         }
+        let mut options = subject::layout_options(registry, layout, mesh.as_ref())?;
+        let offload = subject::offload(workload_args)?;
+        if offload != Offload::Nothing {
+            has_host_link(&cluster)?;
+            if layout.fuse.is_none() {
+                options.fusion = options.fusion.ahead(Prefetch::default());
+            }
+        }
         let request = Request {
             strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
-            options: subject::layout_options(registry, layout, mesh.as_ref())?,
+            options,
             mesh,
             narrowing: Narrowing { only, without, max_tp, framework },
             chooses_fusion: layout.fuse.is_none(),
@@ -108,7 +117,38 @@ impl PlanRequest {
         };
         let name = import::described_name(&model.config, &workload.ignore)?;
         let model = plan::Model::new(name, model.config);
-        Ok(Self { model, cluster, workload, gpus, search: request.search() })
+        let request = Self { model, cluster, workload, gpus, search: request.search() };
+        if offload == Offload::Further { request.with_further_pages(registry) } else { Ok(request) }
+    }
+
+    /// The request with as few pages of caches in host memory as some layout needs to fit; with all but a few where none does.
+    ///
+    /// # Errors
+    /// Those of the model's configuration and the search.
+    fn with_further_pages(self, registry: &Registry) -> Result<Self> {
+        let (Some(pages), Some(tokens)) = (self.workload.pages, self.workload.cache) else { return Ok(self) };
+        let all = pages.count.unwrap_or_else(|| tokens.div_ceil(pages.tokens) * self.workload.batch);
+        // Any number of ranks that have sequences of their own divides it.
+        let unit = if all > self.gpus { self.gpus } else { 1 };
+        let with = |units: u64| {
+            let host = (units > 0).then_some(units * unit);
+            let pages = Some(Pages { host, ..pages });
+            Self { workload: Workload { pages, ..self.workload.clone() }, ..self.clone() }
+        };
+        let most = (all - 1) / unit;
+        let fits = |units: u64| Ok::<_, Failure>(!with(units).fitting(registry)?.is_empty());
+        if most == 0 || fits(0)? {
+            return Ok(with(0));
+        }
+        if !fits(most)? {
+            return Ok(with(most));
+        }
+        let (mut over, mut enough) = (0, most);
+        while enough - over > 1 {
+            let middle = u64::midpoint(over, enough);
+            *(if fits(middle)? { &mut enough } else { &mut over }) = middle;
+        }
+        Ok(with(enough))
     }
 
     /// The request that a plan records.
@@ -253,6 +293,18 @@ impl PlanRequest {
             }
         })
     }
+}
+
+/// Checks that the cluster says how fast host memory is read.
+///
+/// # Errors
+/// `C00` where it does not.
+fn has_host_link(cluster: &Cluster) -> Result<()> {
+    if cluster.accelerator.host_bandwidth.is_some() {
+        return Ok(());
+    }
+    let message = format!("cluster `{}` has no `host_bandwidth`, which `--offload` needs", cluster.name);
+    Err(Diagnostic::new("C00", message).help("copy its file, and add the figure to `[accelerator]`").into())
 }
 
 /// The options of a training step that arguments leave to the search.

@@ -114,7 +114,12 @@ fn small(
         target_sequence: workload.target_sequence.map(small),
         cache: workload.cache.map(small),
         step: workload.cache.map(|cache| if has_rings { small_step } else { cache }),
-        pages: workload.pages.map(|pages| Pages { count: None, ..pages }),
+        pages: workload.pages.map(|pages| {
+            // Those in host memory hold the first tokens, so as many are there as on the devices.
+            let entries = workload.cache.map_or(1, small).div_ceil(pages.tokens);
+            let host = pages.host.map(|_| entries * batch);
+            Pages { count: host.map(|host| 2 * host), host, ..pages }
+        }),
         // The even share of few tokens is a matter of chance, so experts have slots for all.
         expert_bound: None,
         documents: small_documents,

@@ -7,6 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
+use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Capacity, Documents, ExpertBound, Labels, Logits, Mode, Pages, Workload};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::plan::Plan;
@@ -161,6 +162,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
     let training = Training::from_pipeline(&settings)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
+    let host = offload(args)?.pages();
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
         expert_bound: Some(match &args.expert_bound {
@@ -179,9 +181,55 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         cache: args.context,
         step: None,
         cache_type: args.cache_type.as_deref().map(cache_type).transpose()?,
-        pages: args.page.map(|tokens| Pages { tokens, count: args.pages }),
+        pages: args.page.map(|tokens| Pages { tokens, count: args.pages, host }),
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// Which pages of caches are in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// None.
+    Nothing,
+    /// Those that do not fit on the GPUs.
+    Further,
+    /// So many.
+    Pages(u64),
+}
+
+impl Offload {
+    /// Their number, where it is known.
+    pub fn pages(self) -> Option<u64> {
+        match self {
+            Offload::Nothing | Offload::Further => None,
+            Offload::Pages(n) => Some(n),
+        }
+    }
+}
+
+/// The pages that `--offload` asks to keep in host memory.
+///
+/// # Errors
+/// `C00` for another value than `cache` or `cache=N`, and for as many pages as there are, or more.
+pub fn offload(args: &WorkloadArgs) -> Result<Offload> {
+    let Some(text) = args.offload.as_deref() else { return Ok(Offload::Nothing) };
+    let number = match text.split_once('=') {
+        None if text == "cache" => return Ok(Offload::Further),
+        Some(("cache", n)) => n.parse::<u64>().ok().filter(|&n| n > 0),
+        None | Some(_) => None,
+    };
+    let refused = |message: String| {
+        Diagnostic::new("C00", message).help("write `--offload cache`, or `--offload cache=8` for 8 pages")
+    };
+    let n = number.ok_or_else(|| refused(format!("`--offload {text}` names no caches")))?;
+    if args.pages.is_some_and(|all| n >= all) {
+        return Err(refused(format!(
+            "`--offload {text}` leaves no page of `--pages {}` on the GPUs",
+            args.pages.unwrap_or(0)
+        ))
+        .into());
+    }
+    Ok(Offload::Pages(n))
 }
 
 /// The element type of caches of this name.
@@ -279,7 +327,7 @@ pub fn continuing(
     pages: impl FnOnce(u64) -> Result<Option<Pages>>,
 ) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
-    let (options, cluster) = layout(registry, &args.layout, Some(cli::Mode::Decode))?;
+    let (mut options, cluster) = layout(registry, &args.layout, Some(cli::Mode::Decode))?;
     let groups = job::sequence_groups(registry, &options)?;
     let pages = pages(groups)?;
     let mut of_prompts = options.clone();
@@ -317,6 +365,11 @@ pub fn continuing(
     let steps = [Workload::cached(batch, chunk, context), Workload::decode(batch, context)];
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));
+    if args.workload.offload.is_some() && args.layout.fuse.is_none() {
+        for options in [&mut of_prompts, &mut options] {
+            options.fusion = options.fusion.ahead(Prefetch::default());
+        }
+    }
     let job = |step: Workload, options: &ShardOptions| -> Result<Job> {
         let Workload { mode, sequence, logits, .. } = step;
         let workload = Workload {

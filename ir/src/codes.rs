@@ -130,6 +130,10 @@ pub const SCHEDULE: &[Code] = &[
     code("S16", "all ranks of a communicator come to the same collectives in the same order"),
     code("S17", "no rank waits for one that does not come, nor ranks for each other in a circle"),
     code("S18", "a schedule computes its program"),
+    code(
+        "S19",
+        "on the stream `host` are copies from host memory, and nothing else reads or writes caches there but steps that append to them",
+    ),
 ];
 
 /// The rule of `code`, if it is one of this crate's.

@@ -38,11 +38,19 @@ pub(super) fn summary(
             "floor: {} to read the weights ({}) and caches ({}) of a GPU once; the step takes {:.2} times as long",
             seconds(floor),
             bytes(plan.memory.parameters),
-            bytes(plan.memory.states),
+            caches(plan.memory.states, plan.memory.host),
             step / floor
         ),
         format!("largest batch that fits in this layout: {least}{}", counted(largest, "sequence")),
     ]))
+}
+
+/// The caches of a rank, and those of them in host memory.
+fn caches(device: u64, host: u64) -> String {
+    match host {
+        0 => bytes(device),
+        host => format!("{}, and {} in host memory", bytes(device), bytes(host)),
+    }
 }
 
 /// The most sequences that fit in a layout, a multiple of the groups of ranks that share the batch.

@@ -66,6 +66,9 @@ fn layout(choices: &mut Choices) -> String {
             write!(layout, " {option} {}", choices.one_of(&values)).unwrap();
         }
     }
+    if layout.contains("--page") && choices.once_in(3) {
+        write!(layout, " --offload cache={}", choices.one_of(&[2, 1, 4, 6])).unwrap();
+    }
     if layout.contains("cp=") && choices.once_in(6) {
         layout += choices.one_of(&[" --order contiguous", " --order striped:4", " --order striped"]);
     }

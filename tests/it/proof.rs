@@ -99,7 +99,9 @@ pub(crate) fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)
         match key {
             "train" => (workload.mode, workload.batch) = (Mode::Train, value.parse().unwrap()),
             "zero" => layout.zero = value.parse().unwrap(),
-            "page" => workload.pages = Some(Pages { tokens: value.parse().unwrap(), count: None }),
+            "page" => {
+                workload.pages = Some(Pages { tokens: value.parse().unwrap(), count: None, host: None })
+            }
             "decode" => workload = Workload::decode(value.parse().unwrap(), sequence),
             "documents" => {
                 let documents = Documents::parse(value).unwrap();

@@ -91,7 +91,8 @@ fn decoding() -> [Module; 4] {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
     let text = std::fs::read_to_string(root.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let in_pages = Workload { pages: Some(Pages { tokens: 8, count: None }), ..Workload::decode(2, 32) };
+    let in_pages =
+        Workload { pages: Some(Pages { tokens: 8, count: None, host: Some(3) }), ..Workload::decode(2, 32) };
     let options = ShardOptions::new("megatron-tp+decode-context", parse_mesh("tp=2,dcp=2").unwrap());
     let [[a, b], [c, d]] = [Workload::decode(2, 32), in_pages].map(|workload| {
         let module = step_of(&config, "llama-gqa", &workload).unwrap();

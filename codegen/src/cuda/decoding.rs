@@ -37,7 +37,9 @@ pub(super) fn drive(has_reference: bool) -> String {
 /// `S40` for a state that is laid out otherwise.
 pub(super) fn check_states(step: &DeviceProgram, prompts: &DeviceProgram) -> Result<(), Diagnostic> {
     let states = |program: &'_ DeviceProgram| -> Vec<Source> {
-        program.sources.values().filter(|source| source.file == SourceFile::States).cloned().collect()
+        let is_state =
+            |source: &&Source| source.file == SourceFile::States && !source.binding.is_of_next_layer();
+        program.sources.values().filter(is_state).cloned().collect()
     };
     let left = states(prompts);
     let is_left = |state: &Source| {

@@ -123,8 +123,19 @@ impl Printer<'_, '_, '_> {
 
     /// The expression for the address of a source.
     fn source_address(&self, source: SourceId) -> String {
-        let is_per_layer = self.cx.program.sources[source].binding.is_per_layer();
-        format!("in.device.source({}, {})", source.index(), if is_per_layer { "in.layer" } else { "0" })
+        let found = &self.cx.program.sources[source];
+        let (binding, further) = found.binding.of_own_layer();
+        let is_own = |other: &ithaca_device::Source| {
+            other.file == found.file && other.binding == *binding && other.ty == found.ty
+        };
+        let own =
+            self.cx.program.sources.iter().find(|(_, other)| is_own(other)).map_or(source, |(own, _)| own);
+        let layer = match (binding.is_per_layer(), further) {
+            (false, _) => "0".to_owned(),
+            (true, 0) => "in.layer".to_owned(),
+            (true, further) => format!("in.layer + {further}"),
+        };
+        format!("in.device.source({}, {layer})", own.index())
     }
 
     /// The base pointer of an address in a task, and its offset from the region's start.
@@ -325,6 +336,7 @@ fn queue(stream: Stream) -> &'static str {
         Stream::Compute => "kCompute",
         Stream::Comm => "kComm",
         Stream::Weights => "kWeights",
+        Stream::Host => "kHost",
         Stream::ForwardEven => "kForwardEven",
         Stream::ForwardOdd => "kForwardOdd",
         Stream::BackwardEven => "kBackwardEven",

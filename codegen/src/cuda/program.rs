@@ -239,8 +239,10 @@ fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &S
 /// The condition that the rank has the source of a layer.
 fn is_held(numbers: &Numbers<'_>, layers: &[(Range<u64>, Option<At>)]) -> String {
     let is_at = |at: &Option<At>| at.map_or_else(|| "true".to_owned(), |at| numbers.is_at(&[at]));
-    if let [(_, at)] = layers {
-        return is_at(at);
+    match layers {
+        [] => return "false".to_owned(),
+        [(_, at)] => return is_at(at),
+        [_, _, ..] => {}
     }
     let run = |(layers, at): &(Range<u64>, Option<At>)| {
         format!("({} <= layer && layer < {} && {})", layers.start, layers.end, is_at(at))
@@ -354,15 +356,19 @@ fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
     caches.min()
 }
 
-/// The pages of caches: tokens of a page, pages of all ranks, and the groups of sequences that have pages of their own.
-fn pages(cx: &Context<'_>, ran: &[FrameId]) -> Option<[u64; 3]> {
-    let (pages, slots) = computed(cx.schedule, ran).find_map(|op| match op {
-        Op::Cache(Cache::AppendPages { pages, slots, .. }) => Some((*pages, *slots)),
+/// The pages of caches: tokens of a page, pages of all ranks, the groups of sequences that have pages of their own, and the pages
+/// in host memory, which are numbered after the others.
+fn pages(cx: &Context<'_>, ran: &[FrameId]) -> Option<[u64; 4]> {
+    let (pages, slots, host) = computed(cx.schedule, ran).find_map(|op| match op {
+        Op::Cache(Cache::AppendPages { pages, slots, beyond, after: None, .. }) => {
+            Some((*pages, *slots, *beyond))
+        }
         _ => None,
     })?;
     let axes = |source: &Source| Some(source.ty.layout.split[source.ty.position(pages)?].clone());
     let groups = cx.program.sources.values().find_map(axes).map_or(1, |axes| cx.program.mesh.degree(&axes));
-    Some([cx.schedule.space.size(slots), cx.schedule.space.size(pages), groups])
+    let space = &cx.schedule.space;
+    Some([space.size(slots), space.size(pages), groups, host.map_or(0, |host| space.size(host))])
 }
 
 /// The largest change of a weight's element by one optimizer step; zero without an optimizer.

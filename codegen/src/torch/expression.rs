@@ -239,7 +239,12 @@ impl Scope<'_> {
                     let [over, rows] = [dim(*over), dim(*rows)];
                     format!("append({}, {}, {}, {over}, {rows}{wraps})", all(), text(0), text(1))
                 }
-                Cache::AppendPages { pages, slots, rows } => format!(
+                Cache::AppendPages { after: Some(_), .. } | Cache::Upload => {
+                    let message = "caches in host memory have no form in PyTorch";
+                    let help = "plan without `--offload`, emit `--target cuda`, or run the plan";
+                    return Err(Diagnostic::new("S43", message).help(help));
+                }
+                Cache::AppendPages { pages, slots, rows, .. } => format!(
                     "append_pages({}, {}, {}, {}, {}, {})",
                     all(),
                     text(0),
@@ -248,7 +253,7 @@ impl Scope<'_> {
                     dim(*slots),
                     dim(*rows)
                 ),
-                Cache::GatherPages { pages, slots, over } => format!(
+                Cache::GatherPages { pages, slots, over, .. } => format!(
                     "gather_pages({}, {}, {}, {}, {}, {})",
                     all(),
                     text(0),

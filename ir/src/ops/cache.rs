@@ -13,6 +13,15 @@
 //! %pages = append_pages %cache, %k, %start, %end, %table {pages=p, slots=s, rows=t} : bf16[p s k d]
 //! %keys = gather_pages %pages, %table {pages=p, slots=s, over=c} : bf16[b c k d]
 //! ```
+//! Pages beyond those that fit on the device are a state of their own in host memory. A step reads them from a copy that is made
+//! before, and the tokens that it appends, which the copy lacks, from the pages themselves.
+//!
+//! ```text
+//! %host = state {name="cache.host.key.{layer}"} : bf16[q s k d]
+//! %copy = upload %host : bf16[q s k d]
+//! %more = append_pages %host, %k, %start, %end, %table {pages=q, slots=s, rows=t, after=p} : bf16[q s k d]
+//! %keys = gather_pages %pages, %table, %copy, %more, %start {pages=p, slots=s, over=c, beyond=q} : bf16[b c k d]
+//! ```
 //! Pages are split as sequences of the batch are, so that a rank has the pages of its sequences, and slots as tokens of a cache:
 //! ranks that split tokens have a part of each page.
 //!
@@ -37,6 +46,8 @@ pub use crate::ops::table::cache::Cache;
 pub const CACHE: &str = "cache.";
 /// What is behind the name of a cache, in the name of the scales of its rows.
 pub const SCALES: &str = "_scale";
+/// The prefix of the names of caches in host memory, which are in pages.
+pub const HOST: &str = "cache.host.";
 /// The name of the state that has the number of tokens of each sequence.
 pub const LENGTHS: &str = "cache.lengths";
 /// The name of the state that has the last token of each sequence.
@@ -69,7 +80,7 @@ impl Cache {
                 cx.shape(lengths.iter().all(|ty| !ty.has(*over)), "lengths are of sequences")?;
                 return cx.with_scales(cache, operands.get(4));
             }
-            Cache::AppendPages { pages, slots, rows } => {
+            Cache::AppendPages { pages, slots, rows, .. } => {
                 let (cache, x, table) = (operands[0], operands[1], operands[4]);
                 need_float(cx.name, x.dtype)?;
                 cx.lengths(&operands[2..4], x)?;
@@ -82,7 +93,7 @@ impl Cache {
                 )?;
                 return cx.with_scales(cache, operands.get(5));
             }
-            Cache::GatherPages { pages, slots, over } => {
+            Cache::GatherPages { pages, slots, over, beyond } => {
                 let (cache, table) = (operands[0], operands[1]);
                 let sequences = cx.table((cache, table), [*pages, *slots])?;
                 let entries = table.dims.last().map_or(0, |&d| space.size(d));
@@ -90,8 +101,31 @@ impl Cache {
                     space.size(*over) == entries * space.size(*slots),
                     "tokens are as many as entries of the table times slots of a page",
                 )?;
+                let further = match beyond {
+                    Some(_) => 5,
+                    None => 2,
+                };
+                ensure!(
+                    operands.len() == further,
+                    "V01",
+                    "`gather_pages` takes a copy of pages in host memory, these and the lengths with `beyond`, and only then"
+                );
+                if let Some(beyond) = beyond {
+                    for of_host in &operands[2..4] {
+                        cx.table((of_host, table), [*beyond, *slots])?;
+                        cx.shape(
+                            of_host.dtype == cache.dtype && of_host.dims[2..] == cache.dims[2..],
+                            "pages in host memory have of a token what the others have",
+                        )?;
+                    }
+                    cx.lengths(&operands[4..], table)?;
+                }
                 let dims = sequences.iter().chain([over]).chain(&cache.dims[2..]);
                 TensorType::new(cache.dtype, dims.copied())
+            }
+            Cache::Upload => {
+                cx.holds_numbers(operands[0])?;
+                operands[0].clone()
             }
             Cache::LastToken { over } => {
                 let x = operands[0];
@@ -166,16 +200,18 @@ impl Cache {
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let scaled = if results.len() > 1 { results[0].dims.last().copied() } else { None };
         let (of_pages, table) = match self {
-            Cache::AppendPages { pages, rows, .. } => ((*pages, None, Some(*rows)), operands.get(4)),
-            Cache::GatherPages { pages, slots, over } => {
-                ((*pages, Some((*over, *slots)), None), operands.get(1))
+            Cache::AppendPages { pages, rows, .. } => {
+                (([Some(*pages), None], None, Some(*rows)), operands.get(4))
+            }
+            Cache::GatherPages { pages, slots, over, beyond } => {
+                (([Some(*pages), *beyond], Some((*over, *slots)), None), operands.get(1))
             }
             _ => return self.rule_of_names(operands, results, scaled),
         };
         let (pages, tokens, rows) = of_pages;
         let [batch, entries] = [0, 1].map(|i| table.and_then(|table| table.dims.get(i)).copied());
         FactorRule::by_factor(operands, results, |dim| match tokens {
-            _ if dim == pages => (batch.unwrap_or(dim), FactorKind::Parallel),
+            _ if pages.contains(&Some(dim)) => (batch.unwrap_or(dim), FactorKind::Parallel),
             Some((over, slots)) if dim == over => (slots, FactorKind::Parallel),
             _ if [rows, entries, scaled].contains(&Some(dim)) => (dim, FactorKind::Whole),
             _ => (dim, FactorKind::Parallel),

@@ -1,5 +1,7 @@
 //! Sources: parameters, inputs, positions.
 
+use std::borrow::Cow;
+
 use smallvec::smallvec;
 
 use crate::dim::DimId;
@@ -20,7 +22,26 @@ impl Binding {
 
     /// The name in the file for a layer.
     pub fn stored_name(&self, layer: u64) -> String {
-        self.name.replace(LAYER, &layer.to_string())
+        self.name.replace(LAYER, &layer.to_string()).replace(NEXT_LAYER, &(layer + 1).to_string())
+    }
+
+    /// The same of the layer after that of the call: it may be read, and the other layer writes it.
+    #[must_use]
+    pub fn of_next_layer(&self) -> Self {
+        Self { name: self.name.replace(LAYER, NEXT_LAYER), ..self.clone() }
+    }
+
+    /// Whether it is of the layer after that of the call.
+    pub fn is_of_next_layer(&self) -> bool {
+        self.name.contains(NEXT_LAYER)
+    }
+
+    /// How that layer itself binds it, and by how much its layers are further than those of the call.
+    pub fn of_own_layer(&self) -> (Cow<'_, Self>, u64) {
+        if !self.is_of_next_layer() {
+            return (Cow::Borrowed(self), 0);
+        }
+        (Cow::Owned(Self { name: self.name.replace(NEXT_LAYER, LAYER), ..self.clone() }), 1)
     }
 
     /// Whether each expert has its own tensor: members of a stack along the first dimension.
@@ -31,7 +52,7 @@ impl Binding {
     /// The name with every number in it left open, the layer's too: bindings share a stored name only if these are equal.
     pub(crate) fn name_form(&self) -> String {
         let mut form = String::new();
-        for c in self.name.replace(LAYER, "0").chars() {
+        for c in self.name.replace(LAYER, "0").replace(NEXT_LAYER, "0").chars() {
             if !c.is_ascii_digit() {
                 form.push(c);
             } else if !form.ends_with('0') {
@@ -48,7 +69,7 @@ impl Binding {
 
     /// Whether each layer has its own tensor.
     pub fn is_per_layer(&self) -> bool {
-        self.name.contains(LAYER)
+        self.name.contains(LAYER) || self.is_of_next_layer()
     }
 
     /// The shape that the file must have, for a source of type `ty`.
@@ -72,6 +93,9 @@ pub fn members(name: &str, n: u64) -> Vec<String> {
 
 /// The placeholder of the layer in a name.
 const LAYER: &str = "{layer}";
+
+/// The placeholder of the layer after it.
+const NEXT_LAYER: &str = "{layer+1}";
 
 /// The placeholder of an expert's index in a name.
 const EXPERT: &str = "{expert}";

@@ -31,6 +31,7 @@ use crate::layers::{self, Call, Runs};
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
+use crate::ops::cache::HOST;
 use crate::ops::table::experts::{Deal, Experts};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::{Binding, Target};
@@ -324,6 +325,16 @@ impl Buffer {
             Content::Tensor(ty) => space.max_local_bytes(ty),
             Content::Wire { dtype, elements } => dtype.bytes() * elements,
         }
+    }
+
+    /// Whether it is a state of the layer after that of the frame.
+    pub fn place_is_of_next_layer(&self) -> bool {
+        self.place.home().is_some_and(|(_, binding)| binding.is_of_next_layer())
+    }
+
+    /// Whether it is in the memory of the host: a cache called `cache.host.…`.
+    pub fn is_in_host_memory(&self) -> bool {
+        matches!(&self.place, Place::State(binding) if binding.name.starts_with(HOST))
     }
 
     /// Element type.

@@ -1,7 +1,7 @@
 //! The streams of a rank.
 //!
 //! Weights and gradients have a stream of their own, so collectives of activations, which kernels wait for, are not queued
-//! behind them.
+//! behind them. Copies from host memory have one too, so that they are made beside kernels.
 //!
 //! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
 //! kernels nor collectives wait behind it. Each direction has three: two by the parity of the stage that sends, and one for
@@ -24,6 +24,8 @@ pub enum Stream {
     Comm,
     /// Gathers of weights and reductions of gradients.
     Weights,
+    /// Copies from host memory.
+    Host,
     /// What even stages send in the forward pass.
     ForwardEven,
     /// What odd stages send in the forward pass.
@@ -40,10 +42,11 @@ pub enum Stream {
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 9] = [
+    pub const ALL: [Stream; 10] = [
         Stream::Compute,
         Stream::Comm,
         Stream::Weights,
+        Stream::Host,
         Stream::ForwardEven,
         Stream::ForwardOdd,
         Stream::BackwardEven,
@@ -71,7 +74,7 @@ impl Stream {
 
     /// Whether it has transfers between stages of a pipeline.
     pub fn is_between_stages(self) -> bool {
-        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights)
+        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights | Stream::Host)
     }
 
     /// The spelling in the text form.
@@ -80,6 +83,7 @@ impl Stream {
             Stream::Compute => "compute",
             Stream::Comm => "comm",
             Stream::Weights => "weights",
+            Stream::Host => "host",
             Stream::ForwardEven => "forward_even",
             Stream::ForwardOdd => "forward_odd",
             Stream::BackwardEven => "backward_even",

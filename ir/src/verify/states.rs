@@ -110,6 +110,10 @@ pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)
         }
     }
     let mut found: BTreeMap<usize, OpError> = BTreeMap::new();
+    for (i, u) in uses.iter().enumerate().filter(|(_, u)| u.is_assigned && u.binding.is_of_next_layer()) {
+        let message = format!("`{}` is of the next layer, which alone assigns it", u.binding.name);
+        found.insert(i, OpError::new("V30", message));
+    }
     for (name, alike) in &stored {
         for (n, &k) in alike.iter().enumerate() {
             for &earlier in &alike[..n] {
@@ -130,8 +134,8 @@ fn conflict(space: &Space, name: &str, a: &Use<'_>, b: &Use<'_>) -> Option<OpErr
     if a.target != b.target {
         return Some(OpError::new("V30", format!("`{name}` is a weight and a state, and is assigned")));
     }
-    if a.binding != b.binding {
-        let (same, other) = (a.binding, b.binding);
+    let [same, other] = [a, b].map(|of| of.binding.of_own_layer().0);
+    if same != other {
         let disjoint = same.stored == other.stored
             && same.view == other.view
             && same.name == other.name

@@ -74,6 +74,7 @@ struct Paged {
     const int32_t* table;
     Inverse pages, slots;  // those of the rank
     int64_t entries, page_tokens, n_slots;
+    int64_t first, others_from, others_to;  // the number of the first page, and those of pages in other memory
 
     static constexpr int64_t kElsewhere = -1, kNoPage = -2;
 
@@ -82,9 +83,18 @@ struct Paged {
         const Division entry = divide(position, page_tokens);
         const int64_t slot = slots.token_at(entry.remainder);
         if (slot < 0) return kElsewhere;
-        const int64_t page = entry.quotient < entries ? pages.token_at(table[sequence * entries + entry.quotient]) : -1;
+        const int64_t number = entry.quotient < entries ? table[sequence * entries + entry.quotient] : -1;
+        if (number >= others_from && number < others_to) return kElsewhere;
+        const int64_t page = number >= first ? pages.token_at(number - first) : -1;
         return page < 0 ? kNoPage : page * n_slots + slot;
     }
+};
+
+// Pages in host memory; the copy on the device lacks the tokens from `start` on. Nothing without a copy.
+struct HostPages {
+    Paged pages;
+    const void *copy, *current;
+    const int32_t* start;
 };
 
 // Writes the new rows [sequences, rows, inner] whose slots the rank has. Where a sequence has more tokens than entries of the
@@ -109,11 +119,18 @@ __global__ void append_pages(const Bits* x, Bits* cache, const int32_t* start, c
 
 // The tokens of each sequence [sequences, tokens, inner], zero where it has no page.
 template <typename Bits>
-__global__ void gather_pages(const Bits* cache, Bits* z, Sequence tokens, Paged pages, int64_t n_tokens, int64_t inner, int64_t n) {
+__global__ void gather_pages(const Bits* cache, Bits* z, Sequence tokens, Paged pages, HostPages host, int64_t n_tokens,
+                             int64_t inner, int64_t n) {
     ITHACA_FOR(i, n) {
         const Division at = divide(i, inner), token = divide(at.quotient, n_tokens);
-        const int64_t from = pages.row_of(token.quotient, position_of(tokens, token.remainder));
-        z[i] = from >= 0 ? cache[from * inner + at.remainder] : Bits{};
+        const int64_t position = position_of(tokens, token.remainder);
+        const Bits* of = cache;
+        int64_t from = pages.row_of(token.quotient, position);
+        if (from == Paged::kElsewhere && host.copy != nullptr) {
+            from = host.pages.row_of(token.quotient, position);
+            of = static_cast<const Bits*>(position < host.start[token.quotient] ? host.copy : host.current);
+        }
+        z[i] = from >= 0 ? of[from * inner + at.remainder] : Bits{};
     }
 }
 

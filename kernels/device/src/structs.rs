@@ -28,6 +28,25 @@ impl<const K: usize> Default for Walk<K> {
     }
 }
 
+impl HostPages {
+    /// No pages are in host memory.
+    pub(crate) fn none() -> Self {
+        let nowhere = || Inverse { runs: Pointer::NONE, n: 0 };
+        let pages = Paged {
+            table: Pointer::NONE,
+            pages: nowhere(),
+            slots: nowhere(),
+            entries: 0,
+            page_tokens: 1,
+            n_slots: 0,
+            first: 0,
+            others_from: 0,
+            others_to: 0,
+        };
+        Self { pages, copy: Pointer::NONE, current: Pointer::NONE, start: Pointer::NONE }
+    }
+}
+
 impl<const K: usize> Walk<K> {
     /// Elements.
     pub(crate) fn size(&self) -> i64 {
@@ -133,6 +152,17 @@ structs! {
         entries: i64,
         page_tokens: i64,
         n_slots: i64,
+        first: i64,
+        others_from: i64,
+        others_to: i64,
+    }
+
+    /// Pages in host memory, a copy of them of before a step, and where the step's tokens start.
+    HostPages "ithaca::kernel::HostPages" {
+        pages: Paged,
+        copy: Pointer,
+        current: Pointer,
+        start: Pointer,
     }
 
     /// A band, or a table of strips.

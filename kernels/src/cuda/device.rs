@@ -42,6 +42,18 @@ pub trait Device {
     /// The device's.
     fn allocate(&self, bytes: u64) -> Result<Address, CudaError>;
 
+    /// Allocates memory of the host that kernels read and write, filled and aligned as [`allocate`](Self::allocate) does.
+    ///
+    /// # Errors
+    /// The device's.
+    fn allocate_on_host(&self, bytes: u64) -> Result<Address, CudaError>;
+
+    /// Frees memory of the host.
+    ///
+    /// # Safety
+    /// As [`release`](Self::release).
+    unsafe fn release_on_host(&self, at: Address);
+
     /// Frees memory.
     ///
     /// # Safety

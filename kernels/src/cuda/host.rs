@@ -171,6 +171,15 @@ impl Device for Host {
         Ok(at)
     }
 
+    fn allocate_on_host(&self, bytes: u64) -> Result<Address, CudaError> {
+        self.allocate(bytes)
+    }
+
+    unsafe fn release_on_host(&self, at: Address) {
+        // SAFETY: the caller guarantees the memory.
+        unsafe { self.release(at) }
+    }
+
     unsafe fn release(&self, at: Address) {
         if let Some(layout) = self.memory.borrow_mut().remove(&at) {
             // SAFETY: the memory was allocated here with this layout and is freed once.

@@ -1,6 +1,7 @@
 //! The state of a local rank on its device: memory, streams, events and tables, all allocated before a step.
 
 use ithaca_device::{Coordinates, DeviceProgram, Table};
+use ithaca_ir::ops::cache::HOST;
 use ithaca_ir::schedule::{Stream as Queue, Streams};
 use ithaca_ir::{DType, Rank};
 
@@ -27,6 +28,8 @@ pub(super) struct LocalRank<'a> {
     pub(super) tables: Vec<Address>,
     /// The arena, the stored tensors, the tables and the word.
     pub(super) memory: Address,
+    /// Memory of the host, for caches that are there.
+    host_memory: Option<Address>,
     /// Bytes of the arena.
     pub(super) arena: u64,
     /// Bytes of the arena and the stored tensors.
@@ -68,14 +71,16 @@ impl<'a> LocalRank<'a> {
     ) -> Result<Self, RunError> {
         let at = Coordinates::of(&program.mesh, rank);
         let arena = arena_bytes(program, rank).next_multiple_of(ALIGNMENT);
-        let mut bytes = arena;
+        let (mut bytes, mut host_bytes) = (arena, 0);
         let mut offsets = Vec::with_capacity(plan.tensors().len());
         for tensor in plan.tensors() {
             offsets.push(tensor.part_of[index(rank.0)].map(|part| {
-                let at = bytes;
+                let is_on_host = tensor.binding.name.starts_with(HOST);
+                let end = if is_on_host { &mut host_bytes } else { &mut bytes };
+                let at = *end;
                 let size = ithaca_ir::boxes::elements(&tensor.regions[part]) * tensor.ty.dtype.bytes();
-                bytes += size.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
-                at
+                *end += size.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
+                (at, is_on_host)
             }));
         }
         let mut streams = [device.stream()?; Queue::COUNT];
@@ -93,7 +98,15 @@ impl<'a> LocalRank<'a> {
         let before_workspace =
             (bytes + size_of_tables + 2 * WORD as u64 + program.counts).next_multiple_of(ALIGNMENT);
         let memory = device.allocate(before_workspace + program.workspace)?;
-        let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
+        let host_memory = (host_bytes > 0).then(|| device.allocate_on_host(host_bytes)).transpose()?;
+        let located = |(offset, is_on_host): (u64, bool)| {
+            if is_on_host {
+                host_memory.map(|memory| memory.offset(offset))
+            } else {
+                Some(memory.offset(offset))
+            }
+        };
+        let sources = offsets.into_iter().map(|offset| offset.and_then(located)).collect();
         let mut word = memory.offset(bytes);
         let mut tables = Vec::with_capacity(contents.len());
         for table in contents {
@@ -111,6 +124,7 @@ impl<'a> LocalRank<'a> {
             device,
             tables,
             memory,
+            host_memory,
             arena,
             bytes,
             sources,
@@ -183,6 +197,10 @@ impl Drop for LocalRank<'_> {
     fn drop(&mut self) {
         // SAFETY: the memory was allocated here. Issued work has ended, or the device was abandoned and keeps the memory.
         unsafe { self.device.release(self.memory) };
+        if let Some(memory) = self.host_memory {
+            // SAFETY: likewise.
+            unsafe { self.device.release_on_host(memory) };
+        }
     }
 }
 

@@ -36,10 +36,14 @@ pub(super) fn cache<T: Real>(call: &LocalOp<'_, T>, op: &Cache) -> Result<Vec<Va
             ints(lengths.flat_map(of_sequence).collect())
         }
         Cache::Append { over, rows, wraps } => append(call, (*over, *wraps), *rows)?.values(call),
-        Cache::AppendPages { slots, rows, .. } => append_pages(call, *slots, *rows)?.values(call),
-        Cache::GatherPages { slots, over, .. } => {
-            Ok(vec![Value::Real(call.tensor(0, gather_pages(call, *slots, *over)?)?)])
+        Cache::AppendPages { slots, rows, beyond, after, .. } => {
+            append_pages(call, (*slots, *rows), (*beyond, *after))?.values(call)
         }
+        Cache::GatherPages { pages, slots, over, beyond } => {
+            let gathered = gather_pages(call, (*slots, *over), beyond.map(|beyond| (*pages, beyond)))?;
+            Ok(vec![Value::Real(call.tensor(0, gathered)?)])
+        }
+        Cache::Upload => Ok(vec![Value::Real(call.tensor(0, call.real(0)?.to_vec())?)]),
         Cache::LastToken { over } => Ok(vec![Value::Real(call.tensor(0, last_token(call, *over)?)?)]),
         Cache::Argmax { over, .. } => argmax(call, *over),
         Cache::Choose => {
@@ -127,7 +131,7 @@ fn append<T: Real>(
 enum InPage {
     /// In this row of its part: the page times the slots, plus the slot.
     Row(usize),
-    /// In a slot that another rank has.
+    /// In a slot that another rank has, or in other memory.
     Elsewhere,
     /// The table has no page of the rank.
     No,
@@ -141,6 +145,9 @@ struct Pages<'a> {
     slots: (DimId, Range<u64>),
     entries: usize,
     table: &'a [i32],
+    /// The number of the first page, and those of pages in other memory.
+    first: u64,
+    others: Range<u64>,
 }
 
 impl<'a> Pages<'a> {
@@ -153,7 +160,15 @@ impl<'a> Pages<'a> {
         let (Some(pages), Some(slots), &[_, entries]) = (part(0), part(1), table.shape().as_slice()) else {
             return Err(call.invalid("with a cache that is not in pages"));
         };
-        Ok(Self { space: call.space, pages, slots, entries, table: table.int()? })
+        Ok(Self { space: call.space, pages, slots, entries, table: table.int()?, first: 0, others: 0..0 })
+    }
+
+    /// The same where pages of `beyond` are numbered after these, and these after those of `after`.
+    fn beside(self, beyond: Option<DimId>, after: Option<DimId>) -> Self {
+        let size = |dim: Option<DimId>| dim.map_or(0, |dim| self.space.size(dim));
+        let (first, own) = (size(after), self.space.size(self.pages.0));
+        let others = if after.is_some() { 0..first } else { own..own + size(beyond) };
+        Self { first, others, ..self }
     }
 
     /// Where the token at `position` of a sequence of the rank is.
@@ -166,7 +181,10 @@ impl<'a> Pages<'a> {
         };
         let page = if entry < self.entries { self.table[sequence * self.entries + entry] } else { -1 };
         let (pages, own) = &self.pages;
-        match u64::try_from(page).ok().and_then(|page| self.space.index_at(*pages, own.clone(), page)) {
+        let page = u64::try_from(page).ok();
+        let number = page.and_then(|page| page.checked_sub(self.first));
+        match number.and_then(|page| self.space.index_at(*pages, own.clone(), page)) {
+            None if page.is_some_and(|page| self.others.contains(&page)) => InPage::Elsewhere,
             None => InPage::No,
             Some(page) => {
                 InPage::Row(index((page - own.start) * (held.end - held.start) + (slot - held.start)))
@@ -176,10 +194,14 @@ impl<'a> Pages<'a> {
 }
 
 /// The pages with the new rows that belong to the rank.
-fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Result<Written<T>, RunError> {
+fn append_pages<T: Real>(
+    call: &LocalOp<'_, T>,
+    (slots, rows): (DimId, DimId),
+    (beyond, after): (Option<DimId>, Option<DimId>),
+) -> Result<Written<T>, RunError> {
     let (mut written, data) = (Written::of(call, 5)?, call.real(1)?);
     let (x, table) = (&call.operands[1], &call.operands[4]);
-    let pages = Pages::of(call, &call.operands[0], table)?;
+    let pages = Pages::of(call, &call.operands[0], table)?.beside(beyond, after);
     let capacity = pages.entries as u64 * call.space.size(slots);
     let width: usize = x.shape()[2..].iter().product();
     let positions = sequence_positions(call.space, rows, x.region[1].clone());
@@ -205,9 +227,18 @@ fn append_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, rows: DimId) -> Re
 }
 
 /// The tokens of each sequence that the rank is to have.
-fn gather_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, over: DimId) -> Result<Vec<T>, RunError> {
+fn gather_pages<T: Real>(
+    call: &LocalOp<'_, T>,
+    (slots, over): (DimId, DimId),
+    in_host_memory: Option<(DimId, DimId)>,
+) -> Result<Vec<T>, RunError> {
     let data = call.real(0)?;
-    let pages = Pages::of(call, &call.operands[0], &call.operands[1])?;
+    let of = |operand: usize| Pages::of(call, &call.operands[operand], &call.operands[1]);
+    let pages = of(0)?.beside(in_host_memory.map(|(_, beyond)| beyond), None);
+    let further = in_host_memory.map(|(own, _)| {
+        Ok::<_, RunError>((of(2)?.beside(None, Some(own)), [call.real(2)?, call.real(3)?], call.int(4)?))
+    });
+    let further = further.transpose()?;
     let result = call.result();
     let shape = call.shape();
     let (sequences, width) = (shape[0], shape[2..].iter().product::<usize>());
@@ -215,7 +246,14 @@ fn gather_pages<T: Real>(call: &LocalOp<'_, T>, slots: DimId, over: DimId) -> Re
     let mut gathered = vec![T::ZERO; shape.iter().product()];
     let places = (0..sequences).flat_map(|sequence| positions.iter().map(move |&p| (sequence, p)));
     for ((sequence, position), row) in places.zip(gathered.chunks_mut(width.max(1))) {
-        match pages.place(sequence, position) {
+        let (place, data) = match (pages.place(sequence, position), &further) {
+            (InPage::Elsewhere, Some((pages, [copy, current], start))) => {
+                let is_old = u64::try_from(start[sequence]).is_ok_and(|start| position < start);
+                (pages.place(sequence, position), if is_old { *copy } else { *current })
+            }
+            (place, _) => (place, data),
+        };
+        match place {
             InPage::Row(from) => row.copy_from_slice(&data[from * width..(from + 1) * width]),
             InPage::No => {}
             InPage::Elsewhere => {

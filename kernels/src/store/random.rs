@@ -42,8 +42,9 @@ enum Spread {
     Normal { mean: f64, deviation: f64 },
     /// Whole numbers from zero, below the bound.
     Below(u64),
-    /// A table of so many pages: each row has equally many in a row, then −1.
-    Pages(u64),
+    /// A table of so many pages, and of so many in host memory: each row has equally many in a row, those in host memory first, then
+    /// −1.
+    Pages([u64; 2]),
 }
 
 /// The use of a value that determines its elements.
@@ -53,8 +54,8 @@ enum Use {
     Norm,
     /// Indices into a table of so many rows.
     Index(u64),
-    /// The pages of the parts of sequences, of so many.
-    Pages(u64),
+    /// The pages of the parts of sequences, of so many, and of so many in host memory.
+    Pages([u64; 2]),
 }
 
 impl RandomTensors {
@@ -160,13 +161,16 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                 let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);
                 note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
             }
-            Op::Cache(Cache::AppendPages { pages, slots, rows }) => {
+            // Those on the device say how many further ones are in host memory.
+            Op::Cache(Cache::AppendPages { pages, slots, rows, beyond, after: None }) => {
+                let beyond = beyond.map_or(0, |dim| module.space.size(dim));
                 let [pages, slots, new] = [pages, slots, rows].map(|&dim| module.space.size(dim));
                 let shape = module.space.shape(function.ty(node.operands[4]));
-                let each = shape.first().map_or(0, |&rows| pages / rows.max(1));
+                let of_each = |pages: u64| shape.first().map_or(0, |&rows| pages / rows.max(1));
+                let each = of_each(pages) + of_each(beyond);
                 let capacity = slots * each.min(shape.last().copied().unwrap_or(0));
                 note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
-                note(node.operands[4], Some(Use::Pages(pages)));
+                note(node.operands[4], Some(Use::Pages([pages, beyond])));
             }
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
@@ -217,15 +221,24 @@ fn narrower(a: Spread, b: Spread) -> Spread {
 }
 
 /// Element `i` of a table of `pages`, of so many rows and entries of each.
-fn entry(pages: u64, [rows, entries]: [u64; 2], i: u64) -> f64 {
+fn entry([pages, beyond]: [u64; 2], [rows, entries]: [u64; 2], i: u64) -> f64 {
     let (row, entry) = (i / entries.max(1), i % entries.max(1));
-    if entry < pages / rows.max(1) { (row * pages / rows.max(1) + entry) as f64 } else { -1.0 }
+    let [each, of_host] = [pages, beyond].map(|pages| pages / rows.max(1));
+    if entry < of_host {
+        (pages + row * of_host + entry) as f64
+    } else if entry - of_host < each {
+        (row * each + entry - of_host) as f64
+    } else {
+        -1.0
+    }
 }
 
 /// One element from 64 random bits.
 fn element(spread: Spread, bits: u64) -> f64 {
     match spread {
-        Spread::Below(bound) | Spread::Pages(bound) => ((u128::from(bits) * u128::from(bound)) >> 64) as f64,
+        Spread::Below(bound) | Spread::Pages([bound, _]) => {
+            ((u128::from(bits) * u128::from(bound)) >> 64) as f64
+        }
         Spread::Normal { mean, deviation } => {
             // Four uniform numbers of 16 bits: their sum has mean 2 and variance 1/3, and no tails.
             let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();

@@ -70,6 +70,9 @@ pub struct Pages {
     /// The number of pages, of all ranks; as many as all sequences may need when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
+    /// How many of them are in host memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<u64>,
 }
 
 /// The workload of a model.

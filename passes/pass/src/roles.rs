@@ -19,6 +19,8 @@ pub struct Roles {
     pub caches: BTreeSet<DimId>,
     /// Of caches in pages: the pages, and the slots of a page.
     pub pages: BTreeMap<DimId, [DimId; 2]>,
+    /// The pages in host memory.
+    pub host_pages: BTreeSet<DimId>,
     /// Tables that token ids look up.
     pub vocabularies: BTreeSet<DimId>,
     /// Experts whose weights a rank may hold a part of.
@@ -92,8 +94,9 @@ impl Roles {
                         Cache::AppendPages { pages, slots, .. } | Cache::GatherPages { pages, slots, .. },
                     ) => {
                         let mut table = 4;
-                        if let Op::Cache(Cache::GatherPages { over, .. }) = &node.op {
+                        if let Op::Cache(Cache::GatherPages { over, beyond, .. }) = &node.op {
                             roles.pages.insert(*over, [*pages, *slots]);
+                            roles.host_pages.extend(*beyond);
                             table = 1;
                         }
                         widths.extend(function.ty(node.operands[table]).dims.last());

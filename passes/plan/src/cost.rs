@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::mask::Positions;
-use ithaca_ir::ops::{Attention, Cost, Unit};
+use ithaca_ir::ops::{Attention, Cache, Cost, Unit};
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 use ithaca_pass::Prices;
@@ -67,6 +67,10 @@ fn filled_seconds(
         let held = Held::most(space, a, operands, results);
         return attention::seconds(cluster, space, op, operands, held).unwrap_or_default();
     }
+    if let Some(bytes) = host_bytes(op, space, operands) {
+        let rate = cluster.accelerator.host_bandwidth.as_ref().map_or(f64::INFINITY, |rate| rate.value);
+        return cluster.launch_seconds() + bytes as f64 / rate;
+    }
     if let Some(seconds) = measured(cluster, space, op, operands, results) {
         return seconds;
     }
@@ -76,6 +80,15 @@ fn filled_seconds(
             kernel_seconds(cluster, space, rate, (op, operands, results), (cost, 1.0))
         }
         None => 0.0,
+    }
+}
+
+/// Bytes that an operation reads from host memory or writes there: uploads, and the rows that a step appends.
+fn host_bytes(op: &Op, space: &Space, operands: &[&TensorType]) -> Option<u64> {
+    match op {
+        Op::Cache(Cache::Upload) => Some(space.max_local_bytes(operands[0])),
+        Op::Cache(Cache::AppendPages { after: Some(_), .. }) => Some(space.max_local_bytes(operands[1])),
+        _ => None,
     }
 }
 

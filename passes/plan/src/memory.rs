@@ -16,6 +16,7 @@ use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
+use ithaca_ir::ops::cache::HOST;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
@@ -48,6 +49,9 @@ pub struct Memory {
     /// Other states.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub states: u64,
+    /// States in the memory of the host, which the total leaves out: caches called `cache.host.…`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
     /// Wire buffers at the peak, a part of the arena.
@@ -134,6 +138,7 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
             Place::Input(binding) => (&mut memory.inputs, binding),
             Place::State(binding) if is_gradient(&binding.name) => (&mut memory.gradients, binding),
             Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (&mut memory.optimizer, binding),
+            Place::State(binding) if binding.name.starts_with(HOST) => (&mut memory.host, binding),
             Place::State(binding) => (&mut memory.states, binding),
             Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
         };
@@ -142,7 +147,9 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
         let count = if binding.is_per_layer() { n_layers() } else { 1 };
         let bytes = space.max_local_bytes(&ty).saturating_mul(count);
         *sum = sum.saturating_add(bytes);
-        memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
+        if !binding.name.starts_with(HOST) {
+            memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
+        }
     }
     memory.scores = scores::most(cluster, schedule, at);
     if memory.scores > 0 {
@@ -187,6 +194,10 @@ fn loaded<'a>(
             let (Place::Weight(_) | Place::Input(_) | Place::State(_)) = &buffer.place else { continue };
             let Content::Tensor(ty) = &buffer.content else { continue };
             if ty.layout.at.is_some_and(|there| at.is_some_and(|at| there != at)) {
+                continue;
+            }
+            // The layer that it belongs to has it too.
+            if buffer.place_is_of_next_layer() {
                 continue;
             }
             let ty = ty.located(None);

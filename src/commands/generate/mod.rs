@@ -27,6 +27,7 @@ use super::session::{Done, Session};
 use super::verdict::{AgainstWhole, Judgement, against, tolerance};
 use crate::cli::{Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
+use crate::subject::Offload;
 use crate::{files, ineffective, subject};
 
 /// Whether arguments ask to continue prompts.
@@ -198,7 +199,15 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let of_prompts = [&args.decoding.prompt_strategy, &args.decoding.prompt_mesh];
     let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {
         let Some(tokens) = workload.page else { return Ok(None) };
-        let pages = pages::pages((tokens, workload.pages), &request.lengths, groups)?;
+        let host = match subject::offload(workload)? {
+            Offload::Further => {
+                let message = "nothing says how many pages fit on the devices of a run";
+                let help = "state how many are in host memory, as in `--offload cache=8`";
+                return Err(Diagnostic::new("C00", message).help(help).into());
+            }
+            offload => offload.pages(),
+        };
+        let pages = pages::pages((tokens, workload.pages, host), &request.lengths, groups)?;
         in_pages = Some((pages, groups));
         Ok(Some(pages))
     });

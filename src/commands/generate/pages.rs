@@ -15,15 +15,21 @@ pub(super) struct PageTable {
     entries: usize,
     /// The pages of each sequence, in order of its tokens.
     of_sequences: Vec<Vec<usize>>,
-    /// The pages that are free, of each group of sequences that a rank has.
+    /// The pages that are free, of each group of sequences that a rank has; those on devices are given first.
     free: Vec<Vec<usize>>,
+    /// Pages on devices; further ones are in host memory.
+    on_device: usize,
 }
 
 /// Pages for sequences of these lengths, in so many groups of sequences that have pages of their own.
 ///
 /// # Errors
 /// `C19` for a number of pages that is asked for and does not suffice.
-pub(super) fn pages((tokens, asked): (u64, Option<u64>), lengths: &[u64], groups: u64) -> Result<Pages> {
+pub(super) fn pages(
+    (tokens, asked, host): (u64, Option<u64>, Option<u64>),
+    lengths: &[u64],
+    groups: u64,
+) -> Result<Pages> {
     let of_group = (lengths.len() / index(groups)).max(1);
     let needed = |group: &[u64]| group.iter().map(|length| length.div_ceil(tokens)).sum::<u64>();
     let most = lengths.chunks(of_group).map(needed).max().unwrap_or(0);
@@ -36,19 +42,31 @@ pub(super) fn pages((tokens, asked): (u64, Option<u64>), lengths: &[u64], groups
         );
         return Err(Diagnostic::new("C19", message).repairs([format!("--pages {needed}")]).into());
     }
-    Ok(Pages { tokens, count: Some(asked.unwrap_or(needed).max(groups)) })
+    let count = asked.unwrap_or(needed).max(groups);
+    if let Some(host) = host.filter(|&host| host + groups > count) {
+        let message = format!("`--offload cache={host}` leaves no page on a rank, of {count} in all");
+        let most = (count - groups) / groups * groups;
+        let repairs = (most > 0).then(|| format!("--offload cache={most}"));
+        return Err(Diagnostic::new("C19", message).repairs(repairs).into());
+    }
+    Ok(Pages { tokens, count: Some(count), host })
 }
 
 impl PageTable {
     /// No pages of `sequences` yet; caches have `capacity` tokens, and sequences are in `groups`.
     pub(super) fn new(pages: Pages, capacity: u64, sequences: usize, groups: u64) -> Self {
-        let each = index(pages.count.unwrap_or(0) / groups.max(1));
-        let free = (0..index(groups)).map(|group| (group * each..(group + 1) * each).collect());
+        let host = pages.host.unwrap_or(0);
+        let on_device = index(pages.count.unwrap_or(0).saturating_sub(host));
+        let [each, of_host] = [on_device, index(host)].map(|pages| pages / index(groups.max(1)));
+        let own = |group: usize, from: usize, each: usize| from + group * each..from + (group + 1) * each;
+        let free = (0..index(groups))
+            .map(|group| own(group, on_device, of_host).chain(own(group, 0, each)).collect());
         Self {
             tokens: pages.tokens,
             entries: index(capacity.div_ceil(pages.tokens)),
             of_sequences: vec![Vec::new(); sequences],
             free: free.collect(),
+            on_device,
         }
     }
 
@@ -69,6 +87,14 @@ impl PageTable {
         let entry = |own: &Vec<usize>, i: usize| own.get(i).map_or(-1.0, |&page| page as f64);
         let rows = self.of_sequences.iter().flat_map(|own| (0..self.entries).map(move |i| entry(own, i)));
         Tensor::new(vec![self.of_sequences.len(), self.entries], rows.collect())
+    }
+
+    /// The pages on devices and those in host memory, which a table numbers after them, apart.
+    pub(super) fn apart(&self, all: &Tensor<f64>) -> [Tensor<f64>; 2] {
+        let at = self.on_device * all.shape[1..].iter().product::<usize>();
+        let shape = |pages: usize| [&[pages], &all.shape[1..]].concat();
+        let [device, host] = [&all.data[..at], &all.data[at..]].map(<[f64]>::to_vec);
+        [Tensor::new(shape(self.on_device), device), Tensor::new(shape(all.shape[0] - self.on_device), host)]
     }
 
     /// A cache `[page slot …]` as `[sequence token …]`, with so many tokens.

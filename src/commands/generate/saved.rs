@@ -10,7 +10,7 @@ use std::path::Path;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::ops::cache::{CACHE, LENGTHS, SCALES, TOKEN};
+use ithaca_ir::ops::cache::{CACHE, HOST, LENGTHS, SCALES, TOKEN};
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::Outputs;
 use ithaca_kernels::persistent;
@@ -80,7 +80,15 @@ impl Prefix {
             written.flat_map(|one| one.stored(&schedule.space)).collect();
         let has_scales = |name: &String| scales_of(name).filter(|scales| expected.contains_key(scales));
         let scales: BTreeSet<String> = expected.keys().filter_map(has_scales).collect();
-        for (name, shape) in expected.iter().filter(|(name, _)| !scales.contains(*name)) {
+        let is_alone = |name: &String| !scales.contains(name) && !name.starts_with(HOST);
+        for (name, shape) in expected.iter().filter(|(name, _)| is_alone(name)) {
+            // Pages in host memory follow the others.
+            let in_host_memory = of_host(name).filter(|name| expected.contains_key(name));
+            let mut shape = shape.clone();
+            if let (Some(pages), Some(name)) = (shape.first_mut(), &in_host_memory) {
+                *pages += expected[name].first().copied().unwrap_or(0);
+            }
+            let shape = &shape;
             let found = self.states.shape(name).unwrap_or_default();
             // Pages are of all sequences.
             let in_pages = shape.len() > 1 && table.is_some();
@@ -99,12 +107,21 @@ impl Prefix {
                 (Some(&capacity), None) => rolled(&tensor, index(capacity), &self.lengths),
                 (None, _) => tensor,
             };
-            match has_scales(name) {
-                None => states.insert(name.clone(), tensor),
-                Some(scales) => {
-                    let (rows, factors) = in_eight_bits(&tensor);
-                    states.insert(name.clone(), rows);
-                    states.insert(scales, factors);
+            let kinds = match (in_host_memory, table) {
+                (Some(of_host), Some(table)) => {
+                    let [device, host] = table.apart(&tensor);
+                    vec![(name.clone(), device), (of_host, host)]
+                }
+                _ => vec![(name.clone(), tensor)],
+            };
+            for (name, tensor) in kinds {
+                match has_scales(&name) {
+                    None => states.insert(name, tensor),
+                    Some(scales) => {
+                        let (rows, factors) = in_eight_bits(&tensor);
+                        states.insert(name, rows);
+                        states.insert(scales, factors);
+                    }
                 }
             }
         }
@@ -120,12 +137,21 @@ pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) 
     let lengths = kept.get(LENGTHS).map(|lengths| lengths.data.as_slice()).unwrap_or_default();
     let longest = lengths.iter().map(|&length| index(length as u64)).max().unwrap_or(0);
     let scales: BTreeSet<String> = kept.keys().filter_map(|name| scales_of(name)).collect();
-    let tensors = kept.iter().filter(|(name, _)| !scales.contains(*name)).map(|(name, tensor)| {
+    let numbers = |name: &str, tensor: &Tensor<f32>| {
         let mut tensor = tensor.map(f64::from);
         if let Some(scales) = scales_of(name).and_then(|name| kept.get(&name)) {
             let width = tensor.shape.last().copied().unwrap_or(1).max(1);
             let rows = tensor.data.chunks_mut(width).zip(&scales.data);
             rows.for_each(|(row, &scale)| row.iter_mut().for_each(|x| *x *= f64::from(scale)));
+        }
+        tensor
+    };
+    let is_alone = |name: &String| !scales.contains(name) && !name.starts_with(HOST);
+    let tensors = kept.iter().filter(|(name, _)| is_alone(name)).map(|(name, tensor)| {
+        let mut tensor = numbers(name, tensor);
+        if let Some((name, host)) = of_host(name).and_then(|name| kept.get(&name).map(|host| (name, host))) {
+            tensor.data.extend(numbers(&name, host).data);
+            tensor.shape[0] += host.shape[0];
         }
         match (tensor.shape.len(), table) {
             (1, _) => (name, Stored::I32, tensor),
@@ -136,6 +162,11 @@ pub(super) fn save(path: &Path, kept: &Outputs<f32>, table: Option<&PageTable>) 
     let tensors = Vec::from_iter(tensors);
     let tensors: Vec<_> = tensors.iter().map(|(name, stored, t)| (name.as_str(), *stored, t)).collect();
     Ok(store::write(path, &tensors)?)
+}
+
+/// The name of the pages in host memory of the cache `name`.
+fn of_host(name: &str) -> Option<String> {
+    Some(format!("{HOST}{}", name.strip_prefix(CACHE)?))
 }
 
 /// The name of the scales of the cache `name`, where it has some.

@@ -42,7 +42,7 @@ struct alignas(16) uint4 {
 };
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 // Handles that are used before creation or after destruction are found by the sanitizers.
@@ -71,6 +71,12 @@ inline cudaError_t cudaMalloc(void** p, size_t n) {
     // What was never written must not look like a result.
     if (*p != nullptr) std::memset(*p, 0xFF, n);
     return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline constexpr unsigned cudaHostAllocDefault = 0;
+inline cudaError_t cudaHostAlloc(void** p, size_t n, unsigned) { return cudaMalloc(p, n); }
+inline cudaError_t cudaFreeHost(void* p) {
+    std::free(p);
+    return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* p) {
     std::free(p);

@@ -146,6 +146,84 @@ fn first_logits(dir: &Path, args: &str) -> Vec<f64> {
     logits.data.chunks(steps * width).flat_map(|of_sequence| of_sequence[..width].to_vec()).collect()
 }
 
+/// Pages in host memory are pages like others, whichever layer's step they are copied in, and may go on on devices.
+#[test]
+fn pages_in_host_memory_are_pages_like_others() {
+    let layouts = [
+        "--offload cache=20",
+        "--offload cache=25 --mesh tp=2,dcp=2",
+        "--offload cache=12 --mesh pp=2,tp=2",
+        "--pages 32 --offload cache=30 --mesh dp=2",
+        "--offload cache=9 --fuse none",
+        "--offload cache=20 --strategy ring --mesh ring=2",
+        "--offload cache=20 --strategy decode-reduce --mesh cp=2",
+    ];
+    let models = ["llama-gqa", "deepseek-v3", "mistral-swa", "gpt2", "mixtral"];
+    let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
+    for (model, layout) in tier::one_in(9, cases) {
+        let dir = repository("tests/goldens").join(model);
+        let io = "--inputs decode.safetensors --expect decode.safetensors --tolerance 1e-5 --chunk 7";
+        let out = said(&dir, &format!("run . --mode decode {io} --steps 23 --page 4 {layout}"));
+        assert!(out.contains("passed: tolerance 1e-5"), "{model} {layout}: {out}");
+    }
+    let dir = repository("tests/goldens/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache").display().to_string();
+    let lines = |args: &str| {
+        let out = said(&dir, &format!("run . --mode decode --unchecked --stop none {args}"));
+        out.lines().find_map(|line| line.strip_prefix("sequence 0: ").map(str::to_owned)).unwrap()
+    };
+    let prompt = "--prompt 1,2,3,4,5,6,7,8,9";
+    let whole = lines(&format!("{prompt} --steps 4"));
+    for (first, then) in [
+        ("--page 4 --offload cache=2 --cache-type f32", "--page 2 --offload cache=5 --mesh tp=2"),
+        ("--page 4 --offload cache=2 --mesh dcp=2", ""),
+        ("", "--page 4 --offload cache=1"),
+    ] {
+        let begun = lines(&format!("{prompt} --steps 2 {first} --save-cache {cache}"));
+        let rest = lines(&format!("--prefix {cache} --steps 2 {then}"));
+        assert_eq!(format!("{begun} {rest}"), whole, "{first}, then {then}");
+    }
+    let eight_bits = ["", "--offload cache=2", "--offload cache=2 --mesh tp=2"]
+        .map(|more| lines(&format!("{prompt} --steps 3 --page 4 --cache-type f8e4m3 {more}")));
+    assert!(eight_bits.iter().all(|tokens| *tokens == eight_bits[0]), "{eight_bits:?}");
+}
+
+/// A plan keeps as few pages in host memory as it needs, copies those of a layer during the layer before, and says so.
+#[test]
+fn plans_keep_pages_that_do_not_fit_in_host_memory() {
+    let dir = repository("examples/llama-3-8b");
+    let few = "plan . --mode decode --gpus 1 --context 32k --page 64";
+    let args = &format!("{few} --batch 64");
+    let json = |args: String| -> serde_json::Value { serde_json::from_str(&said(&dir, &args)).unwrap() };
+    let plan = |more: &str| json(format!("{args} {more} --json"));
+    let offloaded = plan("--offload cache");
+    let pages = offloaded["workload"]["pages"]["host"].as_u64().unwrap();
+    let bytes = |plan: &serde_json::Value, of: &str| plan["memory"][of].as_u64().unwrap_or(0);
+    // Keys and values of 32 layers: 8 heads of 128 numbers of 2 bytes for 64 tokens.
+    assert_eq!(bytes(&offloaded, "host"), pages * 64 * 32 * 2 * 8 * 128 * 2);
+    assert!(bytes(&offloaded, "total") <= bytes(&offloaded, "usable"));
+    assert_eq!(line(&dir, &format!("{args} --offload cache={}", pages - 1)).code, 2);
+    assert_eq!(plan(&format!("--offload cache={pages}"))["memory"], offloaded["memory"]);
+    assert!(
+        offloaded["notes"]
+            .to_string()
+            .contains("2 of 2 copies from host memory made during the previous layer")
+    );
+    assert!(json(format!("{few} --offload cache --json"))["workload"]["pages"]["host"].is_null());
+    insta::assert_snapshot!(
+        [
+            format!("{args} --cluster cpu --offload cache"),
+            format!("{args} --offload weights"),
+            format!("{args} --pages 8 --offload cache=8"),
+            "run . --mode decode --prompt 1,2 --page 16 --offload cache".to_owned(),
+            "run . --mode decode --prompt 1,2 --page 16 --offload cache=3".to_owned(),
+        ]
+        .map(|args| refused(&dir, &args))
+        .join("\n")
+    );
+}
+
 /// Caches of every type have the numbers of activations to within the precision of the type, and errors of their own.
 #[test]
 fn caches_have_types_of_their_own() {

@@ -15,6 +15,7 @@ use ithaca_kernels::oracle;
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
+use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Pages, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
@@ -196,16 +197,27 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
         (("decode-context", &[("dcp", "2")], 7), Some((4, 28))),
         (("data-parallel", &[("dp", "2")], 40), Some((16, 8))),
         (("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16), Some((4, 28))),
+    ]
+    .map(|(layout, pages)| (layout, pages.map(|(tokens, count)| (tokens, count, None))));
+    // Most of the pages are in host memory.
+    let offloaded = [
+        (("data-parallel", &[("dp", "2")][..], 40), Some((16, 8, Some(6)))),
+        (("megatron-tp+pipeline", &[("tp", "2"), ("pp", "2")], 16), Some((4, 28, Some(12)))),
+        (("megatron-tp", &[("tp", "2")], 16), Some((4, 28, Some(20)))),
     ];
-    let layouts = layouts.into_iter().chain(paged);
+    let layouts = layouts.into_iter().chain(paged).chain(offloaded);
     let models = ["llama-gqa", "gpt2", "mistral-swa", "qwen2"];
     let cases = models.into_iter().flat_map(|model| layouts.clone().map(move |layout| (model, layout)));
     let cases: Vec<_> = tier::one_in(11, cases)
         .into_iter()
         .map(|(model, ((strategy, axes, chunk), pages))| {
             let folder = format!("tests/goldens/{model}");
-            let of = pages.map(|(tokens, count)| Pages { tokens, count: Some(count) });
-            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], of, &options(strategy, axes));
+            let of = pages.map(|(tokens, count, host)| Pages { tokens, count: Some(count), host });
+            let mut layout = options(strategy, axes);
+            if of.is_some_and(|pages| pages.host.is_some()) {
+                layout.fusion = layout.fusion.ahead(Prefetch::default());
+            }
+            let [ranks, whole] = Schedules::of(&folder, [2, chunk, 64], of, &layout);
             let name =
                 format!("{model} under {strategy} {axes:?}, {chunk} tokens at a time, pages {pages:?}");
             (name, folder, ranks, whole)
@@ -272,7 +284,7 @@ fn nvcc_compiles_decoding_for_every_architecture_without_warnings() {
     let [ranks, whole] = Schedules::of(
         "examples/llama-3-8b",
         [4, 512, 8192],
-        Some(Pages { tokens: 16, count: None }),
+        Some(Pages { tokens: 16, count: None, host: None }),
         &layout,
     );
     let out = tempfile::tempdir().unwrap();

@@ -104,14 +104,17 @@ class PageTable {
     void grow(const std::vector<int32_t>& more, Tensors& inputs) {
         if (pages_.tokens == 0) return;
         const auto batch = static_cast<int64_t>(more.size()), each = pages_.count / pages_.groups;
+        const int64_t of_host = pages_.host / pages_.groups;
         for (int64_t i = 0; i < batch; ++i) {
             const int64_t group = i * pages_.groups / batch, had = pages_of(lengths_[i]);
             lengths_[i] += more[i];
             for (int64_t entry = had; entry < pages_of(lengths_[i]); ++entry) {
-                if (given_[group] == each)
-                    throw Error("the sequences need more than " + std::to_string(pages_.count) + " pages of " +
+                if (given_[group] == each + of_host)
+                    throw Error("the sequences need more than " + std::to_string(pages_.count + pages_.host) + " pages of " +
                                 std::to_string(pages_.tokens) + " tokens, for which the program was emitted");
-                table_[i * shape_[1] + entry] = static_cast<int32_t>(group * each + given_[group]++);
+                const int64_t own = given_[group]++;
+                const int64_t page = own < each ? group * each + own : pages_.count + group * of_host + own - each;
+                table_[i * shape_[1] + entry] = static_cast<int32_t>(page);
             }
         }
         inputs.inputs.set(kPages, shape_, table_);

@@ -135,6 +135,7 @@ struct ExpertBound {
 // The pages of caches, which the sequences of a group share. Zero without any.
 struct Pages {
     int64_t tokens = 0, count = 0, groups = 1;
+    int64_t host = 0;  // further pages, in host memory
 };
 
 // A schedule, as main.cu states it.
@@ -173,6 +174,7 @@ class Device : NotCopied {
         for (cudaEvent_t event : events) cudaEventDestroy(event);
         for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
         cudaFree(memory_.at);
+        if (host_memory_.at != nullptr) cudaFreeHost(host_memory_.at);
     }
 
     int64_t bytes() const { return bytes_; }
@@ -257,7 +259,7 @@ class Device : NotCopied {
             ITHACA_CUDA(cudaMemcpy(at, data.data(), data.size(), cudaMemcpyHostToDevice));
         }
     }
-    // One allocation: the arena, then sources, then tables, then the word of bounds, counts, and the workspace. Inputs are read later.
+    // One allocation, and one of pinned memory of the host for caches that are there: the arena, then sources, then tables, then the word of bounds, counts, and the workspace. Inputs are read later.
     void load(const Tensors& tensors, const Device* other) {
         const auto reserve = [&](int64_t bytes) {
             const int64_t offset = bytes_;
@@ -266,6 +268,13 @@ class Device : NotCopied {
         };
         const bool has_arena = other == nullptr || other->program.arena(rank) < program.arena(rank);
         if (has_arena) reserve(program.arena(rank));
+        int64_t host_bytes = 0;
+        const auto reserve_for = [&](const Source& source, int64_t bytes) {
+            if (!source.is_in_host_memory()) return reserve(bytes);
+            const int64_t offset = host_bytes;
+            host_bytes += (bytes + 255) / 256 * 256;
+            return offset;
+        };
         std::vector<std::map<int64_t, int64_t>> own;  // offsets of the sources that are not shared
         for (const Source& source : program.sources) {
             int64_t bytes = bytes_of(source.tensor.dtype);
@@ -275,7 +284,7 @@ class Device : NotCopied {
             for (int64_t layer = source.start; layer < source.end; ++layer) {
                 if (!source.is_held(rank, layer)) continue;
                 if (const Address at = shared(other, source, layer); at.at != nullptr) sources_.back()[layer] = at;
-                else own.back()[layer] = reserve(bytes);
+                else own.back()[layer] = reserve_for(source, bytes);
             }
         }
         Tables tables;
@@ -285,22 +294,26 @@ class Device : NotCopied {
         counts_ = reserve(program.counts);
         workspace_ = reserve(program.workspace);
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
-        const auto upload = [&](int64_t offset, const std::vector<char>& data) {
-            ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
+        // Kernels read and write pinned memory at the address that it has on the host.
+        if (host_bytes > 0)
+            ITHACA_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&host_memory_.at), static_cast<size_t>(host_bytes), cudaHostAllocDefault));
+        const auto upload = [&](Address to, const std::vector<char>& data) {
+            ITHACA_CUDA(cudaMemcpy(to, data.data(), data.size(), cudaMemcpyDefault));
         };
         arena_ = has_arena ? memory_ : other->arena_;
         for (size_t i = 0; i < sources_.size(); ++i) {
             for (const auto& [layer, offset] : own[i]) {
-                sources_[i][layer] = memory_ + offset;
                 const Source& source = program.sources[i];
-                if (source.file != File::Inputs) upload(offset, load_source(source, layer, rank, tensors));
+                const Address at = (source.is_in_host_memory() ? host_memory_ : memory_) + offset;
+                sources_[i][layer] = at;
+                if (source.file != File::Inputs) upload(at, load_source(source, layer, rank, tensors));
             }
         }
-        for (size_t i = 0; i < tables_.size(); ++i) upload(tables_[i], tables.lists[i]);
-        if (has_bounds()) upload(overflow_, std::vector<char>(sizeof(uint64_t)));
+        for (size_t i = 0; i < tables_.size(); ++i) upload(memory_ + tables_[i], tables.lists[i]);
+        if (has_bounds()) upload(memory_ + overflow_, std::vector<char>(sizeof(uint64_t)));
     }
 
-    Address memory_, arena_;
+    Address memory_, host_memory_, arena_;
     int64_t bytes_ = 0, overflow_ = 0, counts_ = 0, workspace_ = 0;
     std::vector<std::map<int64_t, Address>> sources_;  // by layer
     std::vector<int64_t> tables_;
@@ -382,7 +395,7 @@ class Frame : NotCopied {
         device_.products.multiply(task_.queue, stream(), of, rows, columns, inner, batch, {a, b, added, c}, before.at != nullptr);
     }
     void copy(Address to, Address from, int64_t bytes) {
-        if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
+        if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
     }
     // Sends and receives blocks, as one group; the rank's own blocks are left out.
     void exchange(int group, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {

@@ -1,6 +1,8 @@
 // Stored tensors and the part of each that a rank holds.
 #pragma once
 
+#include <cstring>
+
 #include <functional>
 #include <tuple>
 
@@ -74,6 +76,7 @@ struct Source {
     int64_t fill = 0;             // the value of padding and beyond the end
     int64_t below = -1;           // inputs are in 0..below, or `ignored`; -1: any
     int64_t ignored = 0;
+    bool is_in_host_memory() const { return std::strncmp(name, "cache.host.", 11) == 0; }
 
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };

@@ -171,7 +171,7 @@ inline void write_trace(const std::vector<Run>& runs, const std::string& path, i
     out << "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":\"measured\"},\"traceEvents\":[\n" << meta << "process_name\"," << pid
         << ",\"args\":{\"name\":\"rank " << rank << " (measured)\"}},\n" << meta << "process_sort_index\"," << pid
         << ",\"args\":{\"sort_index\":" << rank << "}}";
-    static const char* const names[kQueues] = {"compute",       "comm",         "weights",      "forward_even", "forward_odd",
+    static const char* const names[kQueues] = {"compute",       "comm",         "weights",      "host",         "forward_even", "forward_odd",
                                                "backward_even", "backward_odd", "forward_wrap", "backward_wrap"};
     for (int stream = 0; stream < kQueues; ++stream)
         if (stream <= kComm || std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.task.queue == stream; }))

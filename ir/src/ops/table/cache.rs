@@ -30,7 +30,8 @@ ops! {
                 wraps: bool = false,
             } = "append", "b c k d, b t k d, b, b, (b c k) -> b c k d, (b c k)", Compute, Vector, Zero;
             /// `append` to a cache in pages, from the cache, x, `start`, `end` and a table: entry n of a sequence is the page that has
-            /// its tokens from n times the slots of a page on. No row is written where the table has no page, −1.
+            /// its tokens from n times the slots of a page on. No row is written where the table has no page, −1. Where pages are
+            /// in two memories, the table numbers those of the host after those of the device, and rows of the others are left out.
             AppendPages {
                 /// The pages of all sequences.
                 pages: DimId,
@@ -38,8 +39,14 @@ ops! {
                 slots: DimId,
                 /// The tokens of the step.
                 rows: DimId,
+                /// The pages in host memory, which the table numbers after these.
+                beyond: Option<DimId> = None,
+                /// The pages on the device, which the table numbers before these, which are in host memory.
+                after: Option<DimId> = None,
             } = "append_pages", "p s k d, b t k d, b, b, b n, (p s k) -> p s k d, (p s k)", Compute, Vector, Zero;
-            /// The tokens of each sequence from its pages, by a table; zero where it has none.
+            /// The tokens of each sequence from its pages, by a table; zero where it has none. Of pages in host memory the third
+            /// operand is what `upload` copied before the step, and the fourth the pages themselves, which have the tokens from
+            /// `start` on, the fifth.
             GatherPages {
                 /// The pages of all sequences.
                 pages: DimId,
@@ -47,7 +54,11 @@ ops! {
                 slots: DimId,
                 /// The tokens of a sequence: its entries times the slots of a page.
                 over: DimId,
-            } = "gather_pages", "p s k d, b n -> b c k d", Compute, Vector, Zero;
+                /// The pages in host memory, which the table numbers after the others.
+                beyond: Option<DimId> = None,
+            } = "gather_pages", "p s k d, b n, (q s k d), (q s k d), (b) -> b c k d", Compute, Vector, Zero;
+            /// A copy on the device of pages in host memory. It is made on the stream `host`, beside kernels.
+            Upload = "upload", "x -> x", Compute, Vector, Zero;
             /// The row of each sequence's last new token, from x, `start` and `end`; zero without one. A rank that lacks the row
             /// contributes zero.
             LastToken {

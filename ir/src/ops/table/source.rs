@@ -16,7 +16,8 @@ attributes! {
     /// and `window` apply to their stack.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Binding {
-        /// The name of the stored tensor; `{layer}` stands for the layer of the call, `{expert}` for the index of an expert.
+        /// The name of the stored tensor; `{layer}` stands for the layer of the call, `{layer+1}` for the one after it, `{expert}`
+        /// for the index of an expert.
         pub name: String,
         /// The stored shape; the shape of the type when left out.
         pub stored: Vec<u64> = Vec::new(),

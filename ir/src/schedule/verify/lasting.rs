@@ -45,7 +45,7 @@ impl<'s> Lasting<'s> {
         for frame in schedule.frames.values() {
             let mut effects = Effects::default();
             for task in &frame.tasks {
-                effects.reads.extend(task.reads.iter().filter_map(|&b| lasting.number(frame, b)));
+                effects.reads.extend(task.reads.iter().filter_map(|&b| lasting.number_of_layer(frame, b)));
                 effects.writes.extend(task.writes.iter().filter_map(|&b| lasting.number(frame, b)));
                 if let Some(called) = task.work.callee().and_then(|f| lasting.effects.get(f.index())) {
                     effects.reads.extend(&called.reads);
@@ -60,6 +60,12 @@ impl<'s> Lasting<'s> {
     /// The number of the written weight or state that a buffer is.
     pub(super) fn number(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
         self.written.get(frame.buffers.get(buffer)?.place.home()?)
+    }
+
+    /// The same, and of one of the next layer that of the layer: callers run frames for many layers.
+    fn number_of_layer(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
+        let (target, binding) = frame.buffers.get(buffer)?.place.home()?;
+        self.written.get((target, &binding.of_own_layer().0))
     }
 
     /// The weights and states that a run of `frame` touches.
@@ -84,6 +90,22 @@ pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
             let is_assigned = assigned.contains(&buffer_id);
             uses.push(Use { target, binding, ty, layers: &layers[id.index()], is_assigned });
             frames.push((&frame.name, &buffer.name));
+        }
+    }
+    let lasting = Lasting::of(schedule);
+    for frame in schedule.frames.values() {
+        let called = frame.tasks.iter().filter_map(|task| task.work.callee());
+        let written: BTreeSet<usize> = called
+            .filter(|f| f.index() < lasting.effects.len())
+            .flat_map(|f| lasting.effects(f).writes.clone())
+            .collect();
+        for (id, buffer) in frame.buffers.iter() {
+            let of_next = buffer.place.home().is_some_and(|(_, binding)| binding.is_of_next_layer());
+            if of_next && lasting.number_of_layer(frame, id).is_some_and(|n| written.contains(&n)) {
+                let message = "a frame that it calls writes that of the next layer";
+                let message = format!("frame `@{}`: buffer `${}`: {message}", frame.name, buffer.name);
+                found.push(Diagnostic::new("S13", message));
+            }
         }
     }
     for (i, OpError { message, .. }) in states::conflicts(&schedule.space, &uses) {

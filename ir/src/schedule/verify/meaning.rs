@@ -112,13 +112,22 @@ impl<'a> Effects<'a> {
 }
 
 fn effects_of(module: &Module) -> Vec<Effects<'_>> {
+    // A call reads what it reads of the next layer as that layer binds it, since calls run for many layers.
+    let nodes = || module.functions.values().flat_map(|f| &f.nodes);
+    let assigned: Vec<&Binding> = nodes()
+        .filter_map(|node| match &node.op {
+            Op::Assign { target: Target::State, binding } => Some(binding),
+            _ => None,
+        })
+        .collect();
+    let of_layer = |binding| own_layer(&assigned, binding);
     let mut all: Vec<Effects<'_>> = Vec::with_capacity(module.functions.len());
     for function in module.functions.values() {
         let mut effects = Effects::default();
         for node in &function.nodes {
             match &node.op {
                 Op::Param(binding) => effects.reads.set((Target::Param, binding), ()),
-                Op::State(binding) => effects.reads.set((Target::State, binding), ()),
+                Op::State(binding) => effects.reads.set((Target::State, of_layer(binding)), ()),
                 Op::Assign { target, binding } => effects.writes.set((*target, binding), ()),
                 Op::Call { callee, layers: _, stride: _, scan: _, stage: _ } => {
                     all.get(callee.index()).into_iter().for_each(|called| effects.add(called));
@@ -129,6 +138,15 @@ fn effects_of(module: &Module) -> Vec<Effects<'_>> {
         all.push(effects);
     }
     all
+}
+
+/// A binding of the next layer as one of those that are assigned, if it is one.
+fn own_layer<'a>(assigned: &[&'a Binding], binding: &'a Binding) -> &'a Binding {
+    if !binding.is_of_next_layer() {
+        return binding;
+    }
+    let own = binding.of_own_layer().0;
+    assigned.iter().find(|known| ***known == *own).map_or(binding, |known| known)
 }
 
 /// The operation that a call is, on either level.

@@ -10,6 +10,7 @@ use crate::message::{self, Parcel};
 use crate::ops::context::Context;
 use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::structure;
+use crate::ops::table::cache::Cache;
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::{Scan, Stage};
 use crate::schedule::verify::partner::in_task;
@@ -52,6 +53,15 @@ impl<'s> Checker<'s> {
     }
 
     fn work(&self) -> Result<(), OpError> {
+        let is_upload = matches!(self.task.work, Work::Compute(Op::Cache(Cache::Upload)));
+        ensure!(
+            is_upload == (self.task.stream == Stream::Host),
+            "S19",
+            "`{}` is on the stream `{}`; uploads, and they alone, are on `{}`",
+            self.task.work.name(),
+            self.task.stream,
+            Stream::Host
+        );
         match &self.task.work {
             Work::Compute(op) => self.compute(op),
             Work::Pack(transfer) => {
@@ -103,6 +113,7 @@ impl<'s> Checker<'s> {
                 Ok(())
             }
             Work::Copy => {
+                self.on_device(self.task.reads.iter().chain(&self.task.writes))?;
                 self.counts(1..=1, 1)?;
                 let there = self.frame.at(self.task.reads[0]);
                 let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
@@ -113,12 +124,41 @@ impl<'s> Checker<'s> {
                 );
                 Ok(())
             }
-            Work::Call { callee, .. } => self.call(*callee),
+            Work::Call { callee, .. } => {
+                self.on_device(self.task.reads.iter().chain(&self.task.writes))?;
+                self.call(*callee)
+            }
         }
+    }
+
+    /// Kernels touch a cache in host memory where a step appends to it, and where it reads what it appended.
+    fn host_memory(&self, op: &Op) -> Result<(), OpError> {
+        let Task { reads, writes, .. } = self.task;
+        match op {
+            Op::Cache(Cache::Upload) => self.on_device(writes),
+            Op::Cache(Cache::AppendPages { after: Some(_), .. }) => self.on_device(reads[1..].iter().take(4)),
+            Op::Cache(Cache::GatherPages { beyond: Some(_), .. }) => {
+                let others = reads.iter().enumerate().filter(|(i, _)| *i != 3).map(|(_, b)| b);
+                self.on_device(others.chain(writes))
+            }
+            _ => self.on_device(reads.iter().chain(writes)),
+        }
+    }
+
+    /// None of these is in host memory.
+    fn on_device<'b>(&self, buffers: impl IntoIterator<Item = &'b BufferId>) -> Result<(), OpError> {
+        for &buffer in buffers {
+            if self.frame.buffers[buffer].is_in_host_memory() {
+                let name = name(self.frame, buffer);
+                bail!("S19", "`${name}` is in host memory: uploads read it, and steps append to it");
+            }
+        }
+        Ok(())
     }
 
     fn compute(&self, op: &Op) -> Result<(), OpError> {
         ensure!(op.is_computation(), "S03", "`{}` is no work on local tensors", op.name());
+        self.host_memory(op)?;
         let tensor = |content: &'s Content| match content {
             Content::Tensor(ty) => Ok(ty),
             Content::Wire { .. } => Err(OpError::new("S03", "it works on blocks as they travel")),

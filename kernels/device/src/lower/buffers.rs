@@ -79,6 +79,8 @@ impl Sources {
         let at = ty.layout.at;
         let ty = ty.located(None);
         let layers_of = |layers: &Layers| if binding.is_per_layer() { layers.clone() } else { 0..1 };
+        // What is of the next layer is loaded for that layer.
+        let runs = if binding.is_of_next_layer() { &[][..] } else { runs };
         let layers = runs.iter().map(|(layers, place)| (layers_of(layers), at.or(*place)));
         let known = self.all.iter().find(|(_, s)| s.file == file && s.binding == *binding && s.ty == ty);
         let id = known.map(|(id, _)| id).unwrap_or_else(|| {

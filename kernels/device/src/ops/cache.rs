@@ -9,7 +9,7 @@ use super::view::{Cx, RowsAlong, View, bits_of, float, place, signed, step};
 use crate::address::Region;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::structs::{Appended, Inverse, Paged, Walk};
+use crate::structs::{Appended, HostPages, Inverse, Paged, Walk};
 
 /// Kernels move rows as they are.
 fn as_stored(x: View<'_>, cache: View<'_>) -> Result<(), LowerError> {
@@ -36,8 +36,14 @@ impl Cx<'_> {
             Cache::Append { over, rows, wraps } => {
                 self.append((*over, *rows, *wraps), [x[0], x[1], x[2], x[3]], z[0])
             }
-            Cache::AppendPages { rows, .. } => self.append_pages(*rows, [x[0], x[1], x[2], x[3], x[4]], z[0]),
-            Cache::GatherPages { over, .. } => self.gather_pages(*over, [x[0], x[1]], z[0]),
+            Cache::AppendPages { rows, beyond, after, .. } => {
+                self.append_pages(*rows, (*beyond, *after), [x[0], x[1], x[2], x[3], x[4]], z[0])
+            }
+            Cache::GatherPages { pages, over, beyond, .. } => {
+                let beyond = beyond.map(|beyond| (*pages, beyond));
+                self.gather_pages(*over, beyond, x, z[0])
+            }
+            Cache::Upload => self.copy(bytes(self.local(z[0].ty).size, z[0].ty), x[0].at, z[0].at),
             Cache::LastToken { over } => self.last_token(*over, [x[0], x[1], x[2]], z[0]),
             Cache::Argmax { over, .. } => {
                 let RowsAlong { walk, n, width, strides: [stride] } = self.rows(*over, [x[0].ty])?;
@@ -99,6 +105,7 @@ impl Cx<'_> {
     fn append_pages(
         &self,
         rows: DimId,
+        (beyond, after): (Option<DimId>, Option<DimId>),
         [cache, x, start, end, table]: [View<'_>; 5],
         z: View<'_>,
     ) -> Result<(), LowerError> {
@@ -108,7 +115,7 @@ impl Cx<'_> {
         let inner: i64 = lx.extents[2..].iter().product();
         let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
         let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
-        let (sequence, paged) = (self.sequence(x.ty, rows)?, self.paged(z, table)?);
+        let (sequence, paged) = (self.sequence(x.ty, rows)?, self.paged(z, table, (beyond, after))?);
         let arguments = arguments![
             x.at,
             z.at,
@@ -124,27 +131,51 @@ impl Cx<'_> {
         self.launch(&format!("append_pages<{}>", bits_of(x.ty.dtype, each)), n, arguments)
     }
 
-    /// The tokens of sequences that are in pages.
+    /// The tokens of sequences that are in pages; `beyond` are the pages of the device, and those in host memory.
     fn gather_pages(
         &self,
         over: DimId,
-        [cache, table]: [View<'_>; 2],
+        beyond: Option<(DimId, DimId)>,
+        x: &[View<'_>],
         z: View<'_>,
     ) -> Result<(), LowerError> {
+        let (cache, table) = (x[0], x[1]);
         let local = self.local(z.ty);
         let inner: i64 = local.extents[2..].iter().product();
-        let each = self.neighbours(z.ty.dtype, &[cache.at, z.at], &[inner]);
+        let mut caches = vec![cache.at, z.at];
+        caches.extend(x.get(2..4).into_iter().flatten().map(|of_host| of_host.at));
+        let each = self.neighbours(z.ty.dtype, &caches, &[inner]);
         let n = local.size / each;
-        let (sequence, paged) = (self.sequence(z.ty, over)?, self.paged(cache, table)?);
-        let arguments = arguments![cache.at, z.at, sequence, paged, local.extents[1], inner / each, n];
+        let sequence = self.sequence(z.ty, over)?;
+        let paged = self.paged(cache, table, (beyond.map(|(_, beyond)| beyond), None))?;
+        let of_host = match (beyond, x) {
+            (Some((pages, _)), [_, _, copy, current, start]) => HostPages {
+                pages: self.paged(*copy, table, (None, Some(pages)))?,
+                copy: copy.at,
+                current: current.at,
+                start: start.at,
+            },
+            _ => HostPages::none(),
+        };
+        let arguments =
+            arguments![cache.at, z.at, sequence, paged, of_host, local.extents[1], inner / each, n];
         self.launch(&format!("gather_pages<{}>", bits_of(z.ty.dtype, each)), n, arguments)
     }
 
-    /// The rank's part of a cache `[page slot …]` under a table `[sequence entry]`.
-    fn paged(&self, cache: View<'_>, table: View<'_>) -> Result<Paged, LowerError> {
+    /// The rank's part of a cache `[page slot …]` under a table `[sequence entry]`, which numbers pages of `beyond` after these, and
+    /// those of `after` before them.
+    fn paged(
+        &self,
+        cache: View<'_>,
+        table: View<'_>,
+        (beyond, after): (Option<DimId>, Option<DimId>),
+    ) -> Result<Paged, LowerError> {
         let (&[pages, slots, ..], &[_, entries]) = (&cache.ty.dims[..], &table.ty.dims[..]) else {
             return LowerError::unsupported("pages of sequences in more than one dimension");
         };
+        let size = |dim: Option<DimId>| signed(dim.map_or(0, |dim| self.space.size(dim)));
+        let (first, own) = (size(after), size(Some(pages)));
+        let others = if after.is_some() { [0, first] } else { [own, own + size(beyond)] };
         Ok(Paged {
             table: table.at,
             pages: self.inverse(cache.ty, pages)?,
@@ -152,6 +183,9 @@ impl Cx<'_> {
             entries: self.extent_along(table.ty, entries)?,
             page_tokens: signed(self.space.size(slots)),
             n_slots: self.extent_along(cache.ty, slots)?,
+            first,
+            others_from: others[0],
+            others_to: others[1],
         })
     }
 

@@ -169,6 +169,25 @@ impl Device for Gpu {
         Ok(Address(at))
     }
 
+    fn allocate_on_host(&self, bytes: u64) -> Result<Address, CudaError> {
+        self.make_current()?;
+        let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        // SAFETY: the memory is not read before it is filled. It is page-aligned.
+        let at = unsafe { result::malloc_host(size, 0) }.map_err(failed("cuMemHostAlloc"))?;
+        // SAFETY: the memory was just allocated. All ones is NaN in every float type.
+        unsafe { at.cast::<u8>().write_bytes(0xFF, size) };
+        // With unified addressing kernels use the address that it has here.
+        Ok(Address(at.expose_provenance() as u64))
+    }
+
+    unsafe fn release_on_host(&self, at: Address) {
+        if !self.is_abandoned.get() && self.make_current().is_ok() {
+            let at = std::ptr::with_exposed_provenance_mut(usize::try_from(at.number()).unwrap_or(0));
+            // SAFETY: the caller guarantees the memory; a failure cannot be reported from here.
+            let _ = unsafe { result::free_host(at) };
+        }
+    }
+
     unsafe fn release(&self, at: Address) {
         if !self.is_abandoned.get() && self.make_current().is_ok() {
             // SAFETY: the caller guarantees the memory; a failure cannot be reported from here.

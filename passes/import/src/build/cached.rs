@@ -4,8 +4,8 @@
 //! One program serves a whole prompt, a part of it and a single token. `new_tokens` says by how many tokens each sequence grows;
 //! none for one that is empty or finished.
 
-use ithaca_ir::ops::cache::{CACHE, LENGTHS, SCALES, TOKEN};
-use ithaca_ir::ops::{Attention, Binding, Cache, Target};
+use ithaca_ir::ops::cache::{CACHE, HOST, LENGTHS, SCALES, TOKEN};
+use ithaca_ir::ops::{Attention, Binding, Cache, OpError, Target};
 use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
 
 use super::body::{Body, Built, Continued};
@@ -111,32 +111,33 @@ impl Body<'_> {
                 None => ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity),
                 Some((_, PageDims { pages, slots, .. })) => ty.dims[..2].copy_from_slice(&[pages, slots]),
             }
-            let mut types = vec![(format!("{CACHE}{name}.{{layer}}"), ty)];
-            if !cached.is_arithmetic() {
-                let scales = &types[0].1.dims[..types[0].1.dims.len() - 1];
-                let ty = TensorType::new(DType::F32, scales.iter().copied());
-                types.push((format!("{CACHE}{name}{SCALES}.{{layer}}"), ty));
-            }
-            let (mut bindings, mut before) = (Vec::new(), Vec::new());
-            for (name, ty) in types {
-                bindings.push(Binding::named(name));
-                before.push(self.push_as(Op::State(bindings[bindings.len() - 1].clone()), &[], ty)?);
-            }
-            let operands = [before[0], row, start, end].into_iter();
-            let operands = operands.chain(table.map(|(table, _)| table)).chain(before[1..].iter().copied());
-            let append = match table {
-                None => Cache::Append { over: capacity, rows: over, wraps },
-                Some((_, PageDims { pages, slots, .. })) => Cache::AppendPages { pages, slots, rows: over },
+            let of_step = (row, start, end);
+            let Some((table, of)) = table else {
+                let append = Cache::Append { over: capacity, rows: over, wraps };
+                caches.push(self.append((CACHE, name), ty, append, (of_step, None))?);
+                continue;
             };
-            let mut after = self.node(Op::Cache(append), &Vec::from_iter(operands), &[])?.to_vec();
-            for (binding, &value) in bindings.into_iter().zip(&after) {
-                self.node(Op::Assign { target: Target::State, binding }, &[value], &[])?;
-            }
-            if let Some((table, PageDims { pages, slots, .. })) = table {
-                let gather = Op::Cache(Cache::GatherPages { pages, slots, over: capacity });
-                for value in &mut after {
-                    *value = self.push(gather.clone(), &[*value, table])?;
-                }
+            let PageDims { pages, slots, host, .. } = of;
+            let append =
+                |pages, beyond, after| Cache::AppendPages { pages, slots, rows: over, beyond, after };
+            let on_device = append(pages, host, None);
+            let mut after = self.append((CACHE, name), ty.clone(), on_device, (of_step, Some(table)))?;
+            let in_host_memory = host.map(|host| {
+                ty.dims[0] = host;
+                let copies = self.states((HOST, name), &ty)?;
+                let copies =
+                    copies.into_iter().map(|(_, pages)| self.push(Op::Cache(Cache::Upload), &[pages]));
+                let copies = copies.collect::<Built<Vec<_>>>()?;
+                let append = append(host, None, Some(pages));
+                let after = self.append((HOST, name), ty, append, (of_step, Some(table)))?;
+                Ok::<_, OpError>(copies.into_iter().zip(after).map(|(copy, after)| [copy, after]).collect())
+            });
+            let further: Vec<[ValueId; 2]> = in_host_memory.transpose()?.unwrap_or_default();
+            let gather = Op::Cache(Cache::GatherPages { pages, slots, over: capacity, beyond: host });
+            for (i, value) in after.iter_mut().enumerate() {
+                let further = further.get(i).map(|&[copy, current]| [copy, current, start]);
+                let operands = [*value, table].into_iter().chain(further.into_iter().flatten());
+                *value = self.push(gather.clone(), &Vec::from_iter(operands))?;
             }
             caches.push(after);
         }
@@ -150,5 +151,38 @@ impl Body<'_> {
         let results = self.node(Op::Attention(attention), &operands, &[])?;
         self.name(results[0], Some("mixed"));
         Ok(results.to_vec())
+    }
+
+    /// The states that are the cache `name`, and the scales of its rows where it has some, before the step.
+    fn states(&mut self, (prefix, name): (&str, &str), ty: &TensorType) -> Built<Vec<(Binding, ValueId)>> {
+        let mut types = vec![(format!("{prefix}{name}.{{layer}}"), ty.clone())];
+        if !ty.dtype.is_arithmetic() {
+            let rows = &ty.dims[..ty.dims.len() - 1];
+            let ty = TensorType::new(DType::F32, rows.iter().copied());
+            types.push((format!("{prefix}{name}{SCALES}.{{layer}}"), ty));
+        }
+        let state = |(name, ty)| {
+            let binding = Binding::named(name);
+            Ok((binding.clone(), self.push_as(Op::State(binding), &[], ty)?))
+        };
+        types.into_iter().map(state).collect()
+    }
+
+    /// A cache, and the scales of its rows, after the rows of a step are appended; in pages by a table.
+    fn append(
+        &mut self,
+        name: (&str, &str),
+        ty: TensorType,
+        append: Cache,
+        ((row, start, end), table): ((ValueId, ValueId, ValueId), Option<ValueId>),
+    ) -> Built<Vec<ValueId>> {
+        let (bindings, before): (Vec<_>, Vec<_>) = self.states(name, &ty)?.into_iter().unzip();
+        let operands = [before[0], row, start, end].into_iter();
+        let operands = operands.chain(table).chain(before[1..].iter().copied());
+        let after = self.node(Op::Cache(append), &Vec::from_iter(operands), &[])?.to_vec();
+        for (binding, &value) in bindings.into_iter().zip(&after) {
+            self.node(Op::Assign { target: Target::State, binding }, &[value], &[])?;
+        }
+        Ok(after)
     }
 }

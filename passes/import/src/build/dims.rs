@@ -84,10 +84,15 @@ impl Dims {
         let entries = |n: u64| workload.pages.map(|pages| (n.div_ceil(pages.tokens), pages));
         let paged = workload.cache.and_then(entries);
         let c = workload.cache.map(|n| dim("kv", paged.map_or(n, |(entries, of)| entries * of.tokens)));
-        let pages = paged.map(|(entries, of)| PageDims {
-            pages: dim("page", of.count.unwrap_or(entries * workload.batch)),
-            slots: dim("slot", of.tokens),
-            entries: dim("entry", entries),
+        let pages = paged.map(|(entries, of)| {
+            let count = of.count.unwrap_or(entries * workload.batch);
+            let host = of.host.unwrap_or(0).min(count.saturating_sub(1));
+            PageDims {
+                pages: dim("page", count - host),
+                slots: dim("slot", of.tokens),
+                entries: dim("entry", entries),
+                host: (host > 0).then(|| dim("host_page", host)),
+            }
         });
         space.dims[h].granule = heads / kv_heads;
         Self { b, s, m, h, k, d, f, v, p, c, pages, ring: None, experts: None, latent: None }
@@ -97,12 +102,14 @@ impl Dims {
 /// Dimensions of caches in pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageDims {
-    /// Pages of all sequences.
+    /// Pages of all sequences, those in host memory left out.
     pub(super) pages: DimId,
     /// Tokens of a page.
     pub(super) slots: DimId,
     /// Pages of a sequence.
     pub(super) entries: DimId,
+    /// Pages in host memory.
+    pub(super) host: Option<DimId>,
 }
 
 /// Dimensions of experts.

@@ -6,6 +6,7 @@
 //! that it uses met, so among these it needs no events; to any other stream a call is a task that touches the memory of its
 //! frame.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -36,12 +37,15 @@ impl Memory {
     }
 }
 
+/// A weight or a state, and its number.
+type Numbered<'a> = (Cow<'a, Binding>, usize);
+
 /// What frames do to memory, as far as it was asked.
 struct Touched<'a> {
     frames: &'a Arena<FrameId, Frame>,
     space: &'a Space,
     /// Weights and states of each name, with their numbers.
-    lasting: BTreeMap<(Target, &'a str), Vec<(&'a Binding, usize)>>,
+    lasting: BTreeMap<(Target, String), Vec<Numbered<'a>>>,
     n_lasting: usize,
     /// The weights and states of frames that are called.
     called: BTreeMap<FrameId, Effects>,
@@ -53,12 +57,12 @@ impl<'a> Touched<'a> {
         match &buffer.place {
             Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(self.space))),
             Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
-            place => self.lasting(place),
+            place => self.lasting(place, Cow::Borrowed),
         }
     }
 
-    /// A weight or a state.
-    fn lasting(&mut self, place: &'a Place) -> Option<Memory> {
+    /// A weight or a state, as `bound` binds it.
+    fn lasting(&mut self, place: &'a Place, bound: fn(&'a Binding) -> Cow<'a, Binding>) -> Option<Memory> {
         let (target, binding) = match place {
             Place::Weight(binding) => (Target::Param, binding),
             Place::State(binding) => (Target::State, binding),
@@ -69,7 +73,8 @@ impl<'a> Touched<'a> {
             | Place::Input(_)
             | Place::Wire { .. } => return None,
         };
-        let known = self.lasting.entry((target, binding.name.as_str())).or_default();
+        let binding = bound(binding);
+        let known = self.lasting.entry((target, binding.name.clone())).or_default();
         let number = known.iter().find(|(other, _)| *other == binding).map(|(_, number)| *number);
         let number = number.unwrap_or_else(|| {
             known.push((binding, self.n_lasting));
@@ -87,7 +92,8 @@ impl<'a> Touched<'a> {
             let mut effects = Effects::default();
             for (id, buffer) in frame.buffers.iter() {
                 let list = if written.contains(&id) { &mut effects.writes } else { &mut effects.reads };
-                list.extend(self.lasting(&buffer.place));
+                // Callers run frames for many layers.
+                list.extend(self.lasting(&buffer.place, |binding| binding.of_own_layer().0));
             }
             for callee in frame.tasks.iter().filter_map(|task| task.work.callee()) {
                 effects.add(self.called(callee));

@@ -30,7 +30,9 @@ impl Effects {
         for function in module.functions.values() {
             let mut effects = Effects::default();
             for node in &function.nodes {
-                let Effects { reads, writes } = Effects::of_op(&node.op, &all).into_owned();
+                let Effects { mut reads, writes } = Effects::of_op(&node.op, &all).into_owned();
+                // Callers run functions for many layers.
+                reads.iter_mut().for_each(|(_, binding)| *binding = binding.of_own_layer().0.into_owned());
                 for (all, more) in [(&mut effects.reads, reads), (&mut effects.writes, writes)] {
                     more.into_iter().for_each(|home| {
                         if !all.contains(&home) {

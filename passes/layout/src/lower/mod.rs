@@ -20,7 +20,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::ops::state::works_in_place;
-use ithaca_ir::ops::{Scan, Stage, Target};
+use ithaca_ir::ops::{Cache, Scan, Stage, Target};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Streams, Task, Transfer,
@@ -208,7 +208,9 @@ impl<'a> Lowering<'a> {
             op => {
                 let reads = self.reads(node);
                 let writes = node.results.iter().map(|&v| self.result_buffer(v)).collect();
-                self.task(Stream::Compute, Work::Compute(op.clone()), reads, writes);
+                let from_host = matches!(op, Op::Cache(Cache::Upload));
+                let stream = if from_host { Stream::Host } else { Stream::Compute };
+                self.task(stream, Work::Compute(op.clone()), reads, writes);
             }
         }
     }

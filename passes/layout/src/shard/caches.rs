@@ -21,7 +21,8 @@ pub(super) fn kept(plan: &Plan, placement: &Placement, ty: &TensorType) -> Tenso
             split.extend(placement.cache.iter().copied());
         } else if plan.is_head(*dim) && !plan.copies.contains_key(dim) {
             *split = placement.attention_heads();
-        } else if plan.roles.batches.contains(dim) || in_pages(0, dim) {
+        } else if plan.roles.batches.contains(dim) || in_pages(0, dim) || plan.roles.host_pages.contains(dim)
+        {
             split.clone_from(&placement.batch);
         }
     }

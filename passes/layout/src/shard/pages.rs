@@ -15,9 +15,17 @@ pub(super) fn check(
     placement: &Placement,
     roles: &Roles,
 ) -> Result<(), Diagnostic> {
+    let degree = mesh.degree(&placement.batch);
+    for pages in roles.host_pages.iter().map(|&dim| space.size(dim)) {
+        if pages % degree != 0 {
+            let message =
+                format!("{pages} pages in host memory do not divide by the data-parallel degree {degree}");
+            let next = pages.next_multiple_of(degree);
+            return Err(Diagnostic::new("P25", message).repairs([format!("--offload cache={next}")]));
+        }
+    }
     for &[pages, slots] in roles.pages.values() {
         let [pages, slots] = [pages, slots].map(|dim| space.size(dim));
-        let degree = mesh.degree(&placement.batch);
         if pages % degree != 0 {
             let message =
                 format!("{pages} pages of caches do not divide by the data-parallel degree {degree}");

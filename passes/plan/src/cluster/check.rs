@@ -50,6 +50,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         memory_bytes,
         reserve_fraction,
         memory_bandwidth,
+        host_bandwidth,
         launch_seconds,
         graph_launch_seconds,
         price_per_hour,
@@ -73,6 +74,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     }
     rate(&key("memory_bandwidth"), memory_bandwidth)?;
     positive(&key("launch_seconds"), launch_seconds)?;
+    optional(&key("host_bandwidth"), host_bandwidth.as_ref())?;
     optional(&key("graph_launch_seconds"), graph_launch_seconds.as_ref())?;
     optional(&key("price_per_hour"), price_per_hour.as_ref())?;
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {

@@ -49,6 +49,9 @@ pub struct Accelerator {
     pub reserve_fraction: Sourced<f64>,
     /// Memory bandwidth, bytes per second.
     pub memory_bandwidth: Sourced<f64>,
+    /// Bandwidth of copies from pinned memory of the host, and to it, bytes per second; without it no cache can be there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bandwidth: Option<Sourced<f64>>,
     /// Time to start a kernel from the host, seconds.
     pub launch_seconds: Sourced<f64>,
     /// Time in which a kernel of a recorded graph starts, and fills and drains the device, seconds.

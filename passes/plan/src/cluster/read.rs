@@ -93,7 +93,13 @@ impl Shape {
         };
         Self {
             keys: names::<Accelerator>(),
-            optional: &["graph_launch_seconds", "price_per_hour", "shared_cores", "measured"],
+            optional: &[
+                "host_bandwidth",
+                "graph_launch_seconds",
+                "price_per_hour",
+                "shared_cores",
+                "measured",
+            ],
             inside,
         }
     }

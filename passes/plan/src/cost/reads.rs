@@ -3,24 +3,38 @@
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{Content, Frame, Place, Schedule, Work};
+use ithaca_ir::schedule::{Buffer, Content, Frame, Place, Schedule, Stream, Work};
 
 use super::FilledSlots;
 use crate::cluster::Cluster;
 
 /// Seconds in which the busiest rank reads, at the whole bandwidth of its memory, the weights that are multiplied and the states;
-/// of a pipeline, the ranks of all stages one after another. Of experts those count that some token chose. Nothing where
+/// of a pipeline, the ranks of all stages one after another. Of experts those count that some token chose. Caches in host memory
+/// are read at the bandwidth of the host, beside the others. Nothing where
 /// attention reads no caches.
 pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule) -> Option<f64> {
     let mut tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
     tasks.find(|task| matches!(&task.work, Work::Compute(Op::Attention(a)) if a.starts))?;
     let filled = FilledSlots::of(cluster, schedule);
     let runs = schedule.layers_by_place();
-    let bytes = schedule.frames.iter().map(|(id, frame)| {
-        let times = runs[id.index()].iter().map(|(layers, _)| layers.end - layers.start).sum::<u64>();
-        times as f64 * of_frame(&filled, schedule, frame)
-    });
-    Some(bytes.sum::<f64>() / cluster.accelerator.memory_bandwidth.value)
+    let bytes = |of: &dyn Fn(&Frame) -> f64| -> f64 {
+        let each = schedule.frames.iter().map(|(id, frame)| {
+            let times = runs[id.index()].iter().map(|(layers, _)| layers.end - layers.start).sum::<u64>();
+            times as f64 * of(frame)
+        });
+        each.sum()
+    };
+    let of_device =
+        bytes(&|frame| of_frame(&filled, schedule, frame)) / cluster.accelerator.memory_bandwidth.value;
+    let of_host = cluster.accelerator.host_bandwidth.as_ref();
+    let of_host = of_host.map(|rate| bytes(&|frame| of_uploads(schedule, frame)) / rate.value);
+    Some(of_device.max(of_host.unwrap_or_default()))
+}
+
+/// Bytes that one run of a frame copies from host memory.
+fn of_uploads(schedule: &Schedule, frame: &Frame) -> f64 {
+    let uploads = frame.tasks.iter().filter(|task| task.stream == Stream::Host);
+    uploads.flat_map(|task| &task.reads).map(|&id| frame.buffers[id].bytes(&schedule.space) as f64).sum()
 }
 
 /// Bytes of one run of a frame.
@@ -30,7 +44,8 @@ fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
         Content::Tensor(ty) => Some(ty),
         Content::Wire { .. } => None,
     };
-    let states = frame.buffers.values().filter(|buffer| matches!(buffer.place, Place::State(_)));
+    let is_state = |buffer: &&Buffer| matches!(buffer.place, Place::State(_)) && !buffer.is_in_host_memory();
+    let states = frame.buffers.values().filter(is_state);
     let states = states.map(|buffer| buffer.bytes(space) as f64);
     let is_product = |work: &Work| matches!(work, Work::Compute(op) if op.info().unit == Unit::Matmul);
     let products = frame.tasks.iter().filter(|task| is_product(&task.work));

@@ -197,6 +197,7 @@ pub(super) fn key(space: &Space, task: &Task) -> (&'static str, String) {
             let axis = traffic::axis(space, t.parcels());
             (t.first().op.name(), axis.unwrap_or_else(|| "mesh".to_owned()))
         }
+        Work::Compute(op) if task.stream == Stream::Host => (op.name(), Stream::Host.to_string()),
         Work::Compute(op) => (op.name(), String::new()),
         Work::Copy => ("copy", String::new()),
         Work::Call { .. } => ("call", String::new()),

@@ -16,7 +16,7 @@ use ithaca_pass::Context;
 use ithaca_pass::choices::{Choice, Topic, impossible};
 use ithaca_pass::rebuild::Copy;
 
-use super::parts::{Gather, Parts, Tail};
+use super::parts::{Gather, Parts, Tail, is_upload};
 use super::timeline::{self, Timeline};
 
 /// A loop over layers, as its caller runs it.
@@ -256,10 +256,12 @@ impl Body {
         self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec()).collect()
     }
 
-    /// The operands of the gathers ahead, beside those that other gathers ahead make.
+    /// The operands of the gathers ahead, beside those that other gathers ahead make, and those in host memory, which layers
+    /// read as those of the next layer.
     fn sent(&self, function: &Function) -> Vec<ValueId> {
         let made = self.made_ahead(function);
-        let operands = self.ahead().flat_map(|gather| function.nodes[gather.node].operands.to_vec());
+        let of_weights = self.ahead().filter(|gather| !is_upload(&function.nodes[gather.node].op));
+        let operands = of_weights.flat_map(|gather| function.nodes[gather.node].operands.to_vec());
         operands.filter(|v| !made.contains(v)).collect()
     }
 
@@ -309,10 +311,13 @@ impl Body {
         let mut helpers = Helpers::default();
         let mut gather = None;
         if self.ahead().next().is_some() {
-            let sources = self.ahead().flat_map(|gather| &gather.sources).copied();
+            let of_weights = self.ahead().filter(|gather| !is_upload(&function.nodes[gather.node].op));
+            let sources = Vec::from_iter(of_weights.flat_map(|gather| &gather.sources).copied());
             let writer = Writer::new(self, module, function, named("shards"));
-            let shards = writer.part(&[], sources, &self.sent(function))?;
-            helpers.shards = Some(module.functions.push(shards));
+            if !sources.is_empty() {
+                let shards = writer.part(&[], sources.into_iter(), &self.sent(function))?;
+                helpers.shards = Some(module.functions.push(shards));
+            }
             let writer = Writer::new(self, module, function, named("gather"));
             let first = writer.part(&[], self.ahead().flat_map(Gather::nodes), &self.gathered(function))?;
             gather = Some(module.functions.push(first));
@@ -489,6 +494,10 @@ impl<'a> Writer<'a> {
                             shards = self.copy.b.node(above(callee), &[], &[])?.to_vec().into_iter();
                         }
                         let node = &function.nodes[gather.node];
+                        if is_upload(&node.op) {
+                            fetched.extend(self.upload_of_next(gather)?);
+                            continue;
+                        }
                         let parts =
                             node.operands.iter().map(|v| fetched.get(v).copied().or_else(|| shards.next()));
                         let parts: Vec<ValueId> = parts.flatten().collect();
@@ -520,6 +529,16 @@ impl<'a> Writer<'a> {
             }
         }
         Ok(finished)
+    }
+
+    /// The copy of a cache in host memory that the next layer reads.
+    fn upload_of_next(&mut self, gather: &Gather) -> Result<Option<(ValueId, ValueId)>, OpError> {
+        let node = &self.function.nodes[gather.node];
+        let source = &self.function.nodes[gather.sources[0]];
+        let Op::State(binding) = &source.op else { return Ok(None) };
+        let ty = self.function.ty(source.result()).clone();
+        let pages = self.copy.b.push_as(Op::State(binding.of_next_layer()), &[], ty)?;
+        Ok(Some((node.result(), self.copy.b.push(node.op.clone(), &[pages])?)))
     }
 
     /// The reductions that the previous layer deferred; returns the sums.

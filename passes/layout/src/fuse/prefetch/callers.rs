@@ -16,6 +16,7 @@ use ithaca_pass::Context;
 use ithaca_pass::rebuild::Copy;
 
 use super::body::{Body, Functions, LayerPosition, Loop};
+use super::parts::is_upload;
 
 /// The loops of a module to rewrite.
 #[derive(Clone, Debug, Default)]
@@ -146,10 +147,17 @@ impl Plan {
             let (gathers, ahead, deferred) = body.counts();
             let mut effects = Vec::new();
             if ahead > 0 {
-                effects.push(format!(
-                    "{ahead} of {} of weights gathered during the previous layer",
-                    counted(gathers as u64, "message")
-                ));
+                let callee = &module.functions[body.of.callee];
+                let of_caches = callee.nodes.iter().any(|node| is_upload(&node.op));
+                effects.push(if of_caches {
+                    let copies = if gathers == 1 { "copy" } else { "copies" };
+                    format!("{ahead} of {gathers} {copies} from host memory made during the previous layer")
+                } else {
+                    format!(
+                        "{ahead} of {} of weights gathered during the previous layer",
+                        counted(gathers as u64, "message")
+                    )
+                });
             }
             if deferred > 0 {
                 effects.push(format!(

@@ -1,14 +1,15 @@
 //! The movable parts of a function: gathers of weights, and reductions of gradients.
 //!
 //! A *gather* is an all-gather, or a message of several, whose operands come from weights by local operations, or from other
-//! gathers: it can start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
+//! gathers, or a copy of a cache in host memory: it can start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
 //! to the assignments: nothing else waits for it, so it can run later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Op;
-use ithaca_ir::module::{Function, ValueId};
-use ithaca_ir::ops::{Binding, Target};
+use ithaca_ir::module::{Function, Node, ValueId};
+use ithaca_ir::ops::cache::HOST;
+use ithaca_ir::ops::{Binding, Cache, Target};
 
 use crate::fuse::graph::{Flow, Graph};
 use crate::lower::is_light;
@@ -84,7 +85,7 @@ impl Parts {
 
 fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
     let nodes = &function.nodes;
-    let is_gather = |i: &usize| nodes[*i].op.collective_name() == "all_gather";
+    let is_gather = |i: &usize| nodes[*i].op.collective_name() == "all_gather" || is_upload(&nodes[*i].op);
     if !(0..nodes.len()).any(|i| is_gather(&i)) {
         return Vec::new();
     }
@@ -97,7 +98,12 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
     };
     let is_source = |n: usize| {
         let op = &nodes[n].op;
-        let reads = matches!(op, Op::Param(binding) if !is_written(binding));
+        let reads = match op {
+            Op::Param(binding) => !is_written(binding),
+            // What a step appends is not read from the copy.
+            Op::State(binding) => binding.name.starts_with(HOST),
+            _ => false,
+        };
         reads || matches!(op, Op::Cast { .. } | Op::Slice { .. } | Op::Scale { .. })
     };
     let is_given = |n: usize| nodes[n].operands.iter().any(|v| function.params.contains(v));
@@ -127,13 +133,28 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
             break;
         }
     }
+    // A copy is made before the step appends.
+    for gather in found.iter_mut().filter(|gather| is_upload(&nodes[gather.node].op)) {
+        let source = &nodes[gather.sources[0]].op;
+        let appends = |(n, node): (usize, &Node)| (node.op == *source && n != gather.sources[0]).then_some(n);
+        let appended = nodes.iter().enumerate().find_map(appends);
+        gather.used = gather.used.min(appended.unwrap_or(usize::MAX));
+    }
     for g in (0..found.len()).rev() {
+        if is_upload(&nodes[found[g].node].op) {
+            continue;
+        }
         let used = |n: usize| found.iter().find(|other| other.node == n).map_or(n, |other| other.used);
         if let Some(first) = flow.after(found[g].node).map(used).min() {
             found[g].used = first;
         }
     }
     found
+}
+
+/// Whether it copies a cache from host memory.
+pub(super) fn is_upload(op: &Op) -> bool {
+    matches!(op, Op::Cache(Cache::Upload))
 }
 
 /// Reductions and light nodes that lead to assignments of such states only, and these.
