@@ -28,7 +28,7 @@ pub struct Measured {
 pub struct Curve {
     collective: Collective,
     ranks: u64,
-    /// As measured: bytes, ascending, and seconds.
+    /// As written: bytes, ascending, and microseconds.
     points: Vec<(f64, f64)>,
     /// The seconds, none less than the one before.
     rising: Vec<f64>,
@@ -51,7 +51,7 @@ pub struct MeasuredKernels {
 #[schemars(with = "String")]
 pub struct KernelCurve {
     name: String,
-    /// As measured: bytes, ascending, and seconds.
+    /// As written: bytes, ascending, and microseconds.
     points: Vec<(f64, f64)>,
 }
 
@@ -60,7 +60,7 @@ impl MeasuredKernels {
     pub(crate) fn seconds(&self, name: &str, launch: f64, bytes: f64) -> Option<f64> {
         let curve = self.curves.iter().find(|curve| curve.name == name)?;
         let begun: Vec<(f64, f64)> =
-            std::iter::once((0.0, launch)).chain(curve.points.iter().copied()).collect();
+            std::iter::once((0.0, launch)).chain(in_seconds(&curve.points)).collect();
         let rising = rising(begun.iter().map(|point| point.1));
         Some(between(&begun, &rising, bytes))
     }
@@ -69,10 +69,7 @@ impl MeasuredKernels {
 impl KernelCurve {
     /// The curve of measured bytes, ascending, and seconds.
     pub fn new(name: &str, points: &[(u64, f64)]) -> Self {
-        Self {
-            name: name.to_owned(),
-            points: points.iter().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect(),
-        }
+        Self { name: name.to_owned(), points: in_micros(points) }
     }
 
     /// The kernel.
@@ -106,24 +103,32 @@ impl From<KernelCurve> for String {
     }
 }
 
-/// Bytes and seconds of `65536 18.6, 262144 33.0`; at least one pair.
+/// Bytes beyond which not every integer is a number of its own.
+const MOST_BYTES: u64 = 1 << f64::MANTISSA_DIGITS;
+
+/// Bytes and microseconds of measured bytes and seconds, in whole nanoseconds.
+fn in_micros(points: &[(u64, f64)]) -> Vec<(f64, f64)> {
+    points.iter().map(|&(bytes, seconds)| (bytes as f64, (seconds * 1e9).round().max(1.0) / 1e3)).collect()
+}
+
+fn in_seconds(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> + '_ {
+    points.iter().map(|&(bytes, micros)| (bytes, micros * 1e-6))
+}
+
+/// Bytes and microseconds of `65536 18.6, 262144 33.0`; at least one pair.
 fn points(text: &str) -> Option<Vec<(f64, f64)>> {
     let point = |pair: &str| -> Option<(f64, f64)> {
         let (bytes, micros) = pair.trim().split_once(' ')?;
         let (bytes, micros): (u64, f64) = (bytes.parse().ok()?, micros.trim().parse().ok()?);
-        let seconds = micros * 1e-6;
-        (seconds.is_normal() && seconds > 0.0).then_some((bytes as f64, seconds))
+        let is_plausible = bytes <= MOST_BYTES && micros > 0.0 && (micros * 1e-6).is_normal();
+        is_plausible.then_some((bytes as f64, micros))
     };
     text.split(',').map(point).collect()
 }
 
 /// The text of points.
 fn spelled(points: &[(f64, f64)]) -> String {
-    let point = |&(bytes, seconds): &(f64, f64)| {
-        // Three decimals are nanoseconds.
-        let micros = (seconds * 1e9).round() / 1e3;
-        format!("{bytes} {micros}")
-    };
+    let point = |(bytes, micros): &(f64, f64)| format!("{bytes} {micros}");
     points.iter().map(point).collect::<Vec<String>>().join(", ")
 }
 
@@ -203,7 +208,7 @@ impl TryFrom<String> for Curve {
         if points.len() < 2 || points.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
             return Err(is_wrong("needs two points or more, in ascending order of bytes"));
         }
-        let rising = rising(points.iter().map(|&(_, seconds)| seconds));
+        let rising = rising(in_seconds(&points).map(|(_, seconds)| seconds));
         Ok(Self { collective, ranks, points, rising })
     }
 }
@@ -217,9 +222,8 @@ impl From<Curve> for String {
 impl Curve {
     /// The curve of measured bytes, ascending, and seconds; `None` for fewer than two points.
     pub fn new(collective: Collective, ranks: u64, points: &[(u64, f64)]) -> Option<Self> {
-        let points: Vec<(f64, f64)> =
-            points.iter().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
-        let rising = rising(points.iter().map(|&(_, seconds)| seconds));
+        let points = in_micros(points);
+        let rising = rising(in_seconds(&points).map(|(_, seconds)| seconds));
         (points.len() > 1).then_some(Self { collective, ranks, points, rising })
     }
 
@@ -311,6 +315,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_curve_is_written_as_it_was_read() {
+        for text in
+            ["all_gather 8: 65536 31.671014, 262144 109951162777681.4", "all_reduce 2: 0 0.0001, 1 2.5e-7"]
+        {
+            let read = curve(text);
+            assert_eq!(Curve::try_from(String::from(read.clone())), Ok(read), "{text}");
+        }
+        let (exact, beyond) =
+            ("all_gather 8: 1 2, 9007199254740992 3", "all_gather 8: 1 2, 9007199254740993 3");
+        assert!(Curve::try_from(exact.to_owned()).is_ok() && Curve::try_from(beyond.to_owned()).is_err());
+    }
+
     /// Every second size predicts those between; neighbours are 16 times apart then.
     #[test]
     fn half_of_a_profile_predicts_the_other() {
@@ -320,10 +337,10 @@ mod tests {
             let mut errors = Vec::new();
             for curve in &measured.curves {
                 let half: Vec<(f64, f64)> = curve.points.iter().copied().step_by(2).collect();
-                let rising = rising(half.iter().map(|p| p.1));
+                let rising = rising(in_seconds(&half).map(|(_, seconds)| seconds));
                 let half = Curve { points: half, rising, ..curve.clone() };
                 let other = curve.points.iter().skip(1).step_by(2);
-                errors.extend(other.map(|&(bytes, seconds)| (half.seconds(bytes) / seconds).ln().abs()));
+                errors.extend(other.map(|&(bytes, micros)| (half.seconds(bytes) * 1e6 / micros).ln().abs()));
             }
             let mean = errors.iter().sum::<f64>() / errors.len() as f64;
             assert!(mean < 0.17, "{name}: {mean}");
