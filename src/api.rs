@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use clap::{CommandFactory, Parser};
+use ithaca_passes::frameworks::Export;
 use ithaca_passes::import;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::registry::Registry;
@@ -13,7 +14,7 @@ pub use crate::commands::emit::Emitted;
 pub use crate::commands::{Done, Session};
 
 use crate::cli::{self, Cli, Command, Mode, PlanArgs};
-use crate::commands::{emit, explain, plan, repairs, verify};
+use crate::commands::{emit, explain, export, plan, repairs, verify};
 use crate::error::{Failure, Result};
 use crate::request::PlanRequest;
 use crate::subject::Model;
@@ -142,6 +143,17 @@ pub fn emit(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Resul
     match parsed("emit", options)? {
         Command::Emit(args) => emit::emitted(plan, &args, session),
         _ => unreachable!("the command is `emit`"),
+    }
+}
+
+/// A plan in the words of another framework, and how the two differ.
+///
+/// # Errors
+/// As `ithaca export`.
+pub fn export(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Export> {
+    match parsed("export", options)? {
+        Command::Export(args) => export::exported(plan, &args, session),
+        _ => unreachable!("the command is `export`"),
     }
 }
 

@@ -214,6 +214,17 @@ class Plan:
             file.write_text(text, encoding="utf-8")
         return texts[None] if None in texts else texts
 
+    def export(self, to: str, output: str | os.PathLike[str] | None = None, **options: Any) -> str:
+        """The plan in the words of another framework, as `ithaca export --to megatron`; writes the text to `output` too.
+
+        Raises `IthacaError` with each reason where the framework cannot run the plan; `nearest=True` exports the nearest
+        layout that it can, and the text names each difference.
+        """
+        text = str(self._raw.export(_arguments("export", {"to": to, **options})))
+        if output is not None:
+            pathlib.Path(output).write_text(text, encoding="utf-8")
+        return text
+
     def __repr__(self) -> str:
         mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one rank"
         return f"<ithaca.Plan {self.model['name']}: {self.strategy} {mesh}, {self.step_seconds:.4g} s>"

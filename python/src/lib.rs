@@ -156,6 +156,14 @@ impl RawPlan {
         Ok((done.code == 0, done.text))
     }
 
+    /// `ithaca export`: the text.
+    fn export(&self, py: Python<'_>, options: Vec<String>) -> PyResult<String> {
+        let plan = Arc::clone(&self.plan);
+        let export =
+            interruptible(py, move |session, _| without_repairs(api::export(&plan, &options, session)))?;
+        Ok(export.text)
+    }
+
     /// `ithaca emit`: files by path; one without a path is a text.
     fn emit<'py>(
         &self,

@@ -61,6 +61,15 @@ def test_explains_and_emits(plan, tmp_path):
     assert isinstance(files, dict) and (tmp_path / "out" / "Makefile").exists()
 
 
+def test_exports(tmp_path):
+    plan = ithaca.plan(LLAMA, gpus=8, seq=8192, strategy="megatron-tp-sp")
+    text = plan.export("megatron", tmp_path / "megatron.sh")
+    assert "--tensor-model-parallel-size 8" in text and (tmp_path / "megatron.sh").read_text() == text
+    with pytest.raises(ithaca.IthacaError) as refused:
+        ithaca.plan(LLAMA, gpus=8, seq=8192, strategy="dist-flash").export("megatron")
+    assert refused.value.code == "P34"
+
+
 def test_verifies():
     plan = ithaca.plan(ROOT / "tests/goldens/llama-gqa", gpus=2, seq=64, strategy="ring")
     assert "passed" in plan.verify()

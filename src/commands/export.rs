@@ -16,8 +16,22 @@ use crate::{files, subject};
 
 pub(super) fn export(args: &ExportArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
+    let Export { text, notes } = exported(&plan, args, session)?;
+    let Some(path) = &args.output else { return Ok(Done::success(text)) };
+    files::write(path, text.as_bytes())?;
+    let mut out: String = notes.iter().map(|note| noted(note, session.width)).collect();
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "wrote {}", path.display());
+    Ok(Done::success(out))
+}
+
+/// A plan in the words of the framework that arguments name; their paths are not read.
+///
+/// # Errors
+/// `P34` for each reason for which the framework cannot run the plan.
+pub(crate) fn exported(plan: &Plan, args: &ExportArgs, session: &Session<'_>) -> Result<Export> {
     let facts = import::facts(&plan.model.config, &plan.workload.ignore)?;
-    let layout = layout(&plan, &facts, session)?;
+    let layout = layout(plan, &facts, session)?;
     let refusals = frameworks::check(args.to, &layout, &facts);
     let (layout, changed) = if refusals.is_empty() {
         (layout, Vec::new())
@@ -32,23 +46,18 @@ pub(super) fn export(args: &ExportArgs, session: &mut Session<'_>) -> Result<Don
         Some(name) => name.to_owned(),
         None => plan.model.name.clone(),
     };
-    let Plan { strategy, mesh, workload, .. } = &plan;
+    let Plan { strategy, mesh, workload, .. } = plan;
     let of = format!("{} of {} x {} tokens", workload.mode.name(), workload.batch, workload.sequence);
     let subject = Subject {
         plan: format!("{model}: {of} by {}", plan::layout_text(strategy, mesh)),
         model,
         node: plan.cluster.devices_per_node.value,
     };
-    let Export { text, mut notes } = frameworks::export(args.to, &layout, &facts, &subject, &changed);
+    let mut export = frameworks::export(args.to, &layout, &facts, &subject, &changed);
     if !changed.is_empty() {
-        notes.push("time and memory of the plan are not those of this layout".to_owned());
+        export.notes.push("time and memory of the plan are not those of this layout".to_owned());
     }
-    let Some(path) = &args.output else { return Ok(Done::success(text)) };
-    files::write(path, text.as_bytes())?;
-    let mut out: String = notes.iter().map(|note| noted(note, session.width)).collect();
-    // Writing to a string cannot fail.
-    let _ = writeln!(out, "wrote {}", path.display());
-    Ok(Done::success(out))
+    Ok(export)
 }
 
 /// The layout of a plan in the terms of frameworks.

@@ -8,7 +8,7 @@ mod device;
 mod diff;
 pub(crate) mod emit;
 pub(crate) mod explain;
-mod export;
+pub(crate) mod export;
 mod fault;
 mod generate;
 mod import;
