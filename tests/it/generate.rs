@@ -194,7 +194,16 @@ impl Body<'_> {
                 let new = choices.one_of(&free);
                 let weight = self.weight(choices, TensorType::new(ty.dtype, [new, summed]));
                 let dims: Vec<DimId> = ty.dims.iter().map(|&n| if n == summed { new } else { n }).collect();
-                self.builder.einsum(x, weight, &dims).unwrap()
+                if choices.once_in(2) {
+                    return self.builder.einsum(x, weight, &dims).unwrap();
+                }
+                // Summed dimensions must stay whole, so layouts move before the product.
+                let bias = self.weight(choices, TensorType::new(ty.dtype, [new]));
+                let of = choices.once_in(2).then(|| choices.one_of(&Unary::ALL));
+                let product = TensorType::new(ty.dtype, dims);
+                self.builder
+                    .push_as(Op::Fused(Fused::BiasProduct { of }), &[x, weight, bias], product)
+                    .unwrap()
             }
             6 if ty.dims.as_slice() == [b, s, m] => self.attention(choices, x),
             7 if self.precision == Precision::Mixed => {

@@ -1,6 +1,8 @@
 //! Equality saturation: every rule that comes with Ithaca is sound, fires where it should and declines where it should,
 //! and what comes out computes the same.
 
+use std::collections::BTreeMap;
+
 use ithaca::evaluate::Oracle;
 use ithaca_ir::{Module, Source, diagnostic, text};
 use ithaca_kernels::store::RandomTensors;
@@ -9,13 +11,16 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile;
 use ithaca_passes::cost;
 use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::fuse::saturate::{COMMUNICATION, KERNELS, Saturate, with_saturation};
+use ithaca_passes::import::{Workload, program};
 use ithaca_passes::pass::{Context, Pass, Unwatched, Volume, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::reshard::LowerReshards;
 use ithaca_passes::rules::{check, parse};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use serde_json::{Value, json};
 
 use crate::filetests::files;
 use crate::golden::EXACT;
@@ -141,4 +146,69 @@ fn movements_saturated_compute_the_same() {
         ran += 1;
     }
     assert!(ran > 30, "only {ran} files have a pipeline");
+}
+
+/// A description of a small model with `more` fields.
+fn config(model_type: &str, more: &[(&str, Value)]) -> Value {
+    let mut config = json!({
+        "model_type": model_type, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 256,
+        "torch_dtype": "bfloat16",
+    });
+    more.iter().for_each(|(key, value)| config[*key] = value.clone());
+    config
+}
+
+/// How many operations of each name the layers of a plan have.
+fn operations(
+    config: &Value,
+    (strategy, mesh): (&str, &str),
+    fusion: Fusion,
+) -> BTreeMap<&'static str, usize> {
+    operations_of(config, 64, (strategy, mesh), fusion)
+}
+
+/// The same, of a sequence of so many tokens.
+fn operations_of(
+    config: &Value,
+    tokens: u64,
+    (strategy, mesh): (&str, &str),
+    fusion: Fusion,
+) -> BTreeMap<&'static str, usize> {
+    let module = program(config, "model", &Workload::prefill(1, tokens)).unwrap();
+    let options = ShardOptions { fusion, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+    let compiled = compile::compile(&module, &options, &cluster()).unwrap();
+    let mut names = BTreeMap::new();
+    let layers = compiled.per_rank.functions.values().filter(|function| function.name.contains("block"));
+    for node in layers.flat_map(|function| &function.nodes) {
+        *names.entry(node.op.name()).or_default() += 1;
+    }
+    names
+}
+
+#[test]
+fn products_add_their_biases_and_apply_their_activations() {
+    let more = [("hidden_act", json!("gelu_pytorch_tanh")), ("use_bias", json!(true))];
+    let found = operations(&config("starcoder2", &more), ("data-parallel", "dp=1"), Fusion::PACK.folded());
+    // Queries, keys, values, the output and both products of the MLP; residual sums are in norms or in products.
+    assert_eq!(found.get("bias_product"), Some(&6), "{found:?}");
+    for none in ["einsum", "gelu_tanh"] {
+        assert_eq!(found.get(none), None, "{found:?}");
+    }
+}
+
+#[test]
+fn products_of_one_operand_are_a_pair_where_neither_is_written_to_a_wire_buffer() {
+    let llama = config("llama", &[]);
+    let pairs = |layout, fusion| operations(&llama, layout, fusion).get("product_pair").copied().unwrap_or(0);
+    let folded = Fusion::PACK.folded();
+    for layout in [("data-parallel", "dp=1"), ("megatron-tp", "tp=2"), ("ring", "ring=2")] {
+        assert_eq!(pairs(layout, folded), 2, "{layout:?}: keys and values, gate and input");
+    }
+    // Of a large model a kernel that packs values takes longer than the pair saves.
+    let sizes = [("hidden_size", 4096), ("intermediate_size", 14_336), ("num_attention_heads", 32)];
+    let sizes = sizes.map(|(name, size)| (name, json!(size)));
+    let large = config("llama", &[&sizes[..], &[("num_key_value_heads", json!(8))]].concat());
+    let found = operations_of(&large, 131_072, ("ulysses", "ulysses=8"), folded);
+    assert_eq!(found.get("product_pair"), Some(&1), "values are written to the wire buffer: {found:?}");
 }

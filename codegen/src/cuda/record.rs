@@ -1,9 +1,10 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Members,
-    Product, Record, Region, Scalar, Transfer, Varying, Word,
+    Activation, Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch,
+    Matrix, Members, Product, Record, Region, Scalar, Transfer, Varying, Word,
 };
+use ithaca_ir::DType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Stream;
 
@@ -30,7 +31,7 @@ impl Writer<'_, '_> {
         while let [first, ..] = rest {
             let n = match first {
                 Record::Product(product) => self.products(product, rest, &mut lines),
-                Record::Launch(_) | Record::Copy { .. } | Record::Transfer(_) => {
+                Record::Launch(_) | Record::Pair(_) | Record::Copy { .. } | Record::Transfer(_) => {
                     lines.push(self.record(first));
                     1
                 }
@@ -43,7 +44,8 @@ impl Writer<'_, '_> {
     fn record(&self, record: &Record) -> String {
         match record {
             Record::Launch(launch) => self.launch(launch),
-            Record::Product(product) => self.product(product, [&Int::ZERO; 4]),
+            Record::Product(product) => self.product(product, [&Int::ZERO; 5]),
+            Record::Pair(pair) => self.pair(pair),
             Record::Copy { from, to, bytes } => {
                 let (from, to, bytes) = (self.address(from), self.address(to), self.numbers.int(bytes));
                 format!("s.copy({to}, {from}, {bytes});")
@@ -56,14 +58,14 @@ impl Writer<'_, '_> {
     fn products(&self, first: &Product, rest: &[Record], lines: &mut Vec<String>) -> usize {
         let others = rest.iter().skip(1).map_while(|record| match record {
             Record::Product(product) => distances(first, product),
-            Record::Launch(_) | Record::Copy { .. } | Record::Transfer(_) => None,
+            Record::Launch(_) | Record::Pair(_) | Record::Copy { .. } | Record::Transfer(_) => None,
         });
-        let distances: Vec<[i64; 4]> = others.collect();
+        let distances: Vec<[i64; 5]> = others.collect();
         let Some(&step) = distances.first() else {
-            lines.push(self.product(first, [&Int::ZERO; 4]));
+            lines.push(self.product(first, [&Int::ZERO; 5]));
             return 1;
         };
-        let is_even = |(i, d): (usize, &[i64; 4])| {
+        let is_even = |(i, d): (usize, &[i64; 5])| {
             let i = i64::try_from(i).unwrap_or(i64::MAX);
             d.iter().zip(step).all(|(d, step)| step.checked_mul(i + 1) == Some(*d))
         };
@@ -89,8 +91,22 @@ impl Writer<'_, '_> {
         format!("{grid}{args});")
     }
 
-    fn product(&self, product: &Product, steps: [&Int; 4]) -> String {
-        let Product { dtype, result, rows, columns, inner, batch, a, b, before, c } = product;
+    fn product(&self, product: &Product, steps: [&Int; 5]) -> String {
+        let Product {
+            dtype,
+            result,
+            rows,
+            columns,
+            inner,
+            batch,
+            a,
+            b,
+            before,
+            bias,
+            bias_step,
+            activation,
+            c,
+        } = product;
         let sizes: Vec<String> = [rows, columns, inner, batch].map(|n| self.numbers.int(n)).into();
         let mut operands = Vec::new();
         for (matrix, step) in [a, b, c].into_iter().zip(steps) {
@@ -99,10 +115,22 @@ impl Writer<'_, '_> {
         if *before != Address::NULL {
             operands.push(self.moved(before, steps[3]));
         }
-        let types = [dtype, result].map(|dtype| names::dtype(*dtype));
-        let types =
-            if dtype == result { types[0].to_owned() } else { format!("{{{}, {}}}", types[0], types[1]) };
-        format!("s.product({types}, {}, {});", sizes.join(", "), operands.join(", "))
+        if *bias != Address::NULL {
+            let (at, step) = (self.moved(bias, steps[4]), self.numbers.int(bias_step));
+            operands.push(format!("Epilogue{{{}, {at}, {step}}}", epilogue(*activation)));
+        }
+        format!("s.product({}, {}, {});", types(*dtype, *result), sizes.join(", "), operands.join(", "))
+    }
+
+    fn pair(&self, pair: &[Product; 2]) -> String {
+        let Product { dtype, result, rows, columns, inner, .. } = &pair[0];
+        let sizes = [rows, columns, inner].map(|n| self.numbers.int(n)).join(", ");
+        let matrices = |product: &Product| {
+            let all = [&product.a, &product.b, &product.c].map(|matrix| self.matrix(matrix, &Int::ZERO));
+            format!("{{{{{}}}}}", all.join(", "))
+        };
+        let [first, second] = pair.each_ref().map(matrices);
+        format!("s.pair({}, {sizes}, {first}, {second});", types(*dtype, *result))
     }
 
     fn matrix(&self, matrix: &Matrix, further: &Int) -> String {
@@ -263,19 +291,35 @@ impl Writer<'_, '_> {
     }
 }
 
+/// The types of a product, as its runtime takes them.
+fn types(operands: DType, result: DType) -> String {
+    let [one, other] = [operands, result].map(names::dtype);
+    if operands == result { one.to_owned() } else { format!("{{{one}, {other}}}") }
+}
+
+/// The epilogue of cuBLASLt that adds a bias.
+fn epilogue(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Identity => "CUBLASLT_EPILOGUE_BIAS",
+        Activation::Relu => "CUBLASLT_EPILOGUE_RELU_BIAS",
+        Activation::GeluTanh => "CUBLASLT_EPILOGUE_GELU_BIAS",
+    }
+}
+
 /// The distances in bytes between the matrices of two products; `None` if the products differ otherwise.
-fn distances(first: &Product, other: &Product) -> Option<[i64; 4]> {
+fn distances(first: &Product, other: &Product) -> Option<[i64; 5]> {
     let moved = Product {
         a: Matrix { at: first.a.at.clone(), ..other.a.clone() },
         b: Matrix { at: first.b.at.clone(), ..other.b.clone() },
         before: first.before.clone(),
+        bias: first.bias.clone(),
         c: Matrix { at: first.c.at.clone(), ..other.c.clone() },
         ..other.clone()
     };
     let addresses = |product: &Product| {
-        [&product.a.at, &product.b.at, &product.c.at, &product.before].map(Address::clone)
+        [&product.a.at, &product.b.at, &product.c.at, &product.before, &product.bias].map(Address::clone)
     };
-    let mut apart = [0; 4];
+    let mut apart = [0; 5];
     for (apart, (first, other)) in apart.iter_mut().zip(addresses(first).iter().zip(&addresses(other))) {
         *apart = address_distance(first, other)?;
     }
@@ -342,6 +386,9 @@ mod tests {
                 a: matrix(Region::Argument(0), 0),
                 b: matrix(Region::Frame, 64 + 32 * i),
                 before: Address::NULL,
+                bias: Address::NULL,
+                bias_step: Int::ZERO,
+                activation: Activation::Identity,
                 c: matrix(Region::Frame, 1024 + 128 * i),
             })
         };

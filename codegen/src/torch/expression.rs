@@ -62,6 +62,18 @@ impl Scope<'_> {
                     Binary::LogAddExp => format!("log_add_exp({}, {y})", x(0)),
                 }
             }
+            Op::Fused(Fused::BiasProduct { of }) => {
+                let product = self.einsum(&[ty(0), ty(1)], result_type(0), &[x(0), x(1)]);
+                let mut sum = format!("{product} + {}", self.aligned(&x(2), ty(2), result_type(0)));
+                if node.operands.len() > 3 {
+                    sum = format!("{} + {sum}", x(3));
+                }
+                of.map_or_else(|| sum.clone(), |f| unary(f, &sum))
+            }
+            Op::Fused(Fused::ProductPair) => {
+                let product = |i: usize| self.einsum(&[ty(0), ty(i)], result_type(0), &[x(0), x(i)]);
+                format!("{}, {}", product(1), product(2))
+            }
             Op::Fused(Fused::Gated { of }) => format!("{} * {}", unary(*of, &x(0)), x(1)),
             Op::Fused(Fused::GatedBackward { of }) => {
                 format!("gated_backward({}, {})", all(), string(of.name()))

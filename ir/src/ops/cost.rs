@@ -43,7 +43,7 @@ impl Op {
                     elements(operands[0]) * (4 + 2 * u128::from(width))
                 }
                 Op::Gradient(Gradient::Unary(f)) => elements(operands[0]) * elementwise::flops_gradient(*f),
-                Op::Fused(fused) => elements(operands[0]) * fused.flops(),
+                Op::Fused(fused) => fused.flops(space, operands, results),
                 Op::Coalesced(members) => match members.first().map(|member| member.info().flops) {
                     Some(Flops::Results(n)) => sum(results) * u128::from(n),
                     Some(_) | None => 0,

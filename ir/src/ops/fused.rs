@@ -3,21 +3,31 @@
 use smallvec::smallvec;
 
 use crate::dim::DimId;
-use crate::ops::check::{need_float, unplaced};
+use crate::ops::check::{need_float, only, unplaced};
 use crate::ops::context::Types;
 use crate::ops::elementwise::{flops_gradient, flops_unary};
 use crate::ops::error::{OpError, ensure};
-use crate::ops::norm;
 use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
+use crate::ops::{linear, norm};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
 
 impl Fused {
     /// The result types, their layouts left to the rule.
-    pub(super) fn infer(&self, space: &Space, operands: &[&TensorType]) -> Result<Types, OpError> {
+    pub(super) fn infer(
+        &self,
+        space: &Space,
+        operands: &[&TensorType],
+        declared: &[TensorType],
+    ) -> Result<Types, OpError> {
         let (name, x) = (self.name(), operands[0]);
+        match self {
+            Fused::BiasProduct { .. } => return Ok(smallvec![infer_bias(name, space, operands, declared)?]),
+            Fused::ProductPair => return infer_pair(name, space, operands, declared),
+            _ => {}
+        }
         need_float(name, x.dtype)?;
         let n_alike = if let Fused::GatedBackward { .. } = self { 3 } else { 2 };
         let is_alike = |y: &&TensorType| y.dims == x.dims && y.dtype == x.dtype;
@@ -31,26 +41,38 @@ impl Fused {
             norm::infer(name, space, over, &norm)?;
         }
         Ok(match self {
-            Fused::Gated { .. } => smallvec![unplaced(x)],
-            Fused::GatedBackward { .. } | Fused::AddRmsNorm { .. } | Fused::AddLayerNorm { .. } => {
+            Fused::BiasProduct { .. } | Fused::Gated { .. } => smallvec![unplaced(x)],
+            Fused::ProductPair
+            | Fused::GatedBackward { .. }
+            | Fused::AddRmsNorm { .. }
+            | Fused::AddLayerNorm { .. } => {
                 smallvec![unplaced(x), unplaced(x)]
             }
         })
     }
 
-    /// The factor rule: a normalised dimension stays whole.
+    /// The factor rule: a normalised dimension stays whole, and so does one that is summed before a bias is added.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let whole = self.normalised();
-        FactorRule::by_name(operands, results, |d| {
-            if whole == Some(d) { FactorKind::Whole } else { FactorKind::Parallel }
+        FactorRule::by_name(operands, results, |d| match self {
+            Fused::BiasProduct { .. } if !results[0].has(d) => FactorKind::Whole,
+            Fused::ProductPair if !results[0].has(d) => FactorKind::Sum,
+            _ if self.normalised() == Some(d) => FactorKind::Whole,
+            _ => FactorKind::Parallel,
         })
     }
 
-    /// FLOPs for each element of the first operand, where the declaration does not state them.
-    pub(super) fn flops(&self) -> u128 {
+    /// FLOPs, where the declaration does not state them.
+    pub(super) fn flops(&self, space: &Space, operands: &[&TensorType], results: &[&TensorType]) -> u128 {
+        let elements = |ty: &TensorType| u128::from(space.max_local_elements(ty));
         match *self {
-            Fused::Gated { of } => flops_unary(of) + 1,
-            Fused::GatedBackward { of } => flops_unary(of) + flops_gradient(of) + 2,
+            Fused::BiasProduct { of } => {
+                let summands = operands.len() as u128 - 2;
+                linear::flops_einsum(space, &operands[..2], results[0])
+                    + elements(results[0]) * (summands + of.map_or(0, flops_unary))
+            }
+            Fused::ProductPair => 2 * linear::flops_einsum(space, &operands[..2], results[0]),
+            Fused::Gated { of } => elements(operands[0]) * (flops_unary(of) + 1),
+            Fused::GatedBackward { of } => elements(operands[0]) * (flops_unary(of) + flops_gradient(of) + 2),
             Fused::AddRmsNorm { .. } | Fused::AddLayerNorm { .. } => 0,
         }
     }
@@ -58,9 +80,48 @@ impl Fused {
     fn normalised(&self) -> Option<DimId> {
         match *self {
             Fused::AddRmsNorm { over, .. } | Fused::AddLayerNorm { over, .. } => Some(over),
-            Fused::Gated { .. } | Fused::GatedBackward { .. } => None,
+            Fused::BiasProduct { .. }
+            | Fused::ProductPair
+            | Fused::Gated { .. }
+            | Fused::GatedBackward { .. } => None,
         }
     }
+}
+
+/// The type of a product with a bias, which has some of its dimensions.
+fn infer_bias(
+    name: &str,
+    space: &Space,
+    operands: &[&TensorType],
+    declared: &[TensorType],
+) -> Result<TensorType, OpError> {
+    let (factors, bias, summand) = (&operands[..2], operands[2], operands.get(3));
+    let ty = match summand {
+        Some(z) => unplaced(z),
+        None => unplaced(only(name, declared)?),
+    };
+    linear::infer_einsum(space, factors, std::slice::from_ref(&ty))?;
+    ensure!(bias.dtype == ty.dtype, "V04", "`{name}` in {} with a bias in {}", ty.dtype, bias.dtype);
+    let fits = bias.dims.len() < ty.dims.len() && bias.dims.iter().all(|&d| ty.has(d));
+    ensure!(fits, "V05", "the bias of `{name}` has some of the dimensions of the product, not all or others");
+    Ok(ty)
+}
+
+/// The types of two products of x; every rank has as much of both.
+fn infer_pair(
+    name: &str,
+    space: &Space,
+    operands: &[&TensorType],
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
+    let &[x, y, w] = operands else { unreachable!("operands are counted before") };
+    let [z, v] = declared else {
+        return Err(OpError::new("V01", format!("`{name}` has two results, whose types are stated")));
+    };
+    ensure!(y == w, "V05", "the second and the third operand of `{name}` have one type");
+    ensure!(z.dims == v.dims && z.dtype == v.dtype, "V05", "the results of `{name}` have one type");
+    let ty = linear::infer_einsum(space, &[x, y], std::slice::from_ref(z))?;
+    Ok(smallvec![ty.clone(), ty])
 }
 
 impl Op {

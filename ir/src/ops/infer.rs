@@ -107,7 +107,7 @@ impl Op {
             | Op::FetchSum { .. } => return collective::infer(self, space, operands[0], declared),
             // The factor rule gives their layouts.
             Op::Gradient(gradient) => gradient.infer(space, operands, declared)?,
-            Op::Fused(fused) => fused.infer(space, operands)?,
+            Op::Fused(fused) => fused.infer(space, operands, declared)?,
             Op::Loss(loss) => loss.infer(space, operands)?,
             Op::Optimizer(optimizer) => optimizer.infer(operands)?,
             Op::Experts(experts) => experts.infer(space, operands)?,

@@ -6,6 +6,7 @@
 //! puts a tensor in a wire, the verifier asks again, and the runtimes rely on it.
 
 use crate::dim::DimId;
+use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Content, Frame, Place, Task, Work};
 use crate::space::Space;
@@ -48,7 +49,9 @@ pub fn reaches(
                     let is_behind = ty.position(rotary.over).is_some_and(|over| cut.place < over);
                     is_behind && other.is_some_and(|&b| !is_cut(frame, space, b))
                 }
-                (Op::Einsum, Operand::Write(0)) => task.reads.iter().all(|&b| !is_cut(frame, space, b)),
+                (Op::Einsum | Op::Fused(Fused::BiasProduct { .. }), Operand::Write(0)) => {
+                    task.reads.iter().all(|&b| !is_cut(frame, space, b))
+                }
                 // A part of a dimension goes in runs, which are cut as the blocks are.
                 (Op::Take { to }, Operand::Write(0)) | (Op::Join { to }, Operand::Read(_)) => {
                     let other = match operand {

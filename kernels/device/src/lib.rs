@@ -33,7 +33,8 @@ pub use program::{
     Work,
 };
 pub use record::{
-    Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product, Record, Transfer,
+    Activation, Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product, Record,
+    Transfer,
 };
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

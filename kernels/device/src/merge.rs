@@ -293,6 +293,30 @@ fn each_part(records: &mut [Record], of: &mut impl FnMut(Part<'_>)) {
         of(Part::Address(at));
         of(Part::Int(count));
     };
+    let product = |product: &mut Product, of: &mut dyn FnMut(Part<'_>)| {
+        let Product {
+            dtype: _,
+            result: _,
+            activation: _,
+            rows,
+            columns,
+            inner,
+            batch,
+            a,
+            b,
+            before,
+            bias,
+            bias_step,
+            c,
+        } = product;
+        [before, bias].into_iter().for_each(|at| of(Part::Address(at)));
+        [rows, columns, inner, batch, bias_step].into_iter().for_each(|n| of(Part::Int(n)));
+        for Matrix { at, form: _, leading, step } in [a, b, c] {
+            of(Part::Address(at));
+            of(Part::Int(leading));
+            of(Part::Int(step));
+        }
+    };
     for record in records {
         match record {
             Record::Launch(Launch { kernel: _, grid, args }) => {
@@ -307,26 +331,8 @@ fn each_part(records: &mut [Record], of: &mut impl FnMut(Part<'_>)) {
                     }
                 }
             }
-            Record::Product(Product {
-                dtype: _,
-                result: _,
-                rows,
-                columns,
-                inner,
-                batch,
-                a,
-                b,
-                before,
-                c,
-            }) => {
-                of(Part::Address(before));
-                [rows, columns, inner, batch].into_iter().for_each(|n| of(Part::Int(n)));
-                for Matrix { at, form: _, leading, step } in [a, b, c] {
-                    of(Part::Address(at));
-                    of(Part::Int(leading));
-                    of(Part::Int(step));
-                }
-            }
+            Record::Product(of_one) => product(of_one, of),
+            Record::Pair(pair) => pair.iter_mut().for_each(|of_one| product(of_one, of)),
             Record::Copy { from, to, bytes } => {
                 of(Part::Address(from));
                 of(Part::Address(to));

@@ -65,7 +65,7 @@ impl DeviceProgram {
     pub fn kernels(&self) -> BTreeSet<String> {
         let launched = self.records().filter_map(|record| match record {
             Record::Launch(launch) => Some(launch.kernel.clone()),
-            Record::Product(_) | Record::Copy { .. } | Record::Transfer(_) => None,
+            Record::Product(_) | Record::Pair(_) | Record::Copy { .. } | Record::Transfer(_) => None,
         });
         launched.collect()
     }

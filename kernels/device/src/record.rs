@@ -19,6 +19,9 @@ pub enum Record {
     Launch(Launch),
     /// A matrix product.
     Product(Product),
+    /// Two products of one shape, of one matrix each and without epilogues: a batch if both distances between their matrices have
+    /// one sign, else one after the other.
+    Pair([Product; 2]),
     /// A copy within the device's memory; the ranges do not overlap.
     Copy {
         /// The first byte read.
@@ -60,7 +63,7 @@ pub enum Grid<N = Int> {
     },
 }
 
-/// `c[i] = before[i] + a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
+/// `c[i] = f(before[i] + a[i] b[i] + bias[i])` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product<A = Address, N = Int> {
     /// Element type of the operands; sums are taken in f64 for f64 and in f32 for the rest.
@@ -82,8 +85,25 @@ pub struct Product<A = Address, N = Int> {
     /// The first element of the matrices that are added, which have the shape of the result and may be its memory; the null
     /// pointer where none are.
     pub before: A,
+    /// The first bias, a number for each row of the result; the null pointer where there is none.
+    pub bias: A,
+    /// Elements between the biases of a batch.
+    pub bias_step: N,
+    /// The function f.
+    pub activation: Activation,
     /// The result; always plain.
     pub c: Matrix<A, N>,
+}
+
+/// A function of each element of a product with a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Activation {
+    /// None.
+    Identity,
+    /// `max(x, 0)`.
+    Relu,
+    /// GELU, by the tanh approximation.
+    GeluTanh,
 }
 
 /// A matrix of a product, column-major.
@@ -256,6 +276,22 @@ impl<N> Grid<N> {
     }
 }
 
+impl Product {
+    /// Two products as a pair; `None` if they differ in more than addresses, or are batches or have an epilogue.
+    pub(crate) fn pair(first: &Product, second: &Product) -> Option<[Product; 2]> {
+        let placed = |matrix: &Matrix, like: &Matrix| Matrix { at: like.at.clone(), ..matrix.clone() };
+        let moved = Product {
+            a: placed(&second.a, &first.a),
+            b: placed(&second.b, &first.b),
+            c: placed(&second.c, &first.c),
+            ..second.clone()
+        };
+        let is_plain = first.before == Address::NULL && first.bias == Address::NULL;
+        let is_one = first.batch == Int::Const(1) && is_plain;
+        (is_one && moved == *first).then(|| [first.clone(), second.clone()])
+    }
+}
+
 impl<A, N> Product<A, N> {
     /// The same product with other addresses and integers.
     pub fn map<B, M>(
@@ -263,7 +299,7 @@ impl<A, N> Product<A, N> {
         mut address: impl FnMut(&A) -> B,
         mut number: impl FnMut(&N) -> M,
     ) -> Product<B, M> {
-        let before = address(&self.before);
+        let (before, bias) = (address(&self.before), address(&self.bias));
         let mut matrix = |Matrix { at, form, leading, step }: &Matrix<A, N>| Matrix {
             at: address(at),
             form: *form,
@@ -281,6 +317,9 @@ impl<A, N> Product<A, N> {
             a,
             b,
             before,
+            bias,
+            bias_step: number(&self.bias_step),
+            activation: self.activation,
             c,
         }
     }

@@ -56,7 +56,8 @@ impl<const K: usize> Walk<K> {
     const NAME: &'static str = match K {
         1 => "ithaca::Walk<1>",
         2 => "ithaca::Walk<2>",
-        _ => "ithaca::Walk<3>",
+        3 => "ithaca::Walk<3>",
+        _ => "ithaca::Walk<4>",
     };
 }
 
@@ -359,7 +360,7 @@ pub fn layout_checks() -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "static_assert(sizeof({name}) == {bytes}, \"{name}\");");
     };
-    let walks = [<Walk<1>>::TYPE, <Walk<2>>::TYPE, <Walk<3>>::TYPE, MEMBERS];
+    let walks = [<Walk<1>>::TYPE, <Walk<2>>::TYPE, <Walk<3>>::TYPE, <Walk<4>>::TYPE, MEMBERS];
     for ty in walks.iter().chain(DECLARED) {
         if let ArgType::Struct(of) = ty {
             check(of.name, ty.bytes());

@@ -6,14 +6,16 @@
 
 use std::f32::consts::LOG2_E;
 
+use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::{AdamW, Binary, Fused, Gradient, Loss, Optimizer, Unary};
-use ithaca_ir::{DimId, Op, Space};
+use ithaca_ir::{DimId, Op, Space, TensorType};
 
 use super::simd::Simd;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::loss::Rows;
 use crate::oracle::{Operand, ResultSpec, unary as oracle};
+use crate::tensor::{Offsets, extents};
 
 /// The number of elements of one chunk, whose temporaries stay in the first cache.
 const CHUNK: usize = 2048;
@@ -96,6 +98,26 @@ pub(super) fn results(
         Op::Optimizer(Optimizer::AdamW(adam)) => adamw(adam, operands, threads)?,
         _ => None,
     })
+}
+
+/// A function of each element.
+pub(super) fn applied(f: Unary, x: &[f32], threads: Threads) -> Vec<f32> {
+    let simd = Simd::of_machine();
+    in_chunks(threads, x, x, |x, _, out| unary(simd, f, x, out))
+}
+
+/// The sum of a bias, which may lack dimensions of the result, and of a tensor that has all of them, if there is one.
+pub(super) fn summands(
+    operands: &[Operand<'_, f32>],
+    (ty, region): (&TensorType, &Region),
+) -> Result<Vec<f32>, RunError> {
+    let bias = operands[0].real()?;
+    let places = Offsets::new(extents(region), operands[0].strides_in(ty), 0);
+    let mut sum: Vec<f32> = places.map(|i| bias[i]).collect();
+    if let Some(more) = operands.get(1) {
+        sum.iter_mut().zip(more.real()?).for_each(|(sum, x)| *sum += x);
+    }
+    Ok(sum)
 }
 
 /// Whether an operand has the memory order of the result.

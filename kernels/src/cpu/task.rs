@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ithaca_ir::message::{Parcel, Sent};
-use ithaca_ir::ops::Random;
+use ithaca_ir::ops::{Fused, Random};
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
 
@@ -198,6 +198,19 @@ impl<'a> Running<'a> {
                 let factors = (&operands[0], &operands[1]);
                 gemm::accumulate(space, factors, (ty, region), &mut sum, threads)?;
                 eval::into_results(op, vec![sum], &wanted)?
+            }
+            (Op::Fused(Fused::BiasProduct { of }), Some(ResultSpec { ty, region })) => {
+                let factors = (&operands[0], &operands[1]);
+                let mut out = elementwise::summands(&operands[2..], (ty, region))?;
+                gemm::accumulate(space, factors, (ty, region), &mut out, threads)?;
+                if let Some(f) = of {
+                    out = elementwise::applied(*f, &out, threads);
+                }
+                eval::into_results(op, vec![out], &wanted)?
+            }
+            (Op::Fused(Fused::ProductPair), Some(ResultSpec { ty, region })) => {
+                let product = |y| gemm::einsum(space, (&operands[0], y), ty, region, threads);
+                eval::into_results(op, vec![product(&operands[1])?, product(&operands[2])?], &wanted)?
             }
             (Op::Attention(a), _) => {
                 eval::into_results(op, attention::attention(space, a, &operands, threads)?, &wanted)?

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-pub use ithaca_device::Form;
+pub use ithaca_device::{Activation, Form};
 
 use super::arguments::{Address, Arguments};
 use super::error::CudaError;

@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ithaca_ir::DType;
+use ithaca_ir::ops::Unary;
 
 use super::arguments::{Address, Arguments};
-use super::device::{Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
+use super::device::{Activation, Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
 use super::error::CudaError;
+use crate::oracle::unary::unary;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
 
@@ -278,8 +280,23 @@ impl Device for Host {
         if self.is_held(stream) {
             return Ok(());
         }
-        let Product { dtype, result, rows, columns, inner, batch, a, b, before, c } = *product;
+        let Product {
+            dtype,
+            result,
+            rows,
+            columns,
+            inner,
+            batch,
+            a,
+            b,
+            before,
+            bias,
+            bias_step,
+            activation,
+            c,
+        } = *product;
         let before = (before.number() != 0).then_some(Matrix { at: before, ..c });
+        let bias = (bias.number() != 0).then_some(Matrix { at: bias, leading: 0, step: bias_step, ..c });
         for i in 0..batch {
             for column in 0..columns {
                 for row in 0..rows {
@@ -299,6 +316,10 @@ impl Device for Host {
                         if let Some(before) = before {
                             sum += read(result, before, i, row, column);
                         }
+                        if let Some(bias) = bias {
+                            sum += read(result, bias, i, row, column);
+                        }
+                        sum = activated(activation, sum);
                         write(result, element(result, c, i, row, column), sum);
                     }
                 }
@@ -362,6 +383,15 @@ fn pointer(at: Address) -> *mut u8 {
 }
 
 /// The address of an element of matrix `i` of a batch.
+/// The activation of a sum.
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Identity => x,
+        Activation::Relu => x.max(0.0),
+        Activation::GeluTanh => unary(Unary::GeluTanh, x),
+    }
+}
+
 fn element(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> *mut u8 {
     let (down, right) = match m.form {
         Form::Plain => (row, column),

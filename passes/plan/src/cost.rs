@@ -122,7 +122,7 @@ fn kernel_seconds(
     (cost, share): (Cost, f64),
 ) -> f64 {
     if op.info().unit == Unit::Matmul {
-        let computed = results.first().map_or(0, |ty| space.max_local_elements(ty));
+        let computed: u64 = results.iter().map(|ty| space.max_local_elements(ty)).sum();
         let rows = results.first().map_or(0, |ty| Product::rows(space, operands, ty));
         return Product { cost, results: (computed as f64 * share) as u64, rows }.seconds(cluster, rate);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cuda_bf16.h"
@@ -11,7 +12,20 @@
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70 };
-enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4 };
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE = 10,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+};
+enum cublasLtEpilogue_t {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_RELU_BIAS = 6,
+    CUBLASLT_EPILOGUE_GELU_BIAS = 36,
+};
 enum cublasLtMatrixLayoutAttribute_t {
     CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
     CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
@@ -28,6 +42,10 @@ struct cublasLtMatmulDescOpaque_t {
     cublasComputeType_t compute;
     cudaDataType_t scale;
     int32_t transposed[2];
+    cublasLtEpilogue_t epilogue;
+    const void* bias;
+    int64_t bias_step;
+    cudaDataType_t bias_type;
 };
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType_t type;
@@ -62,14 +80,25 @@ inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
-    *desc = {compute, scale, {0, 0}};
+    *desc = {compute, scale, {0, 0}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, 0, scale};
     return (compute == CUBLAS_COMPUTE_64F) == (scale == CUDA_R_64F) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
                                                      const void* value, size_t n) {
-    if (n != sizeof(int32_t)) return CUBLAS_STATUS_INVALID_VALUE;
-    std::memcpy(&desc->transposed[attribute - CUBLASLT_MATMUL_DESC_TRANSA], value, n);
-    return CUBLAS_STATUS_SUCCESS;
+    const auto set = [&](auto& to) {
+        if (n != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
+        std::memcpy(&to, value, n);
+        return CUBLAS_STATUS_SUCCESS;
+    };
+    switch (attribute) {
+        case CUBLASLT_MATMUL_DESC_TRANSA: return set(desc->transposed[0]);
+        case CUBLASLT_MATMUL_DESC_TRANSB: return set(desc->transposed[1]);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(desc->epilogue);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(desc->bias);
+        case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return set(desc->bias_step);
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(desc->bias_type);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
 }
 inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                                uint64_t columns, int64_t leading) {
@@ -116,17 +145,28 @@ inline void store(float& z, float x) { z = x; }
 inline void store(__half& z, float x) { z = __float2half(x); }
 inline void store(__nv_bfloat16& z, float x) { z = __float2bfloat16(x); }
 
-// Column-major: c is m x n, and the sum is over k.
+// GELU is the approximation by tanh.
+template <typename A>
+A activated(cublasLtEpilogue_t epilogue, A x) {
+    if (epilogue == CUBLASLT_EPILOGUE_RELU_BIAS) return std::max(x, A(0));
+    if (epilogue == CUBLASLT_EPILOGUE_GELU_BIAS)
+        return A(0.5) * x * (A(1) + std::tanh(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)));
+    return x;
+}
+
+// Column-major; c is m x n, and the sum is over k; there is a bias for each row, or none.
 template <typename T, typename R, typename A>
 void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T* a, int64_t lda, const T* b, int64_t ldb,
-             A beta, const R* c, R* d, int64_t ld) {
+             A beta, const R* c, R* d, int64_t ld, cublasLtEpilogue_t epilogue, const R* bias) {
     for (int64_t column = 0; column < n; ++column) {
         for (int64_t row = 0; row < m; ++row) {
             A sum = 0;
             for (int64_t l = 0; l < k; ++l)
                 sum += value(a[ta ? l + row * lda : row + l * lda]) * value(b[tb ? column + l * ldb : l + column * ldb]);
             const int64_t at = row + column * ld;
-            store(d[at], beta == A(0) ? alpha * sum : alpha * sum + beta * value(c[at]));
+            sum = beta == A(0) ? alpha * sum : alpha * sum + beta * value(c[at]);
+            if (bias != nullptr) sum += value(bias[row]);
+            store(d[at], activated(epilogue, sum));
         }
     }
 }
@@ -143,7 +183,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     const bool fits = stream != nullptr && is_alike && ld->rows == m && ld->columns == n && (tb ? lb->columns : lb->rows) == k &&
                       la->batch == lb->batch && la->batch == ld->batch && la->type == lb->type && (la->type == ld->type || ld->type == desc->scale) &&
                       (desc->scale == CUDA_R_64F) == (la->type == CUDA_R_64F);
-    if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
+    // A bias has the type of the result and is added by an epilogue, which products in double precision do not have.
+    const bool has_bias = desc->bias != nullptr;
+    const bool ends = has_bias == (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) &&
+                      (!has_bias || (desc->bias_type == ld->type && desc->scale != CUDA_R_64F));
+    if (!fits || !ends) return CUBLAS_STATUS_INVALID_VALUE;
     auto run_into = [&](auto element, auto result, auto scalar) {
         using T = decltype(element);
         using R = decltype(result);
@@ -157,7 +201,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
                 if (reinterpret_cast<uintptr_t>(starts[j]) % algo->alignments[j] != 0) return CUBLAS_STATUS_INVALID_VALUE;
             cublas_on_host::product<T, R, A>(ta, tb, static_cast<int64_t>(m), static_cast<int64_t>(n), static_cast<int64_t>(k),
                                           *static_cast<const A*>(alpha), x, la->leading, y, lb->leading,
-                                          *static_cast<const A*>(beta), before, z, ld->leading);
+                                          *static_cast<const A*>(beta), before, z, ld->leading, desc->epilogue,
+                                          desc->bias == nullptr ? nullptr : static_cast<const R*>(desc->bias) + i * desc->bias_step);
         }
         return CUBLAS_STATUS_SUCCESS;
     };

@@ -60,6 +60,9 @@ fn program(splits: &Splits, t: &str) -> Module {
         ("labels", format!("i32[{b} s]")),
         ("lse", format!("f32[{b} s h]")),
         ("sinks", "f32[h]".to_owned()),
+        ("u", format!("{t}[h d m]")),
+        ("u2", format!("{t}[h d m]")),
+        ("rows_bias", format!("{t}[s]")),
         ("w0", "f32[m]".to_owned()),
         ("m0", "f32[m]".to_owned()),
         ("v0", "f32[m]".to_owned()),
@@ -90,6 +93,20 @@ fn program(splits: &Splits, t: &str) -> Module {
          %ln_sum, %ln_of_sum = add_layer_norm %x, %g, %w, %w {{over=m, eps=0.01}} : {t}[{b} s m], {t}[{b} s m]\n"
     );
     ["rms_sum", "rms_of_sum", "ln_sum", "ln_of_sum"].iter().for_each(|name| result(&mut text, name, "", ""));
+    // The functions that a device's products have, and others; biases along columns, and along rows.
+    for (name, more) in [
+        ("biased", "%wr"),
+        ("biased_sum", "%wr, %r"),
+        ("biased_relu", "%wr {of=relu}"),
+        ("biased_gelu_tanh", "%wr, %r {of=gelu_tanh}"),
+        ("biased_gelu", "%wr {of=gelu}"),
+        ("biased_rows", "%rows_bias, %r {of=silu}"),
+    ] {
+        text += &format!("  %{name} = bias_product %x, %u, {more} : {t}[{b} s h d]\n");
+        result(&mut text, name, "", "");
+    }
+    text += &format!("  %pair, %pair2 = product_pair %x, %u, %u2 : {t}[{b} s h d], {t}[{b} s h d]\n");
+    ["pair", "pair2"].iter().for_each(|name| result(&mut text, name, "", ""));
     text += &format!("  %total = sum %x : {t}[s m]{over_b}\n");
     result(&mut text, "total", x, &format!("{t}[s m]"));
     text += &format!("  %wide = expand %c : {t}[s m]\n");
@@ -177,7 +194,7 @@ fn program(splits: &Splits, t: &str) -> Module {
 }
 
 fn tensors() -> Tensors {
-    let shapes: [(&str, &[usize]); 15] = [
+    let shapes: [(&str, &[usize]); 18] = [
         ("x", &[4, 5, 6]),
         ("g", &[4, 5, 6]),
         ("w", &[6]),
@@ -190,6 +207,9 @@ fn tensors() -> Tensors {
         ("part", &[4, 5, 7]),
         ("lse", &[4, 5, 2]),
         ("sinks", &[2]),
+        ("u", &[2, 4, 6]),
+        ("u2", &[2, 4, 6]),
+        ("rows_bias", &[5]),
         ("w0", &[6]),
         ("m0", &[6]),
         ("v0", &[6]),

@@ -34,6 +34,13 @@ struct Types {
     DType operands, result;
 };
 
+// The end of a product: a bias for each row, with the distance between those of a batch, and a function.
+struct Epilogue {
+    cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+    Address bias;
+    int64_t step = 0;
+};
+
 class Products : NotCopied {
   public:
     Products() { ITHACA_CUBLAS(cublasLtCreate(&handle_)); }
@@ -41,9 +48,10 @@ class Products : NotCopied {
         for (void* memory : workspaces_) cudaFree(memory);
         cublasLtDestroy(handle_);
     }
-    // d[i] = beta * c[i] + a[i] b[i] for matrices `rows x inner` and `inner x columns`; c and d have the type of the result.
+    // d[i] = f(beta * c[i] + a[i] b[i] + bias[i]) for matrices `rows x inner` and `inner x columns`; c, d and the bias have the type
+    // of the result.
     void multiply(Queue queue, cudaStream_t stream, Types of, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
-                  const std::array<Matrix, 4>& abcd, int beta) {
+                  const std::array<Matrix, 4>& abcd, int beta, const Epilogue& end) {
         static constexpr cudaDataType_t types[] = {CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
         const bool is_wide = of.operands == DType::F64;
         cublasLtMatmulDescOpaque_t desc;
@@ -68,6 +76,16 @@ class Products : NotCopied {
             alignments[i] = static_cast<uint32_t>(bits & (~bits + 1));
             shape.insert(shape.end(), {op, m.leading, m.step, alignments[i]});
         }
+        if (end.bias.at != nullptr) {
+            const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+                ITHACA_CUBLAS(cublasLtMatmulDescSetAttribute(&desc, attribute, &value, sizeof value));
+            };
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, end.kind);
+            set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, types[int(of.result)]);
+            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, end.bias.at);
+            if (batch > 1) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, end.step);
+        }
+        shape.insert(shape.end(), {end.bias.at != nullptr, end.kind, end.step});
         auto known = algorithms_.find(shape);
         if (known == algorithms_.end()) known = algorithms_.emplace(shape, choose(desc, layouts, alignments)).first;
         void*& workspace = workspaces_[queue];
@@ -387,12 +405,28 @@ class Frame : NotCopied {
         config.stream = stream();
         ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
     }
-    // c = before + a b for `batch` matrices `rows x inner` and `inner x columns`; before may be c, or nothing.
+    // c = f(before + a b + bias) for `batch` matrices `rows x inner` and `inner x columns`; before may be c, or nothing.
     void product(Types of, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
-                 const Matrix& c, Address before = {}) {
+                 const Matrix& c, Address before, const Epilogue& end = {}) {
         Matrix added = c;
         if (before.at != nullptr) added.at = before;
-        device_.products.multiply(task_.queue, stream(), of, rows, columns, inner, batch, {a, b, added, c}, before.at != nullptr);
+        device_.products.multiply(task_.queue, stream(), of, rows, columns, inner, batch, {a, b, added, c}, before.at != nullptr, end);
+    }
+    void product(Types of, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
+                 const Matrix& c, const Epilogue& end = {}) {
+        product(of, rows, columns, inner, batch, a, b, c, Address{}, end);
+    }
+    // Two products {a, b, c} of one shape: a batch if the matrices of one are all at or behind those of the other.
+    void pair(Types of, int64_t rows, int64_t columns, int64_t inner, std::array<Matrix, 3> first, std::array<Matrix, 3> second) {
+        const auto leads = [](const std::array<Matrix, 3>& a, const std::array<Matrix, 3>& b) {
+            return a[0].at.at <= b[0].at.at && a[1].at.at <= b[1].at.at && a[2].at.at <= b[2].at.at;
+        };
+        if (leads(second, first)) std::swap(first, second);
+        const bool is_batch = leads(first, second);
+        for (size_t i = 0; i < 3 && is_batch; ++i)
+            first[i].step = (second[i].at.at - first[i].at.at) / static_cast<int64_t>(bytes_of(i < 2 ? of.operands : of.result));
+        product(of, rows, columns, inner, is_batch ? 2 : 1, first[0], first[1], first[2]);
+        if (!is_batch) product(of, rows, columns, inner, 1, second[0], second[1], second[2]);
     }
     void copy(Address to, Address from, int64_t bytes) {
         if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));

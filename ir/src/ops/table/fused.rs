@@ -9,6 +9,17 @@ ops! {
     /// by rules, which define them (`kernels.rules`). They have no adjoint.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Fused {
+        family Linear {
+            /// `f(z + Σ x · y + b)`, summed over the dimensions that the result lacks and rounded once: a product with its bias,
+            /// which lacks dimensions of the result, and its activation.
+            BiasProduct {
+                /// The function f of one element; none if absent.
+                of: Option<Unary> = None,
+            } = "bias_product", "x, y, b, (z) -> z", Compute, Matmul, Own;
+            /// `Σ x · y` and `Σ x · w`, of operands y and w of one type, as a batch of two products: keys and values, the gate
+            /// and the input of a gated activation.
+            ProductPair = "product_pair", "x, y, w -> z, v", Compute, Matmul, Own;
+        }
         family Elementwise {
             /// `f(x) · y`: a gated activation, as in SwiGLU and GeGLU.
             Gated {

@@ -361,7 +361,7 @@ fn blocks(record: &mut Record) -> Vec<&mut Block> {
             Collective::Reduce { blocks, .. } => blocks.iter_mut().collect(),
             Collective::Even { .. } | Collective::Filled { .. } => Vec::new(),
         },
-        Record::Launch(_) | Record::Product(_) | Record::Copy { .. } => Vec::new(),
+        Record::Launch(_) | Record::Product(_) | Record::Pair(_) | Record::Copy { .. } => Vec::new(),
     }
 }
 

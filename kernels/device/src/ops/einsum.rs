@@ -1,29 +1,52 @@
 //! Sums of products: to the device's matrix products where the dimensions merge into batched ones, else to a kernel.
 
-use ithaca_ir::{DimId, TensorType};
+use ithaca_ir::ops::{Binary, Unary};
+use ithaca_ir::{DType, DimId, TensorType};
 
 use super::view::{Cx, View, float, step};
 use crate::address::Address;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
-use crate::record::{Form, Matrix, Product, Record};
+use crate::record::{Activation, Form, Matrix, Product, Record};
 use crate::structs::Walk;
 use crate::value::Int;
 
 /// The most batched products of one einsum.
 const MOST_PRODUCTS: i64 = 4096;
 
-/// A loop of an einsum: its extent, and its strides in x, y and z, zero where the tensor lacks it.
+/// A loop of an einsum: its extent, and its strides in x, y, z and the bias, zero where the tensor lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loop {
     extent: i64,
     x: i64,
     y: i64,
     z: i64,
+    bias: i64,
 }
 
 /// A loop of one step.
-const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0 };
+const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0, bias: 0 };
+
+/// The end of a product: what is added to it, and the function of each sum.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Epilogue<'a> {
+    /// A tensor of the type of z.
+    pub(crate) before: Option<View<'a>>,
+    /// A tensor that has some of z's dimensions.
+    pub(crate) bias: Option<View<'a>>,
+    /// The function.
+    pub(crate) of: Option<Unary>,
+}
+
+/// The activation of the device's products that is this function.
+fn activation(of: Option<Unary>) -> Option<Activation> {
+    match of {
+        None => Some(Activation::Identity),
+        Some(Unary::Relu) => Some(Activation::Relu),
+        Some(Unary::GeluTanh) => Some(Activation::GeluTanh),
+        Some(Unary::Silu | Unary::Gelu | Unary::QuickGelu | Unary::Tanh | Unary::Relu2) => None,
+    }
+}
 
 impl Loop {
     /// The loop with x and y exchanged.
@@ -38,7 +61,10 @@ fn merged(loops: &[Loop]) -> Vec<Loop> {
     for l in loops.iter().filter(|l| l.extent != 1) {
         match out.last_mut() {
             Some(last)
-                if last.x == l.x * l.extent && last.y == l.y * l.extent && last.z == l.z * l.extent =>
+                if last.x == l.x * l.extent
+                    && last.y == l.y * l.extent
+                    && last.z == l.z * l.extent
+                    && last.bias == l.bias * l.extent =>
             {
                 *last = Loop { extent: last.extent * l.extent, ..*l };
             }
@@ -123,12 +149,20 @@ impl Matmul {
     }
 }
 
+impl Found {
+    /// Whether the device's product adds the bias, a number for each element of its columns in memory. It adds none in f64.
+    fn takes_bias(&self, dtype: DType) -> bool {
+        let Matmul { batch: _, m, n, k: _ } = &self.loops;
+        dtype != DType::F64 && (n.bias == 1 || n.extent == 1) && (m.bias == 0 || m.extent == 1)
+    }
+}
+
 impl Cx<'_> {
-    /// `z = before + x y`, or `z = x y`. `before` has the type of z.
+    /// `z = f(before + x y + bias)`.
     pub(crate) fn einsum(
         &self,
         [x, y]: [View<'_>; 2],
-        before: Option<View<'_>>,
+        end: Epilogue<'_>,
         z: View<'_>,
     ) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
@@ -137,8 +171,12 @@ impl Cx<'_> {
             return Ok(());
         }
         let make = |dim: DimId, extent: i64| -> Result<Vec<Loop>, LowerError> {
-            let legs = self.legs(dim, extent, [x, y, z])?;
-            Ok(legs.into_iter().map(|(extent, [x, y, z])| Loop { extent, x, y, z }).collect())
+            let Some(bias) = end.bias else {
+                let legs = self.legs(dim, extent, [x, y, z])?.into_iter();
+                return Ok(legs.map(|(extent, [x, y, z])| Loop { extent, x, y, z, bias: 0 }).collect());
+            };
+            let legs = self.legs(dim, extent, [x, y, z, bias])?.into_iter();
+            Ok(legs.map(|(extent, [x, y, z, bias])| Loop { extent, x, y, z, bias }).collect())
         };
         let has = |ty: &TensorType, dim: DimId| ty.position(dim).is_some();
         let (mut batch, mut m, mut n, mut k) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -180,18 +218,30 @@ impl Cx<'_> {
             && k.extent > 0
             && let Some(found) = (Matmul { batch, m, n, k }).find()
         {
-            return self.products(&found, x, y, (before, z));
+            let is_plain = end.bias.is_none() && end.of.is_none();
+            if is_plain || found.takes_bias(x.ty.dtype) && activation(end.of).is_some() {
+                return self.products(&found, x, y, (end, z));
+            }
+            // After the product, in place.
+            if z.cut().is_none() {
+                self.products(&found, x, y, (Epilogue { before: end.before, ..Epilogue::default() }, z))?;
+                end.bias.map_or(Ok(()), |bias| self.binary(Binary::Add, z, bias, z))?;
+                return end
+                    .of
+                    .map_or(Ok(()), |f| self.elementwise("unary", z, arguments![f as i32, z.at, z.at]));
+            }
         }
-        let (mut over, mut along) = (Walk::<3>::default(), Walk::<2>::default());
+        let (mut over, mut along) = (Walk::<4>::default(), Walk::<2>::default());
         for l in &kept {
-            step(&mut over, l.extent, [l.x, l.y, l.z])?;
+            step(&mut over, l.extent, [l.x, l.y, l.z, l.bias])?;
         }
         for l in &summed {
             step(&mut along, l.extent, [l.x, l.y])?;
         }
         let n_summed = along.size();
-        let before = before.map_or(Pointer::NONE, |before| before.at);
-        let arguments = arguments![x.at, y.at, before, z.at, over, along, lz.size, n_summed];
+        let [before, bias] = [end.before, end.bias].map(|view| view.map_or(Pointer::NONE, |view| view.at));
+        let f = end.of.map_or(-1, |f| f as i32);
+        let arguments = arguments![x.at, y.at, before, bias, f, z.at, over, along, lz.size, n_summed];
         let kernel = format!("einsum<{}, {}>", float(x.ty)?, float(z.ty)?);
         self.launch(&kernel, lz.size, arguments)
     }
@@ -202,7 +252,7 @@ impl Cx<'_> {
         found: &Found,
         x: View<'_>,
         y: View<'_>,
-        (before, z): (Option<View<'_>>, View<'_>),
+        (end, z): (Epilogue<'_>, View<'_>),
     ) -> Result<(), LowerError> {
         let Matmul { batch, m, n, k } = &found.loops;
         let (inner, outer) = batch.split_last().map_or((&ONCE, &[][..]), |(last, rest)| (last, rest));
@@ -214,11 +264,11 @@ impl Cx<'_> {
             |of: View<'_>, n: i64| of.at.offset(u64::try_from(n).unwrap_or(0) * of.ty.dtype.bytes());
         let times: i64 = outer.iter().map(|l| l.extent).product();
         for i in 0..times {
-            let (mut rest, mut dx, mut dy, mut dz) = (i, 0, 0, 0);
+            let (mut rest, mut dx, mut dy, mut dz, mut d_bias) = (i, 0, 0, 0, 0);
             for l in outer.iter().rev() {
                 let j = rest % l.extent;
                 rest /= l.extent;
-                (dx, dy, dz) = (dx + j * l.x, dy + j * l.y, dz + j * l.z);
+                (dx, dy, dz, d_bias) = (dx + j * l.x, dy + j * l.y, dz + j * l.z, d_bias + j * l.bias);
             }
             let matrix = |at: Pointer, (form, leading): (Form, i64), step: i64| Matrix {
                 at: at.address(),
@@ -235,7 +285,10 @@ impl Cx<'_> {
                 batch: Int::Const(inner.extent),
                 a: matrix(further(first, dy), found.a, inner.y),
                 b: matrix(further(second, dx), found.b, inner.x),
-                before: before.map_or(Address::NULL, |before| further(before, dz).address()),
+                before: end.before.map_or(Address::NULL, |before| further(before, dz).address()),
+                bias: end.bias.map_or(Address::NULL, |bias| further(bias, d_bias).address()),
+                bias_step: Int::Const(inner.bias),
+                activation: activation(end.of).unwrap_or(Activation::Identity),
                 c: matrix(further(z, dz), (Form::Plain, found.c), inner.z),
             };
             self.trace.add(Record::Product(product));
@@ -250,8 +303,8 @@ mod tests {
 
     #[test]
     fn loops_over_memory_merge() {
-        let a = Loop { extent: 4, x: 6, y: 0, z: 6 };
-        let b = Loop { extent: 6, x: 1, y: 0, z: 1 };
+        let a = Loop { extent: 4, x: 6, y: 0, z: 6, bias: 0 };
+        let b = Loop { extent: 6, x: 1, y: 0, z: 1, bias: 0 };
         assert_eq!(merged(&[a, ONCE, b]), [Loop { extent: 24, ..b }]);
         assert_eq!(merged(&[b, a]).len(), 2);
     }
@@ -260,9 +313,9 @@ mod tests {
     fn a_product_of_rows_is_one_of_columns() {
         // z[m, n] = x[m, k] y[k, n], all row-major.
         let (m, n, k) = (
-            Loop { extent: 2, x: 3, y: 0, z: 4 },
-            Loop { extent: 4, x: 0, y: 1, z: 1 },
-            Loop { extent: 3, x: 1, y: 4, z: 0 },
+            Loop { extent: 2, x: 3, y: 0, z: 4, bias: 0 },
+            Loop { extent: 4, x: 0, y: 1, z: 1, bias: 0 },
+            Loop { extent: 3, x: 1, y: 4, z: 0, bias: 0 },
         );
         let found = Matmul { batch: Vec::new(), m, n, k }.find().unwrap();
         assert!(found.order == Order::SecondFirst);

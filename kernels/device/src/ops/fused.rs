@@ -2,6 +2,7 @@
 
 use ithaca_ir::ops::Fused;
 
+use super::einsum::Epilogue;
 use super::simple::NormOperands;
 use super::training::{Centre, Norm};
 use super::view::{Cx, View};
@@ -13,6 +14,16 @@ impl Cx<'_> {
         let (name, first) = (fused.name(), x[0]);
         let of = |bias| NormOperands { x: x[0], added: Some([x[1], z[0]]), weight: x[2], bias };
         match *fused {
+            Fused::BiasProduct { of } => {
+                let end = Epilogue { before: x.get(3).copied(), bias: Some(x[2]), of };
+                self.einsum([x[0], x[1]], end, z[0])
+            }
+            Fused::ProductPair => {
+                self.einsum([x[0], x[1]], Epilogue::default(), z[0])?;
+                self.einsum([x[0], x[2]], Epilogue::default(), z[1])?;
+                self.trace.pair();
+                Ok(())
+            }
             Fused::Gated { of } => {
                 self.elementwise(name, first, arguments![of as i32, x[0].at, x[1].at, z[0].at])
             }

@@ -15,11 +15,12 @@ mod simple;
 mod training;
 pub(crate) mod view;
 
-use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
+use ithaca_ir::ops::{Fused, Gradient, Loss, Optimizer, Window};
 use ithaca_ir::{DType, Op};
 
 use crate::argument::arguments;
 use crate::error::LowerError;
+use einsum::Epilogue;
 use simple::NormOperands;
 use training::{Centre, Norm};
 use view::{Cx, View};
@@ -55,6 +56,7 @@ impl Cx<'_> {
                 | Op::AttentionBackward(_)
                 | Op::Rotary(_)
                 | Op::Einsum
+                | Op::Fused(Fused::BiasProduct { .. })
                 | Op::Take { .. }
                 | Op::Join { .. }
         );
@@ -65,10 +67,10 @@ impl Cx<'_> {
             |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
         match op {
             Op::Positions => self.positions(z[0]),
-            Op::Einsum => self.einsum(*exactly(op, x)?, None, z[0]),
+            Op::Einsum => self.einsum(*exactly(op, x)?, Epilogue::default(), z[0]),
             Op::AccumulateProduct => {
                 let [a, b, before] = *exactly(op, x)?;
-                self.einsum([a, b], Some(before), z[0])
+                self.einsum([a, b], Epilogue { before: Some(before), ..Epilogue::default() }, z[0])
             }
             Op::Embed { .. } => self.embed(x[0], x[1], z[0]),
             Op::Unary(f) => self.elementwise("unary", x[0], arguments![*f as i32, x[0].at, z[0].at]),

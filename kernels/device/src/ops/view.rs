@@ -12,7 +12,7 @@ use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;
 use crate::flash::{ALIGNMENT, Block};
-use crate::record::{Grid, Launch, Record};
+use crate::record::{Grid, Launch, Product, Record};
 use crate::structs::{MOST_DIMS, Reals, Sequence, Walk, Written};
 use crate::threads::{BLOCK_OF_COLUMNS, Columns, block_of_rows, lanes, packs};
 use crate::value::Int;
@@ -86,6 +86,18 @@ impl Trace {
 
     pub(crate) fn add(&self, record: Record) {
         self.records.borrow_mut().push(record);
+    }
+
+    /// Makes the last two records a pair if they are products of one shape, of one matrix each.
+    pub(crate) fn pair(&self) {
+        let mut records = self.records.borrow_mut();
+        if let [.., Record::Product(first), Record::Product(second)] = records.as_slice()
+            && let Some(pair) = Product::pair(first, second)
+        {
+            let end = records.len() - 2;
+            records.truncate(end);
+            records.push(Record::Pair(pair));
+        }
     }
 
     fn list(&self, list: List) -> Pointer {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use cudarc::driver;
 use ithaca_ir::DType;
 
-use crate::cuda::device::{Form, Matrix, Product};
+use crate::cuda::device::{Activation, Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
 /// Bytes of the workspace of a stream, as NVIDIA recommends for Hopper.
@@ -19,7 +19,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 const ALIGNMENT: u64 = 256;
 
 /// A product with the alignments of its addresses in place of the addresses.
-type Shape = ([i64; 10], [bool; 2], [u32; 4], [DType; 2]);
+type Shape = ([i64; 11], [bool; 2], [u32; 4], [DType; 2], (bool, Activation));
 
 /// The descriptors and the algorithm for products of a shape.
 #[derive(Clone, Copy)]
@@ -73,6 +73,11 @@ impl Products {
         let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
         let before = device(added(product).at.number());
         let [la, lb, lc] = plan.layouts;
+        if product.bias.number() != 0 {
+            // Products of a shape share a description, and one thread issues them.
+            let bias = product.bias.number();
+            describe(plan.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
         // SAFETY: descriptions and layouts live as long as this, factors for the call; the caller guarantees the rest.
         unsafe {
             result::matmul(
@@ -127,12 +132,28 @@ impl Products {
     }
 
     fn plan(&self, handle: sys::cublasLtHandle_t, product: &Product) -> Result<Plan, CudaError> {
-        let Product { dtype, result, rows, columns, inner, batch, a, b, before: _, c } = *product;
-        let numbers = [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step];
+        let Product {
+            dtype,
+            result,
+            rows,
+            columns,
+            inner,
+            batch,
+            a,
+            b,
+            before: _,
+            bias,
+            bias_step,
+            activation,
+            c,
+        } = *product;
+        let has_bias = bias.number() != 0;
+        let numbers =
+            [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step, bias_step];
         let matrices = [(a, dtype), (b, dtype), (added(product), result), (c, result)];
         let alignments = matrices.map(|(m, dtype)| alignment(m, dtype, batch));
         let transposed = [a, b].map(|m| m.form == Form::Transposed);
-        let shape: Shape = (numbers, transposed, alignments, [dtype, result]);
+        let shape: Shape = (numbers, transposed, alignments, [dtype, result], (has_bias, activation));
         if let Some(&known) = self.plans.borrow().get(&shape) {
             return Ok(known);
         }
@@ -140,21 +161,25 @@ impl Products {
         let description =
             result::create_matmul_desc(compute, scale).map_err(failed("cublasLtMatmulDescCreate"))?;
         let attributes = [
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, a.form),
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, b.form),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, a.form),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, b.form),
         ];
         for (attribute, form) in attributes {
             let transposed: i32 = match form {
                 Form::Plain => 0,
                 Form::Transposed => 1,
             };
-            // SAFETY: the description is alive, and the attribute is a 32-bit number.
-            unsafe {
-                result::set_matmul_desc_attribute(description, attribute, (&raw const transposed).cast(), 4)
-            }
-            .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
+            describe(description, attribute, &transposed)?;
         }
         let (sum, _, _) = types(result)?;
+        if has_bias {
+            describe(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(activation))?;
+            describe(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &sum)?;
+            describe(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.number())?;
+            if batch > 1 {
+                describe(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, &bias_step)?;
+            }
+        }
         let layouts = [
             layout(data, (rows, inner, a), batch)?,
             layout(data, (inner, columns, b), batch)?,
@@ -186,6 +211,29 @@ impl Products {
     }
 }
 
+/// Sets an attribute of a description that is alive.
+fn describe<T: Copy>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: Attribute,
+    value: &T,
+) -> Result<(), CudaError> {
+    // SAFETY: the value has the size that is stated, which the library checks for the attribute.
+    unsafe {
+        let value: *const T = value;
+        result::set_matmul_desc_attribute(description, attribute, value.cast(), size_of::<T>())
+    }
+    .map_err(failed("cublasLtMatmulDescSetAttribute"))
+}
+
+/// The epilogue that adds a bias.
+fn epilogue(activation: Activation) -> sys::cublasLtEpilogue_t {
+    match activation {
+        Activation::Identity => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        Activation::Relu => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
+        Activation::GeluTanh => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+    }
+}
+
 /// The matrices that are added; the result's, which are not read, where none are.
 fn added(product: &Product) -> Matrix {
     let is_none = product.before.number() == 0;
@@ -194,12 +242,12 @@ fn added(product: &Product) -> Matrix {
 
 /// The alignment attributes of both operands, of the matrix that is added, and of the result.
 const ALIGNMENTS: [sys::cublasLtMatmulPreferenceAttributes_t; 4] = {
-    use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+    use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
     [
-        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
     ]
 };
 

@@ -1,12 +1,14 @@
 //! Issues records for one rank, with the values of addresses and integers.
 
 use ithaca_device::{Launch, Record, Region, Transfer, Word};
+use ithaca_ir::DType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Stream as Queue;
 
 use super::state::{Scope, Steps};
 use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::collectives::End;
+use crate::cuda::device::{Matrix, Product};
 use crate::error::RunError;
 
 impl Steps<'_> {
@@ -26,11 +28,17 @@ impl Steps<'_> {
                 }
                 Record::Launch(launch) => self.launch(scope, local, queue, launch)?,
                 Record::Product(product) => {
-                    let state = &self.locals[local];
-                    let address = |at: &_| self.address(scope, local, at);
-                    let product = product.map(address, |n| n.at(&state.at, scope.layer));
-                    // SAFETY: the matrices are tensors of the schedule, in buffers as large as their types.
-                    unsafe { state.device.multiply(state.stream(queue), &product) }?;
+                    self.multiply(local, queue, &self.product(scope, local, product))?
+                }
+                Record::Pair(pair) => {
+                    let [first, second] = pair.each_ref().map(|one| self.product(scope, local, one));
+                    match batch(&first, &second).or_else(|| batch(&second, &first)) {
+                        Some(both) => self.multiply(local, queue, &both)?,
+                        None => {
+                            self.multiply(local, queue, &first)?;
+                            self.multiply(local, queue, &second)?;
+                        }
+                    }
                 }
                 Record::Copy { from, to, bytes } => {
                     let state = &self.locals[local];
@@ -44,6 +52,18 @@ impl Steps<'_> {
             }
         }
         Ok(end)
+    }
+
+    /// The product of a rank.
+    fn product(&self, scope: &Scope, local: usize, product: &ithaca_device::Product) -> Product {
+        let state = &self.locals[local];
+        product.map(|at| self.address(scope, local, at), |n| n.at(&state.at, scope.layer))
+    }
+
+    fn multiply(&self, local: usize, queue: Queue, product: &Product) -> Result<(), RunError> {
+        let state = &self.locals[local];
+        // SAFETY: the matrices are tensors of the schedule, in buffers as large as their types.
+        Ok(unsafe { state.device.multiply(state.stream(queue), product) }?)
     }
 
     fn launch(&self, scope: &Scope, local: usize, queue: Queue, launch: &Launch) -> Result<(), RunError> {
@@ -92,4 +112,16 @@ impl Steps<'_> {
         let start = start.expect("a rank has the buffers of the tasks that it runs");
         start.offset(address.offset.at(&state.at, scope.layer).cast_unsigned())
     }
+}
+
+/// Both products as a batch; `None` if the second's matrices are not all at or behind those of the first.
+fn batch(first: &Product, second: &Product) -> Option<Product> {
+    let both = |of: fn(&Product) -> Matrix, dtype: DType| {
+        let matrix = of(first);
+        let bytes = of(second).at.number().checked_sub(matrix.at.number())?;
+        let step = bytes.is_multiple_of(dtype.bytes()).then_some(bytes / dtype.bytes())?;
+        Some(Matrix { step: i64::try_from(step).ok()?, ..matrix })
+    };
+    let (a, b) = (both(|product| product.a, first.dtype)?, both(|product| product.b, first.dtype)?);
+    Some(Product { batch: 2, a, b, c: both(|product| product.c, first.result)?, ..*first })
 }

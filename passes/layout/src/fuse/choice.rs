@@ -125,7 +125,7 @@ impl Fusion {
 
     /// The passes that run after collectives are chosen.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
-        let kernels = || Box::new(Saturate::kernels());
+        let kernels = || Box::new(Saturate::kernels(self.packing));
         let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
             Messages::Packed => vec![kernels(), Box::new(Pack::default())],

@@ -7,9 +7,10 @@
 
 use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Unit;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Operand, Place, Task, Transfer, Work, reaches};
 use ithaca_ir::strided::Strided;
-use ithaca_ir::{Op, Space, TensorType};
+use ithaca_ir::{Space, TensorType};
 
 use super::arena::UNPLACED;
 
@@ -85,7 +86,8 @@ fn can_use(frame: &Frame, space: &Space, task: usize, buffer: BufferId, strided:
     let reads = task.reads.iter().enumerate().filter(|(_, b)| **b == buffer).map(|(n, _)| Operand::Read(n));
     let writes =
         task.writes.iter().enumerate().filter(|(_, b)| **b == buffer).map(|(n, _)| Operand::Write(n));
-    let stays_large = task.work != Work::Compute(Op::Einsum) || is_large(frame, space, task, (ty, strided));
+    let is_product = matches!(&task.work, Work::Compute(op) if op.info().unit == Unit::Matmul);
+    let stays_large = !is_product || is_large(frame, space, task, (ty, strided));
     stays_large && reads.chain(writes).all(|operand| reaches(frame, space, task, operand, (ty, strided)))
 }
 
@@ -98,7 +100,8 @@ fn is_large(frame: &Frame, space: &Space, task: &Task, (ty, strided): (&TensorTy
         Content::Tensor(ty) => ty.has(dim),
         Content::Wire { .. } => false,
     };
-    let alike = |d: usize| task.reads.iter().all(|b| has(b, ty.dims[d]) == has(b, ty.dims[cut.place]));
+    let factors = || task.reads.iter().take(2);
+    let alike = |d: usize| factors().all(|b| has(b, ty.dims[d]) == has(b, ty.dims[cut.place]));
     let shape = space.max_local_shape(ty);
     let of = |places: std::ops::Range<usize>| places.filter(|&d| alike(d)).map(|d| shape[d]).product::<u64>();
     of(0..cut.place) == 1 && cut.len * of(cut.place + 1..shape.len()) >= LEAST

@@ -28,6 +28,7 @@ use ithaca_ir::schedule::{
 };
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
+use serde::{Deserialize, Serialize};
 
 use arena::UNPLACED;
 use lasting::{Effects, Home, Homes};
@@ -35,7 +36,8 @@ use traffic::Traffic;
 pub(crate) use traffic::is_light;
 
 /// Which kernels pack tensors into wire buffers, and unpack them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Packing {
     /// Kernels that do nothing else.
     #[default]

@@ -55,6 +55,7 @@ pub(super) fn operands(
             vec![want.clone(); app.operands.len()]
         }
         "einsum" => d.einsum(want)?,
+        "bias_product" => d.bias_product(want)?,
         "embed" => d.embed(want)?,
         "rms_norm" | "layer_norm" => d.norm(want, 1)?,
         "add_rms_norm" | "add_layer_norm" => d.norm(want, 2)?,
@@ -265,6 +266,17 @@ impl Drawer<'_> {
             }
         }
         Some(parts.map(|part| from_parts(want.dtype, part)).into())
+    }
+
+    fn bias_product(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        if self.wants("of") {
+            let f = self.draw.rng.one_of(&Unary::ALL)?;
+            self.attr("of", word(f.name()));
+        }
+        let mut operands = self.einsum(want)?;
+        operands.push(self.part_of(want));
+        operands.resize(self.app.operands.len(), want.clone());
+        Some(operands)
     }
 
     fn embed(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::module::{Function, Node};
+use ithaca_ir::ops::Unit;
 use ithaca_ir::order::Order;
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{DimId, Op, Space, TensorType, ValueId};
@@ -229,7 +230,7 @@ fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims:
 
 /// Kernels that take long enough to hide communication.
 fn is_heavy(op: &Op) -> bool {
-    matches!(op, Op::Einsum | Op::AccumulateProduct | Op::Attention(_) | Op::AttentionBackward(_))
+    matches!(op.info().unit, Unit::Matmul | Unit::Attention)
 }
 
 /// Collectives, the operations between them, and the nearest heavy kernels before and after.

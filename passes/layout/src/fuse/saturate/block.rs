@@ -152,7 +152,13 @@ impl<'f> Block<'f> {
         Ok(Some(writer.b.finish(outputs)))
     }
 
-    fn class(&self, value: ValueId) -> Id {
+    /// Whether rules may replace a node.
+    pub(super) fn is_free(&self, n: usize) -> bool {
+        self.free[n]
+    }
+
+    /// The class of a value.
+    pub(super) fn class(&self, value: ValueId) -> Id {
         self.graph.find(self.classes[value.index()])
     }
 }

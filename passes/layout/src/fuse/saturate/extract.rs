@@ -37,18 +37,20 @@ struct Choices {
     roots: Vec<usize>,
 }
 
-/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function; others are chosen only
+/// The chosen terms of the classes that `roots` need. Some terms cost further seconds. `original` has the terms of the original
+/// function; others are chosen only
 /// where `is_kept`.
 pub(super) fn extract(
     graph: &Graph,
-    prices: &mut PriceList<'_>,
+    (prices, further): (&mut PriceList<'_>, &BTreeMap<Term, f64>),
     roots: &[Id],
     original: &BTreeMap<Id, Term>,
     is_kept: impl Fn(&Term) -> bool,
 ) -> BTreeMap<Id, Term> {
     let of_original: BTreeSet<&Term> = original.values().collect();
     let is_kept = |term: &Term| is_kept(term) || of_original.contains(term);
-    let choices = Choices::of(graph, roots, is_kept, |term| seconds(graph, prices, term));
+    let price = |term: &Term| seconds(graph, prices, term) + further.get(term).copied().unwrap_or_default();
+    let choices = Choices::of(graph, roots, is_kept, price);
     let alone = choices.alone();
     let as_is = choices.with_terms(alone.clone(), original);
     let (as_is, alone) = (choices.improved(as_is), choices.improved(alone));

@@ -23,6 +23,7 @@ mod block;
 mod extract;
 mod grow;
 mod language;
+mod pairs;
 mod peak;
 mod price;
 #[cfg(test)]
@@ -42,11 +43,13 @@ use ithaca_pass::choices::{self, Choice, Topic, impossible};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
+use crate::lower::Packing;
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
 use extract::{extract, recorded, written};
 use grow::{Additions, grow};
-use language::Term;
+use language::{Graph, Term};
+use pairs::{Pair, pairs};
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
 
@@ -65,7 +68,7 @@ pub const KERNELS: &[RuleFile] = &[("kernels.rules", include_str!("kernels.rules
 
 /// The options of the pass, for the list of passes.
 pub const OPTIONS: &str = "nodes=N (4000), iterations=N (8), rules=builtin|added|kernels (about communication; those of \
-                           `--rules` as well; fused kernels)";
+                           `--rules` as well; fused kernels), packing=apart|folded";
 
 /// The most terms of an e-graph, and the most rounds.
 const MOST: u64 = 1_000_000;
@@ -117,6 +120,8 @@ pub struct Saturate {
     #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
     iterations: u64,
     rules: Source,
+    /// Which kernels pack: where products write wire buffers, a pair of products costs a kernel that packs.
+    packing: Packing,
     /// The rules of the file, once they are given.
     #[serde(skip)]
     added: Option<CheckedRules>,
@@ -124,7 +129,7 @@ pub struct Saturate {
 
 impl Default for Saturate {
     fn default() -> Self {
-        Self { nodes: 4000, iterations: 8, rules: Source::Builtin, added: None }
+        Self { nodes: 4000, iterations: 8, rules: Source::Builtin, packing: Packing::Apart, added: None }
     }
 }
 
@@ -140,8 +145,8 @@ impl Saturate {
     }
 
     /// The pass that makes several operations one kernel.
-    pub fn kernels() -> Self {
-        Self { rules: Source::Kernels, ..Self::default() }
+    pub fn kernels(packing: Packing) -> Self {
+        Self { rules: Source::Kernels, packing, ..Self::default() }
     }
 
     fn rules(&self) -> Result<Cow<'static, [Rule]>, Diagnostic> {
@@ -179,7 +184,7 @@ impl Pass for Saturate {
         // Rules about communication also merge equal operations; those about kernels change what they name only.
         let is_about_kernels = self.rules == Source::Kernels;
         let named: Option<BTreeSet<&str>> =
-            is_about_kernels.then(|| rules.iter().flat_map(Rule::operations).collect());
+            is_about_kernels.then(|| rules.iter().flat_map(Rule::operations).chain([pairs::NAME]).collect());
         let runs = module.run_counts();
         let mut saturated = module.emptied(module.level);
         let mut prices = match cx.source() {
@@ -282,7 +287,12 @@ impl Saturate {
         const UNCHANGED: &str = "unchanged";
         let may_change = |op: &Op| named.is_none_or(|names| names.contains(op.name()));
         let mut block = Block::of(function, inference.names(), may_change);
-        let made = grow(&mut block.graph, inference, level, rules, self.nodes, self.iterations);
+        let mut made = grow(&mut block.graph, inference, level, rules, self.nodes, self.iterations);
+        let pairs = if named.is_some() {
+            pairs(&mut block, inference.names(), &mut made, rules.len())
+        } else {
+            Vec::new()
+        };
         if named.is_some() && made.terms.is_empty() {
             return Ok(None);
         }
@@ -293,6 +303,7 @@ impl Saturate {
             made: &made,
             block: &block,
             may_change: &may_change,
+            pairs: if self.packing == Packing::Folded { pairs } else { Vec::new() },
         };
         match cx.ask(Topic::Kernels, function.name.as_str())? {
             Choice::Recorded(UNCHANGED) => Ok(None),
@@ -318,6 +329,8 @@ struct Candidates<'a, 'f> {
     makers: BTreeMap<Term, usize>,
     made: &'a Additions,
     may_change: &'a dyn Fn(&Op) -> bool,
+    /// Pairs of products whose results may be sent: then kernels pack them, and each product would write its wire buffer.
+    pairs: Vec<Pair>,
 }
 
 /// A form of a function.
@@ -390,9 +403,11 @@ impl Candidates<'_, '_> {
         prices: &mut PriceList<'_>,
         avoided: &BTreeSet<usize>,
     ) -> Result<Option<Candidate>, OpError> {
-        let Self { cx, block, original, makers, made, may_change } = self;
+        let Self { cx, block, original, makers, made, may_change, pairs } = self;
+        let packed: BTreeMap<Term, f64> =
+            pairs.iter().map(|pair| (canonical(&block.graph, &pair.term), pair.packing(prices))).collect();
         let is_kept = |term: &Term| makers.get(term).is_none_or(|rule| !avoided.contains(rule));
-        let chosen = extract(&block.graph, prices, &block.roots(), original, is_kept);
+        let chosen = extract(&block.graph, (prices, &packed), &block.roots(), original, is_kept);
         let Some(function) = block.rebuilt(*cx, &chosen)? else { return Ok(None) };
         let new = chosen.values().filter(|term| !original.values().any(|known| known == *term));
         let mut rules: BTreeSet<usize> = new.filter_map(|term| makers.get(term).copied()).collect();
@@ -400,8 +415,14 @@ impl Candidates<'_, '_> {
             |class: Id| original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term));
         let found = made.found.iter().filter(|(class, _)| left_out(block.graph.find(*class)));
         rules.extend(found.map(|(_, rule)| *rule));
-        let seconds = prices.of_nodes(&function, may_change);
+        let packing: f64 = chosen.values().filter_map(|term| packed.get(term)).sum();
+        let seconds = prices.of_nodes(&function, may_change) + packing;
         let peak = peak_bytes(cx.space, &function);
         Ok(Some(Candidate { function, chosen, seconds, peak, rules }))
     }
+}
+
+/// A term with the present classes of its operands.
+fn canonical(graph: &Graph, term: &Term) -> Term {
+    Term { symbol: term.symbol, operands: term.operands.iter().map(|&o| graph.find(o)).collect() }
 }

@@ -24,7 +24,7 @@ fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
             let made = grow(&mut block.graph, cx, module.level, rules, nodes, iterations);
             let mut prices = PriceList::new(&module.space, &Volume);
             let (roots, original) = (block.roots(), block.originals());
-            let chosen = extract(&block.graph, &mut prices, &roots, &original, |_| true);
+            let chosen = extract(&block.graph, (&mut prices, &BTreeMap::new()), &roots, &original, |_| true);
             let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
             let text = written(&block.graph, &roots, &original, &chosen);
             let again = recorded(&block.graph, &roots, &original, &text).unwrap();
@@ -44,7 +44,14 @@ fn options_print_as_they_are_read() {
         let pairs = text.split(',').filter(|item| !item.is_empty());
         pairs.map(|item| item.split_once('=').unwrap()).map(|(k, v)| (k.into(), v.into())).collect()
     };
-    for text in ["", "nodes=100", "nodes=100,iterations=2", "rules=added", "rules=kernels"] {
+    for text in [
+        "",
+        "nodes=100",
+        "nodes=100,iterations=2",
+        "rules=added",
+        "rules=kernels",
+        "rules=kernels,packing=folded",
+    ] {
         assert_eq!(
             ithaca_pass::options::read::<Saturate>("saturate", OPTIONS, &options(text)).unwrap().options(),
             options(text),
