@@ -1,8 +1,8 @@
 //! Chunks, two-level collectives and prefetching of the best candidates, by price.
 //!
-//! Candidates are ranked with whole collectives. Those that could still win, because they expose communication, are tried
-//! with more chunks and with collectives in levels. Whole collectives stay where their best step is within [`WORTH`]: each
-//! chunk costs launches that a profile prices only roughly.
+//! Candidates are ranked with whole collectives. The first are tried with more chunks and with collectives in levels, each
+//! beside its own whole step, so that the rows of a table compare what each can reach. Whole collectives stay where their step
+//! is within [`WORTH`]: each chunk costs launches that a profile prices only roughly.
 
 use ithaca_layout::fuse::levels::Choose;
 use ithaca_layout::fuse::{Fusion, Messages};
@@ -21,25 +21,21 @@ const TRIED: usize = 3;
 /// Numbers of chunks that are tried, in this order, as long as more are faster.
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
-/// Replaces the best candidates by faster ones with other fusion passes, if that makes the best step faster.
+/// Replaces the best candidates by faster ones with other fusion passes.
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
-    let Some(plain) = fits.first().map(|first| first.simulation.seconds) else { return };
-    // Seconds that a step must stay below.
-    let mut limit = plain * (1.0 - WORTH);
-    let mut faster: Vec<(usize, Priced)> = Vec::new();
-    for (i, candidate) in fits.iter().enumerate().take(TRIED) {
-        if let Some(other) = fastest(compiler, cluster, candidate, limit) {
-            limit = other.simulation.seconds;
-            faster.push((i, other));
+    let Some(whole) = fits.first().map(|first| first.simulation.seconds) else { return };
+    let below = |seconds: f64| seconds * (1.0 - WORTH);
+    for candidate in fits.iter_mut().take(TRIED) {
+        let limit = below(candidate.simulation.seconds);
+        let Some(other) = fastest(compiler, cluster, candidate, limit) else { continue };
+        // The best whole step is not overtaken by less than it is worth.
+        let seconds = other.simulation.seconds;
+        if seconds >= whole || seconds < below(whole) {
+            let also = std::mem::take(&mut candidate.also);
+            *candidate = Priced { also, ..other };
         }
     }
-    if !faster.is_empty() {
-        for (i, other) in faster {
-            let also = std::mem::take(&mut fits[i].also);
-            fits[i] = Priced { also, ..other };
-        }
-        fits.sort_by(Priced::cmp_rank);
-    }
+    fits.sort_by(Priced::cmp_rank);
 }
 
 /// The fastest of the tried choices that fit, if its step stays below `limit` seconds.

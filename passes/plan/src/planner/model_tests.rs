@@ -3,11 +3,13 @@
 use ithaca_import::{self as import, Workload};
 use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
+use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::plan::Outcome;
 
 pub(super) fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
     json!({
@@ -128,6 +130,23 @@ fn tensor_parallelism_across_nodes_loses_to_a_product() {
     assert!(tensor <= 8 && chosen.mesh.axes.len() > 1, "{} {}", chosen.strategy, chosen.mesh);
     let wide = ranked.alternatives.iter().position(|a| a.strategy == "megatron-tp").unwrap();
     assert!(wide > 3, "tp=64 is rank {wide}");
+}
+
+/// The rows of a table compare steps with the fusion that suits each, not a step in chunks with one of whole collectives.
+#[test]
+fn the_first_rows_are_the_best_steps_of_their_layouts() {
+    let mut free = Request { chooses_fusion: true, ..Request::new(8) };
+    free.options.fusion = Fusion::PACK.folded();
+    let rows = |request: &Request| ranked(&llama_8b(), 8192, request).unwrap().alternatives;
+    let seconds = |row: &plan::Alternative| match row.outcome {
+        Outcome::Chosen { step_seconds, .. } | Outcome::Slower { step_seconds, .. } => step_seconds,
+        ref other => panic!("{other:?}"),
+    };
+    let all = rows(&free);
+    for (row, strategy) in all.iter().zip(["megatron-cp-allgather", "ulysses"]) {
+        let alone = rows(&Request { strategy: Some(strategy.into()), ..free.clone() });
+        assert_eq!((row.strategy.as_str(), seconds(row)), (strategy, seconds(&alone[0])));
+    }
 }
 
 #[test]
