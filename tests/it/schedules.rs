@@ -6,12 +6,13 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use ithaca_ir::Module;
-use ithaca_ir::schedule::{self, Schedule};
+use ithaca_ir::schedule::{self, BufferId, Schedule, Stream};
 use ithaca_kernels::cpu::{self, LookForNan};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
+use ithaca_passes::import::{Workload, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 
@@ -53,6 +54,29 @@ fn compiled(strategy: &str, mesh: &str, fusion: Fusion) -> (Module, Schedule) {
     };
     let schedule = compile(&module, &options, &Volume).unwrap().schedule;
     (module, schedule)
+}
+
+/// A transfer takes as long as its result is not needed: that of an outer ring a round of the inner one.
+#[test]
+fn kernels_of_rings_wait_for_transfers_that_they_read_alone() {
+    for (strategy, mesh) in [("ring", "ring=4"), ("loongtrain", "outer=2,ring=4,ulysses=1")] {
+        let module = program(&sharded::llama(8, 4, false), "model", &Workload::prefill(1, 64)).unwrap();
+        let options =
+            ShardOptions { fusion: Fusion::PACK, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+        let schedule = compile(&module, &options, &Volume).unwrap().schedule;
+        for frame in schedule.frames.values() {
+            for task in frame.tasks.iter().filter(|task| task.stream == Stream::Compute) {
+                let holders = |ids: &[BufferId]| ids.iter().map(|&id| frame.holder(id)).collect::<Vec<_>>();
+                let reads = holders(&task.reads);
+                let awaited =
+                    frame.tasks.iter().filter(|t| t.records.is_some_and(|e| task.waits.contains(&e)));
+                for transfer in awaited.filter(|t| t.stream != Stream::Compute) {
+                    let is_read = holders(&transfer.writes).iter().any(|b| reads.contains(b));
+                    assert!(is_read, "{strategy}: {:?} waits for {:?}", task.work, transfer.work);
+                }
+            }
+        }
+    }
 }
 
 #[test]

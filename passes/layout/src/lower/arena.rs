@@ -3,7 +3,7 @@
 //! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
 //! never alive together may share memory (`fit`).
 //!
-//! A buffer that a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
+//! A buffer that a collective touches is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory. A buffer that a stage sends is alive until the other stage reads
 //! its copy. A receive buffer is alive from the start of the second last call that its stage makes before it: the sending stage
 //! may be a call ahead, and does not wait for memory of the receiving stage.
@@ -48,7 +48,7 @@ pub(super) fn place(frame: &mut Frame, space: &Space, called: (&Arena<FrameId, F
     }
 }
 
-/// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
+/// For each task the last one before memory that it touched may be taken: itself on the compute stream; of a
 /// collective the task before the kernel that reads the result of it or of a later collective.
 fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
@@ -100,11 +100,12 @@ fn blocks(
     space: &Space,
     (frames, used): (&Arena<FrameId, Frame>, &[Streams]),
 ) -> Vec<(Holder, Block)> {
+    let met = met(frame, used);
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
             let (_, last) = lives[id.index()].get_or_insert((i, i));
-            *last = i;
+            *last = (*last).max(met[i]);
         }
     }
     // The last two calls of each stage.
@@ -125,10 +126,6 @@ fn blocks(
             }
             _ => {}
         }
-    }
-    let met = met(frame, used);
-    for (_, last) in lives.iter_mut().flatten() {
-        *last = met[*last];
     }
     for output in &frame.outputs {
         if let Some((_, last)) = &mut lives[output.buffer.index()] {
