@@ -21,7 +21,7 @@ pub enum Record {
     Product(Product),
     /// Two products of one shape, of one matrix each and without epilogues: a batch if both distances between their matrices have
     /// one sign, else one after the other.
-    Pair([Product; 2]),
+    Pair(Box<[Product; 2]>),
     /// A copy within the device's memory; the ranges do not overlap.
     Copy {
         /// The first byte read.

@@ -96,7 +96,7 @@ impl Trace {
         {
             let end = records.len() - 2;
             records.truncate(end);
-            records.push(Record::Pair(pair));
+            records.push(Record::Pair(Box::new(pair)));
         }
     }
 

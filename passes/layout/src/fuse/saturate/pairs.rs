@@ -62,7 +62,8 @@ pub(super) fn pairs(block: &mut Block<'_>, names: Names<'_>, made: &mut Addition
     pairs
 }
 
-/// Products that share their first operand, of weights of one type, such that nothing between them reads the first result.
+/// Products that share their first operand, of weights of one type, such that nothing between them reads the first result. Weights
+/// that are gathered are none: the first product hides the gather of the second weight, and a pair would wait for both.
 fn found(block: &Block<'_>) -> Vec<[usize; 2]> {
     let function = block.function;
     let nodes = &function.nodes;
@@ -73,7 +74,8 @@ fn found(block: &Block<'_>) -> Vec<[usize; 2]> {
             [a, b].map(|n| (nodes[n].operands[0], nodes[n].operands[1], nodes[n].result()));
         let is_read = nodes[a + 1..=b].iter().any(|node| node.operands.contains(&z));
         let alike = function.ty(y) == function.ty(y2) && function.ty(z) == function.ty(z2);
-        block.class(x) == block.class(x2) && alike && !is_read
+        let is_sent = |v: &ValueId| nodes.iter().any(|n| n.op.is_communication() && n.results.contains(v));
+        block.class(x) == block.class(x2) && alike && !is_read && ![y, y2].iter().any(is_sent)
     };
     let mut found: Vec<[usize; 2]> = Vec::new();
     for (i, &a) in products.iter().enumerate() {
