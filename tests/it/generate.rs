@@ -153,7 +153,10 @@ impl Body<'_> {
         let Dims { b, s, m, f, v, h, k, d, kr } = self.dims;
         match choices.below(10) {
             1 => {
-                let gated = Op::Fused(Fused::Gated { of: choices.one_of(&Unary::ALL) });
+                let gated = Op::Fused(Fused::Gated {
+                    of: choices.one_of(&Unary::ALL),
+                    limit: choices.once_in(2).then_some(1.0),
+                });
                 let op = if choices.once_in(2) { gated } else { Op::Binary(choices.one_of(&Binary::ALL)) };
                 self.builder.push(op, &[x, x]).unwrap()
             }

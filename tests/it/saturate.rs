@@ -13,7 +13,7 @@ use ithaca_passes::cost;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::fuse::saturate::{COMMUNICATION, KERNELS, Saturate, with_saturation};
-use ithaca_passes::import::{Workload, program};
+use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Context, Pass, Unwatched, Volume, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::registry::Registry;
@@ -175,11 +175,25 @@ fn operations_of(
     (strategy, mesh): (&str, &str),
     fusion: Fusion,
 ) -> BTreeMap<&'static str, usize> {
-    let module = program(config, "model", &Workload::prefill(1, tokens)).unwrap();
+    operations_in(config, &Workload::prefill(1, tokens), (strategy, mesh), fusion)
+}
+
+/// The same, of a workload.
+fn operations_in(
+    config: &Value,
+    workload: &Workload,
+    (strategy, mesh): (&str, &str),
+    fusion: Fusion,
+) -> BTreeMap<&'static str, usize> {
+    let module = program(config, "model", workload).unwrap();
     let options = ShardOptions { fusion, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
-    let compiled = compile::compile(&module, &options, &cluster()).unwrap();
+    counted(&compile::compile(&module, &options, &cluster()).unwrap().per_rank)
+}
+
+/// How many operations of each name the layers of a per-rank program have.
+fn counted(per_rank: &Module) -> BTreeMap<&'static str, usize> {
     let mut names = BTreeMap::new();
-    let layers = compiled.per_rank.functions.values().filter(|function| function.name.contains("block"));
+    let layers = per_rank.functions.values().filter(|function| function.name.contains("block"));
     for node in layers.flat_map(|function| &function.nodes) {
         *names.entry(node.op.name()).or_default() += 1;
     }
@@ -198,6 +212,23 @@ fn products_add_their_biases_and_apply_their_activations() {
 }
 
 #[test]
+fn gates_within_bounds_are_one_kernel_in_both_passes() {
+    let more = [("num_local_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("head_dim", json!(8))];
+    let config = config("gpt_oss", &more);
+    let found = operations(&config, ("data-parallel", "dp=1"), Fusion::PACK.folded());
+    // A layer with a window and one without.
+    assert_eq!(found.get("gated"), Some(&2), "{found:?}");
+    let training = Training { recompute: Recompute::KeepAttention, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(1, 64) };
+    let step = operations_in(&config, &workload, ("data-parallel", "dp=1"), Fusion::PACK.folded());
+    // The forward pass, and again in the backward pass.
+    assert_eq!((step.get("gated"), step.get("gated_backward")), (Some(&4), Some(&2)), "{step:?}");
+    for none in ["clamp", "clamp_backward", "quick_gelu", "unary_backward", "mul"] {
+        assert_eq!((found.get(none), step.get(none)), (None, None), "{found:?} {step:?}");
+    }
+}
+
+#[test]
 fn products_of_one_operand_are_a_pair_where_neither_is_written_to_a_wire_buffer() {
     let llama = config("llama", &[]);
     let pairs = |layout, fusion| operations(&llama, layout, fusion).get("product_pair").copied().unwrap_or(0);
@@ -205,6 +236,18 @@ fn products_of_one_operand_are_a_pair_where_neither_is_written_to_a_wire_buffer(
     for layout in [("data-parallel", "dp=1"), ("megatron-tp", "tp=2"), ("ring", "ring=2")] {
         assert_eq!(pairs(layout, folded), 2, "{layout:?}: keys and values, gate and input");
     }
+    let workload = Workload { mode: Mode::Train, training: Training::default(), ..Workload::prefill(2, 64) };
+    let step = |zero| {
+        let module = program(&llama, "model", &workload).unwrap();
+        let options = ShardOptions {
+            fusion: folded,
+            zero,
+            ..ShardOptions::new("data-parallel", parse_mesh("dp=2").unwrap())
+        };
+        counted(&compile::compile(&module, &options, &cluster()).unwrap().per_rank)
+    };
+    assert!(step(Zero::Gradients).contains_key("product_pair"));
+    assert!(!step(Zero::Parameters).contains_key("product_pair"), "a pair waits for both weights");
     // Of a large model a kernel that packs values takes longer than the pair saves.
     let sizes = [("hidden_size", 4096), ("intermediate_size", 14_336), ("num_attention_heads", 32)];
     let sizes = sizes.map(|(name, size)| (name, json!(size)));

@@ -74,9 +74,20 @@ impl Scope<'_> {
                 let product = |i: usize| self.einsum(&[ty(0), ty(i)], result_type(0), &[x(0), x(i)]);
                 format!("{}, {}", product(1), product(2))
             }
-            Op::Fused(Fused::Gated { of }) => format!("{} * {}", unary(*of, &x(0)), x(1)),
-            Op::Fused(Fused::GatedBackward { of }) => {
-                format!("gated_backward({}, {})", all(), string(of.name()))
+            Op::Fused(Fused::Gated { of, limit }) => {
+                let [mut input, mut factor] = [x(0), x(1)];
+                if let Some(limit) = *limit {
+                    input = format!("{input}.clamp({})", bounds(None, Some(limit)));
+                    factor = format!("{factor}.clamp({})", bounds(Some(-limit), Some(limit)));
+                }
+                if node.operands.len() > 2 {
+                    factor = format!("({factor} + {})", x(2));
+                }
+                format!("{} * {factor}", unary(*of, &input))
+            }
+            Op::Fused(Fused::GatedBackward { of, limit }) => {
+                let limit = limit.map(|limit| format!(", limit={}", real(limit))).unwrap_or_default();
+                format!("gated_backward({}, of={}{limit})", all(), string(of.name()))
             }
             Op::Fused(Fused::AddRmsNorm { over, eps, offset }) => {
                 let w = self.aligned(&x(2), ty(2), ty(0));

@@ -30,6 +30,10 @@ impl Fused {
         }
         need_float(name, x.dtype)?;
         let n_alike = if let Fused::GatedBackward { .. } = self { 3 } else { 2 };
+        if let (Fused::Gated { .. } | Fused::GatedBackward { .. }, Some(c)) = (self, operands.get(n_alike)) {
+            let is_number = c.dims.is_empty() && c.dtype == x.dtype;
+            ensure!(is_number, "V05", "the last operand of `{name}` is one number of the type of the others");
+        }
         let is_alike = |y: &&TensorType| y.dims == x.dims && y.dtype == x.dtype;
         ensure!(
             operands[1..n_alike].iter().all(is_alike),
@@ -71,8 +75,14 @@ impl Fused {
                     + elements(results[0]) * (summands + of.map_or(0, flops_unary))
             }
             Fused::ProductPair => 2 * linear::flops_einsum(space, &operands[..2], results[0]),
-            Fused::Gated { of } => elements(operands[0]) * (flops_unary(of) + 1),
-            Fused::GatedBackward { of } => elements(operands[0]) * (flops_unary(of) + flops_gradient(of) + 2),
+            // Three comparisons with bounds, and c.
+            Fused::Gated { of, .. } => {
+                elements(operands[0]) * (flops_unary(of) + if operands.len() > 2 { 5 } else { 1 })
+            }
+            Fused::GatedBackward { of, .. } => {
+                let bounded = if operands.len() > 3 { 6 } else { 2 };
+                elements(operands[0]) * (flops_unary(of) + flops_gradient(of) + bounded)
+            }
             Fused::AddRmsNorm { .. } | Fused::AddLayerNorm { .. } => 0,
         }
     }

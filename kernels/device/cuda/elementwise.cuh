@@ -94,10 +94,25 @@ __global__ void cast(const From* x, To* z, int64_t n) {
     for_packs<kN>(n, are_aligned(x, z), [&](auto size, int64_t i) { store(z + i, load<decltype(size)::value>(x + i)); });
 }
 
-// f(x) * y. The tensors are dense.
+// The bound and the number of a gated activation f(x) * (y + c): x is at most the bound, and so is the magnitude of y.
+template <typename A>
+struct Gate {
+    A limit, plus;
+
+    __device__ A input(A x) const { return x > limit ? limit : x; }
+    __device__ A factor(A y) const { return (y < -limit ? -limit : input(y)) + plus; }
+};
+
 template <typename T>
-__global__ void gated(Unary f, const T* x, const T* y, T* z, int64_t n) {
-    map(n, [&](Acc<T> x, Acc<T> y) { return apply(f, x) * y; }, z, x, y);
+__device__ Gate<Acc<T>> gate(double limit, const T* c) {
+    return {static_cast<Acc<T>>(limit), c == nullptr ? Acc<T>(0) : widen(*c)};
+}
+
+// f(x) * (y + c). The tensors are dense.
+template <typename T>
+__global__ void gated(Unary f, double limit, const T* x, const T* y, const T* c, T* z, int64_t n) {
+    const auto bounds = gate(limit, c);
+    map(n, [&](Acc<T> x, Acc<T> y) { return apply(f, bounds.input(x)) * bounds.factor(y); }, z, x, y);
 }
 
 }  // namespace ithaca::kernel

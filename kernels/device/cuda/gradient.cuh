@@ -49,18 +49,19 @@ __global__ void clamp_backward(double min, double max, const T* x, const T* d, T
     map(n, [&](Acc<T> x, Acc<T> d) { return x < low || x > high ? Acc<T>(0) : d; }, z, x, d);
 }
 
-// The gradients of x and y in f(x) * y. The tensors are dense.
+// The gradients of x and y in f(x) * (y + c). The tensors are dense.
 template <typename T>
-__global__ void gated_backward(Unary f, const T* x, const T* y, const T* d, T* dx, T* dy, int64_t n) {
+__global__ void gated_backward(Unary f, double limit, const T* x, const T* y, const T* d, const T* c, T* dx, T* dy, int64_t n) {
+    const auto bounds = gate(limit, c);
     for_packs<kWide<T>>(n, are_aligned(x, y, d, dx, dy), [&](auto size, int64_t i) {
         constexpr int kN = decltype(size)::value;
         const auto of = load<kN>(x + i);
         auto to_x = load<kN>(d + i), to_y = load<kN>(y + i);
         ITHACA_UNROLL
         for (int k = 0; k < kN; ++k) {
-            const Acc<T> gradient = to_x.at[k];
-            to_x.at[k] = gradient * to_y.at[k] * slope(f, of.at[k]);
-            to_y.at[k] = gradient * apply(f, of.at[k]);
+            const Acc<T> gradient = to_x.at[k], x = of.at[k], y = to_y.at[k], at = bounds.input(x);
+            to_x.at[k] = x > bounds.limit ? Acc<T>(0) : gradient * bounds.factor(y) * slope(f, at);
+            to_y.at[k] = y > bounds.limit || y < -bounds.limit ? Acc<T>(0) : gradient * apply(f, at);
         }
         store(dx + i, to_x);
         store(dy + i, to_y);

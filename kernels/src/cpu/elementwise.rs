@@ -4,6 +4,7 @@
 //!
 //! Other operations and memory orders use the oracle's loops.
 
+use std::borrow::Cow;
 use std::f32::consts::LOG2_E;
 
 use ithaca_ir::boxes::Region;
@@ -14,6 +15,7 @@ use super::simd::Simd;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::loss::Rows;
+use crate::oracle::unary::Gate;
 use crate::oracle::{Operand, ResultSpec, unary as oracle};
 use crate::tensor::{Offsets, extents};
 
@@ -49,28 +51,34 @@ pub(super) fn results(
                 })]
             })
         }
-        Op::Fused(Fused::Gated { of }) if operands.iter().all(|x| is_alike(x, first)) => {
+        Op::Fused(Fused::Gated { of, limit }) if operands[..2].iter().all(|x| is_alike(x, first)) => {
             let (x, y) = (operands[0].real()?, operands[1].real()?);
+            let gate = gate(*limit, operands.get(2))?;
             is_fast(*of).then(|| {
                 vec![in_chunks(threads, x, y, |x, y, out| {
-                    unary(simd, *of, x, out);
-                    out.iter_mut().zip(y).for_each(|(out, y)| *out *= y);
+                    unary(simd, *of, &inputs(gate, x), out);
+                    out.iter_mut().zip(y).for_each(|(out, &y)| *out *= gate.factor(y));
                 })]
             })
         }
-        Op::Fused(Fused::GatedBackward { of }) if operands.iter().all(|x| is_alike(x, first)) => {
+        Op::Fused(Fused::GatedBackward { of, limit }) if operands[..3].iter().all(|x| is_alike(x, first)) => {
             let [x, y, dz] = [operands[0].real()?, operands[1].real()?, operands[2].real()?];
+            let gate = gate(*limit, operands.get(3))?;
             let by = |out: &mut [f32], d: &[f32]| out.iter_mut().zip(d).for_each(|(out, d)| *out *= d);
             is_fast(*of).then(|| {
                 let mut dx = in_chunks(threads, x, dz, |x, dz, out| {
-                    slope(simd, *of, x, out);
+                    slope(simd, *of, &inputs(gate, x), out);
+                    by(out, dz);
+                    let beyond = out.iter_mut().zip(x).filter(|(_, x)| !gate.has_input(**x));
+                    beyond.for_each(|(out, _)| *out = 0.0);
+                });
+                dx.iter_mut().zip(y).for_each(|(dx, &y)| *dx *= gate.factor(y));
+                let mut dy = in_chunks(threads, x, dz, |x, dz, out| {
+                    unary(simd, *of, &inputs(gate, x), out);
                     by(out, dz);
                 });
-                by(&mut dx, y);
-                let dy = in_chunks(threads, x, dz, |x, dz, out| {
-                    unary(simd, *of, x, out);
-                    by(out, dz);
-                });
+                let beyond = dy.iter_mut().zip(y).filter(|(_, y)| !gate.has_factor(**y));
+                beyond.for_each(|(dy, _)| *dy = 0.0);
                 vec![dx, dy]
             })
         }
@@ -98,6 +106,16 @@ pub(super) fn results(
         Op::Optimizer(Optimizer::AdamW(adam)) => adamw(adam, operands, threads)?,
         _ => None,
     })
+}
+
+/// The gate of an activation, with the number c if there is one.
+fn gate(limit: Option<f64>, c: Option<&Operand<'_, f32>>) -> Result<Gate<f32>, RunError> {
+    Ok(Gate::new(limit, c.map(|c| c.real()).transpose()?))
+}
+
+/// The operands of the function of a gate.
+fn inputs(gate: Gate<f32>, x: &[f32]) -> Cow<'_, [f32]> {
+    if gate.is_bounded() { x.iter().map(|&x| gate.input(x)).collect() } else { x.into() }
 }
 
 /// A function of each element.

@@ -2,7 +2,7 @@
 
 use ithaca_ir::ops::{Fused, Unary};
 
-use super::unary::{slope, unary};
+use super::unary::{Gate, slope, unary};
 use super::value::{Elements, LocalOp, Operand, ResultSpec};
 use super::{products, rows};
 use crate::error::RunError;
@@ -21,12 +21,20 @@ pub(super) fn fused<T: Real>(call: &LocalOp<'_, T>, fused: &Fused) -> Result<Vec
             let [x, y, w] = [0, 1, 2].map(|i| &call.operands[i]);
             vec![products::einsum(x, y, ty, region)?, products::einsum(x, w, ty, region)?]
         }
-        Fused::Gated { of } => vec![pairs().map(|(x, y)| unary(of, x) * y).collect()],
-        Fused::GatedBackward { of } => {
-            let gradient = call.real(2)?;
+        Fused::Gated { of, limit } => {
+            let gate = gate(call, limit, 2)?;
+            vec![pairs().map(|(x, y)| unary(of, gate.input(x)) * gate.factor(y)).collect()]
+        }
+        Fused::GatedBackward { of, limit } => {
+            let (gate, gradient) = (gate(call, limit, 3)?, call.real(2)?);
             let each = || pairs().zip(gradient.iter().copied());
-            let dx = each().map(|((x, y), dz)| dz * y * slope(of, x)).collect();
-            vec![dx, each().map(|((x, _), dz)| dz * unary(of, x)).collect()]
+            let of_x = |((x, y), dz)| {
+                if gate.has_input(x) { dz * gate.factor(y) * slope(of, x) } else { T::ZERO }
+            };
+            let of_y = |((x, y), dz)| {
+                if gate.has_factor(y) { dz * unary(of, gate.input(x)) } else { T::ZERO }
+            };
+            vec![each().map(of_x).collect(), each().map(of_y).collect()]
         }
         Fused::AddRmsNorm { over, eps, offset } => {
             let sum = sum();
@@ -39,6 +47,12 @@ pub(super) fn fused<T: Real>(call: &LocalOp<'_, T>, fused: &Fused) -> Result<Vec
             vec![sum, normed]
         }
     })
+}
+
+/// The gate of an activation; operand `i` is the number c, if there is one.
+fn gate<T: Real>(call: &LocalOp<'_, T>, limit: Option<f64>, i: usize) -> Result<Gate<T>, RunError> {
+    let c = if call.operands.len() > i { Some(call.real(i)?) } else { None };
+    Ok(Gate::new(limit, c))
 }
 
 /// A norm of the sum of the first two operands; its weights are the other operands.

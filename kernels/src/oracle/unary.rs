@@ -41,6 +41,50 @@ pub(crate) fn clamp<T: Real>([min, max]: [Option<T>; 2], x: T) -> T {
     }
 }
 
+/// The bound and the number of a gated activation `f(x) · (y + c)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Gate<T> {
+    limit: Option<T>,
+    plus: T,
+}
+
+impl<T: Real> Gate<T> {
+    /// Without c, it is zero.
+    pub(crate) fn new(limit: Option<f64>, c: Option<&[T]>) -> Self {
+        let plus = c.and_then(|c| c.first().copied()).unwrap_or(T::ZERO);
+        Self { limit: limit.map(T::from_f64), plus }
+    }
+
+    /// Whether operands are bounded.
+    pub(crate) fn is_bounded(self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// The operand of f.
+    pub(crate) fn input(self, x: T) -> T {
+        clamp([None, self.limit], x)
+    }
+
+    /// The other factor.
+    pub(crate) fn factor(self, y: T) -> T {
+        clamp([self.lowest(), self.limit], y) + self.plus
+    }
+
+    /// Whether x has a gradient.
+    pub(crate) fn has_input(self, x: T) -> bool {
+        self.limit.is_none_or(|limit| x <= limit)
+    }
+
+    /// Whether y has a gradient.
+    pub(crate) fn has_factor(self, y: T) -> bool {
+        self.has_input(y) && self.lowest().is_none_or(|lowest| y >= lowest)
+    }
+
+    fn lowest(self) -> Option<T> {
+        self.limit.map(|limit| T::ZERO - limit)
+    }
+}
+
 /// The derivative of a function of one element.
 pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());

@@ -89,6 +89,12 @@ fn program(splits: &Splits, t: &str) -> Module {
         ["gated", "dx", "dy"].iter().for_each(|name| result(&mut text, &format!("{f}_{name}"), "", ""));
     }
     text += &format!(
+        "  %one = fill {{value=1.0}} : {t}[]\n  \
+         %bounded = gated %x, %g, %one {{of=quick_gelu, limit=0.25}} : {t}[{b} s m]\n  \
+         %bounded_dx, %bounded_dy = gated_backward %x, %g, %x, %one {{of=quick_gelu, limit=0.25}} : {t}[{b} s m], {t}[{b} s m]\n"
+    );
+    ["bounded", "bounded_dx", "bounded_dy"].iter().for_each(|name| result(&mut text, name, "", ""));
+    text += &format!(
         "  %rms_sum, %rms_of_sum = add_rms_norm %x, %g, %w {{over=m, eps=0.01, offset=1.0}} : {t}[{b} s m], {t}[{b} s m]\n  \
          %ln_sum, %ln_of_sum = add_layer_norm %x, %g, %w, %w {{over=m, eps=0.01}} : {t}[{b} s m], {t}[{b} s m]\n"
     );

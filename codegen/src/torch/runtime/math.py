@@ -85,9 +85,10 @@ def unary_backward(x, d, of):
     return d * slope(of, x)[1]
 
 
-def gated_backward(x, y, d, of):
-    value, derivative = slope(of, x)
-    return d * y * derivative, d * value
+def gated_backward(x, y, d, c=0, *, of, limit=math.inf):
+    value, derivative = slope(of, x.clamp(max=limit))
+    factor = y.clamp(-limit, limit) + c
+    return torch.where(x > limit, 0.0, d * factor * derivative), torch.where(y.abs() > limit, 0.0, d * value)
 
 
 def log_add_exp(x, y):

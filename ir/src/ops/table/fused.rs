@@ -21,16 +21,21 @@ ops! {
             ProductPair = "product_pair", "x, y, w -> z, v", Compute, Matmul, Own;
         }
         family Elementwise {
-            /// `f(x) · y`: a gated activation, as in SwiGLU and GeGLU.
+            /// `f(x) · (y + c)`: a gated activation, as in SwiGLU and GeGLU; the number c is left out where there is none.
             Gated {
                 /// The function f of one element.
                 of: Unary,
-            } = "gated", "x, x -> x", Compute, Vector, Own;
-            /// Gradients of `gated` for x and y, from x, y and the gradient of the result: `dz · y · f'(x)` and `dz · f(x)`.
+                /// Bounds x from above, and y from both sides, as in gpt-oss; none when absent.
+                limit: Option<f64> = None,
+            } = "gated", "x, x, (c) -> x", Compute, Vector, Own;
+            /// Gradients of `gated` for x and y, from x, y, the gradient of the result and c: `dz · (y + c) · f'(x)` and
+            /// `dz · f(x)`, of x and y within their bounds, and zero beyond.
             GatedBackward {
                 /// The function f of one element.
                 of: Unary,
-            } = "gated_backward", "x, x, x -> x, x", Compute, Vector, Own;
+                /// Bounds x from above, and y from both sides; none when absent.
+                limit: Option<f64> = None,
+            } = "gated_backward", "x, x, x, (c) -> x, x", Compute, Vector, Own;
         }
         family Norm {
             /// `x + y`, and the `rms_norm` of this sum.

@@ -6,7 +6,7 @@ use super::einsum::Epilogue;
 use super::simple::NormOperands;
 use super::training::{Centre, Norm};
 use super::view::{Cx, View};
-use crate::argument::arguments;
+use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
 
 impl Cx<'_> {
@@ -24,11 +24,13 @@ impl Cx<'_> {
                 self.trace.pair();
                 Ok(())
             }
-            Fused::Gated { of } => {
-                self.elementwise(name, first, arguments![of as i32, x[0].at, x[1].at, z[0].at])
+            Fused::Gated { of, limit } => {
+                let (limit, c) = gate(limit, x.get(2));
+                self.elementwise(name, first, arguments![of as i32, limit, x[0].at, x[1].at, c, z[0].at])
             }
-            Fused::GatedBackward { of } => {
-                let tensors = arguments![of as i32, x[0].at, x[1].at, x[2].at, z[0].at, z[1].at];
+            Fused::GatedBackward { of, limit } => {
+                let (limit, c) = gate(limit, x.get(3));
+                let tensors = arguments![of as i32, limit, x[0].at, x[1].at, x[2].at, c, z[0].at, z[1].at];
                 self.elementwise(name, first, tensors)
             }
             Fused::AddRmsNorm { over, eps, offset } => {
@@ -41,4 +43,9 @@ impl Cx<'_> {
             }
         }
     }
+}
+
+/// The bound of a gate, infinite where there is none, and its number.
+fn gate(limit: Option<f64>, c: Option<&View<'_>>) -> (f64, Pointer) {
+    (limit.unwrap_or(f64::INFINITY), c.map_or(Pointer::NONE, |c| c.at))
 }

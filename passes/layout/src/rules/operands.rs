@@ -36,8 +36,11 @@ pub(super) fn operands(
             vec![want.clone()]
         }
         "clamp" | "clamp_backward" => {
-            d.number("min", &[-0.5, -2.0]);
-            d.number("max", &[0.5, 1.5]);
+            for (bound, numbers) in [("min", [-0.5, -2.0]), ("max", [0.5, 1.5])] {
+                if d.wants(bound) {
+                    d.number(bound, &numbers);
+                }
+            }
             vec![want.clone(); app.operands.len()]
         }
         "cast" => {
@@ -52,7 +55,16 @@ pub(super) fn operands(
         "unary_backward" | "gated" | "gated_backward" => {
             let f = d.draw.rng.one_of(&Unary::ALL)?;
             d.attr("of", word(f.name()));
-            vec![want.clone(); app.operands.len()]
+            let mut operands = vec![want.clone(); app.operands.len()];
+            if app.op != "unary_backward" {
+                if d.wants("limit") {
+                    d.number("limit", &[0.5, 1.5]);
+                }
+                // The number that is added to the second factor.
+                let n_alike = if app.op == "gated" { 2 } else { 3 };
+                operands.iter_mut().skip(n_alike).for_each(|c| *c = TensorType::new(want.dtype, []));
+            }
+            operands
         }
         "einsum" => d.einsum(want)?,
         "bias_product" => d.bias_product(want)?,
