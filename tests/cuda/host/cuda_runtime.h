@@ -108,10 +108,12 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 // From so many records on no event happens, as CUDA_ON_HOST_STOPS says: a device that stops.
+inline bool cuda_on_host_stopped = false;
 inline bool cuda_on_host_goes_on() {
     static const char* const stops = std::getenv("CUDA_ON_HOST_STOPS");
     static long left = stops != nullptr ? std::atol(stops) : 0;
-    return stops == nullptr || left-- > 0;
+    if (stops != nullptr && left-- <= 0) cuda_on_host_stopped = true;
+    return !cuda_on_host_stopped;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
     e->recorded = cuda_on_host_goes_on() ? 1 : 2;

@@ -400,7 +400,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm
     return ncclInProgress;
 }
 
-// After so many looks that found nothing going on something has failed in the background, as NCCL_ON_HOST_BREAKS says.
+// After so many looks at a device that stopped something has failed in the background, as NCCL_ON_HOST_BREAKS says.
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* state) {
     using namespace nccl_on_host;
     static const char* const breaks = std::getenv("NCCL_ON_HOST_BREAKS");
@@ -410,7 +410,7 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* state) {
     if (*state == ncclSuccess && std::find(asked.begin(), asked.end(), c) != asked.end()) *state = go_on();
     if (*state == ncclSuccess && c->looks > 0 && --c->looks > 0) *state = ncclInProgress;
     if (c->never) *state = ncclInProgress;
-    if (*state == ncclSuccess && breaks != nullptr && left-- <= 0) *state = ncclSystemError;
+    if (*state == ncclSuccess && breaks != nullptr && cuda_on_host_stopped && left-- <= 0) *state = ncclSystemError;
     return ncclSuccess;
 }
 

@@ -106,7 +106,7 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
             && text.contains(what)
     };
     assert!(says(&text, "it has not ended after"), "{text}");
-    let (code, text) = run(&["--random-weights", "3"], &[stopped, ("NCCL_ON_HOST_BREAKS", "500")]);
+    let (code, text) = run(&["--random-weights", "3"], &[stopped, ("NCCL_ON_HOST_BREAKS", "100")]);
     assert_eq!(code, Some(1), "{text}");
     assert!(says(&text, "ncclCommGetAsyncError: a peer is gone"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(300), "it took {:?}", begun.elapsed());
