@@ -120,7 +120,7 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, Diagnos
     if training.stages == 1 {
         return Ok(stepped(module, main, training, None)?);
     }
-    let (shape, order) = pipelined::schedule(training)?;
+    let (shape, order) = pipelined::schedule(training).map_err(|refused| vec![*refused])?;
     let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
     let stages = Stages::of(&staged, main, shape.stages);
     let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };

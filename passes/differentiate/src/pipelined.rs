@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{OpError, Random, Stage};
-use ithaca_ir::{DType, FunctionBuilder, Module, Op, TensorType};
+use ithaca_ir::{DType, Diagnostic, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::micro::{Split, is_key, is_whole_batch, only_loss, part_inputs, whole_batch};
@@ -178,7 +178,7 @@ pub const MAX_CALLS: u64 = 8192;
 ///
 /// # Errors
 /// `P58` for a step of too many calls; `P53` when the number of stages does not divide the number of interleaved micro-batches.
-pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
+pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>), Box<Diagnostic>> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
     if interleaved && !training.micro_batches.is_multiple_of(training.stages) {
@@ -186,17 +186,25 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
             "{} micro-batches are not divisible by {} stages, as the interleaved order requires",
             training.micro_batches, training.stages
         );
-        return Err(OpError::new("P53", message));
+        return Err(OpError::new("P53", message).into());
     }
     let each = training.stages.saturating_mul(if interleaved { training.chunks } else { 1 }).max(1);
     if training.micro_batches.saturating_mul(each) > MAX_CALLS {
         let message = format!(
-            "{} micro-batches through {each} chunks of layers are {} passes, and a pipeline has at most {MAX_CALLS}: at most {} micro-batches",
+            "{} micro-batches through {each} chunks of layers are {} passes, and a pipeline has at most {MAX_CALLS}",
             training.micro_batches,
             training.micro_batches.saturating_mul(each),
-            MAX_CALLS / each
         );
-        return Err(OpError::new("P58", message));
+        // A divisor divides the sequences too.
+        let fits = |n: &u64| {
+            training.micro_batches.is_multiple_of(*n) && (!interleaved || n.is_multiple_of(training.stages))
+        };
+        let fewer = (1..=MAX_CALLS / each).rev().find(fits);
+        let help = fewer.map_or_else(
+            || "use fewer stages, or fewer chunks of layers".to_owned(),
+            |n| format!("use fewer and larger micro-batches, as in `--micro-batches {n}`"),
+        );
+        return Err(Box::new(Diagnostic::new("P58", message).help(help)));
     }
     let chunks = if interleaved { small(training.chunks) } else { 1 };
     let shape = Shape { stages: small(training.stages), chunks, micros: small(training.micro_batches) };
