@@ -58,7 +58,7 @@ impl PlanRequest {
         narrowing: &NarrowingArgs,
     ) -> Result<Self> {
         let cluster = subject::cluster_of(layout, workload_args.mode)?;
-        let NarrowingArgs { only, without, max_tp, framework } = narrowing.clone();
+        let NarrowingArgs { only, without, max_tp, framework, effort } = narrowing.clone();
         for name in only.iter().chain(&without) {
             let product = registry.product(name)?;
             if product.len() > 1 {
@@ -109,7 +109,7 @@ impl PlanRequest {
             strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
             options,
             mesh,
-            narrowing: Narrowing { only, without, max_tp, framework },
+            narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             chooses_fusion: layout.fuse.is_none(),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),

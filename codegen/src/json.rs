@@ -75,7 +75,7 @@ fn dimension(space: &Space, dim: &Dim) -> Value {
         let part = |ranges: &Vec<std::ops::Range<u64>>| -> Value {
             ranges.iter().map(|range| json!([range.start, range.end])).collect()
         };
-        json!({ "of": name(fetched.of), "parts": fetched.parts.iter().map(part).collect::<Value>() })
+        json!({ "of": name(fetched.of), "parts": fetched.parts().iter().map(part).collect::<Value>() })
     });
     let part = dim.part.map(
         |part| json!({ "of": name(part.of), "index": part.index, "count": part.count, "runs": part.runs }),

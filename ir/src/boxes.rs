@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::dim::{DimId, Fetched};
+use crate::dim::DimId;
 use crate::layout::AxisList;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::table::op::Op;
@@ -190,7 +190,7 @@ fn fetch(space: &Space, dim: DimId, from: &TensorType, to: &TensorType, rank: Ra
         let i = usize::try_from(space.mesh.coordinate_along(taker, axes)).expect("a coordinate is small");
         let mut first = fetched.part(i).start;
         let mut regions = Vec::new();
-        for range in &fetched.parts[i] {
+        for range in &fetched.parts()[i] {
             let (start, end) = (range.start.max(held[at].start), range.end.min(held[at].end));
             if start < end {
                 let (mut source, mut target) = (held.clone(), held.clone());
@@ -306,12 +306,13 @@ pub fn wire_elements(space: &Space, op: &Op, from: &TensorType, to: &TensorType,
     if side != leaves {
         return space.max_local_elements(fetched);
     }
-    let Some(Fetched { of: sequence, parts }) = &space.dims[dim].fetched else { return 0 };
+    let Some(fetched) = &space.dims[dim].fetched else { return 0 };
+    let sequence = &fetched.of;
     let axes = of.axes_of(*sequence);
     let sent = |owner: Rank| -> u64 {
         let held = space.range(*sequence, axes, owner);
         let overlap = |r: &Range<u64>| r.end.min(held.end).saturating_sub(r.start.max(held.start));
-        parts.iter().flatten().map(overlap).sum()
+        fetched.parts().iter().flatten().map(overlap).sum()
     };
     let tokens = space.mesh.group_along(Rank(0), axes).into_iter().map(sent).max().unwrap_or(0);
     tokens * (space.max_local_elements(of) / space.max_extent(*sequence, axes).max(1))

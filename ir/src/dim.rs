@@ -66,20 +66,65 @@ pub struct Part {
 pub struct Fetched {
     /// The sequence.
     pub of: DimId,
-    /// For each part the indices of `of`, ascending ranges that do not touch.
-    pub parts: Vec<Vec<Range<u64>>>,
+    parts: Vec<Vec<Range<u64>>>,
+    /// The end of each part in the fetched dimension.
+    ends: Vec<u64>,
 }
 
 impl Fetched {
+    /// Parts of `of`, each of ascending ranges of indices that do not touch.
+    pub fn new(of: DimId, parts: Vec<Vec<Range<u64>>>) -> Self {
+        let len =
+            |part: &Vec<Range<u64>>| -> u64 { part.iter().map(|r| r.end.saturating_sub(r.start)).sum() };
+        let ends = parts.iter().scan(0u64, |end, part| {
+            *end = end.saturating_add(len(part));
+            Some(*end)
+        });
+        Self { of, ends: ends.collect(), parts }
+    }
+
+    /// For each part the indices of `of`.
+    pub fn parts(&self) -> &[Vec<Range<u64>>] {
+        &self.parts
+    }
+
     /// Elements of part `i`.
     pub fn len(&self, i: usize) -> u64 {
-        self.parts[i].iter().map(|r| r.end - r.start).sum()
+        let Range { start, end } = self.part(i);
+        end - start
+    }
+
+    /// Elements of all parts.
+    pub fn total(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
     }
 
     /// The range of part `i` in the fetched dimension.
     pub fn part(&self, i: usize) -> Range<u64> {
-        let start = (0..i).map(|i| self.len(i)).sum();
-        start..start + self.len(i)
+        let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[i]
+    }
+
+    /// The indices of `of` that `indices` of the fetched dimension are, in order, each range with its first fetched index.
+    pub fn sources(&self, indices: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
+        let first = self.ends.partition_point(|&end| end <= indices.start);
+        let touched = (first..self.parts.len()).take_while({
+            let end = indices.end;
+            move |&i| self.part(i).start < end
+        });
+        let ranges = touched.flat_map(|i| {
+            let mut next = self.part(i).start;
+            self.parts[i].iter().map(move |range| {
+                let at = next;
+                next += range.end - range.start;
+                (at, range)
+            })
+        });
+        ranges.filter_map(move |(at, range)| {
+            let len = range.end - range.start;
+            let (start, end) = (indices.start.max(at), indices.end.min(at + len));
+            (start < end).then(|| (start, range.start + (start - at)..range.start + (end - at)))
+        })
     }
 }
 

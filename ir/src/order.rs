@@ -54,6 +54,15 @@ impl Run {
     }
 }
 
+/// Runs of `len` positions, `stride` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) position: u64,
+    pub(crate) len: u64,
+    pub(crate) stride: u64,
+    pub(crate) count: u64,
+}
+
 impl Order {
     /// The mistake in the order for a dimension of `size` elements, if there is one.
     ///
@@ -158,6 +167,33 @@ impl Order {
             at = run.index + run.len;
         }
         out
+    }
+
+    /// Adds the positions of `indices`: whole stripes of a part are one stretch.
+    pub(crate) fn stretches(&self, size: u64, indices: Range<u64>, out: &mut Vec<Stretch>) {
+        let single = |run: Run| Stretch { position: run.position, len: run.len, stride: run.len, count: 1 };
+        let mut rest = indices;
+        if let Order::Striped { parts, block } = self
+            && let Some(stripes) = chunk(size, parts.checked_mul(*block))
+        {
+            while rest.start < rest.end.min(size) {
+                let (part, first) = (rest.start / block / stripes, rest.start.div_ceil(*block));
+                let last = (rest.end / block).min((part + 1) * stripes);
+                let head = first * block;
+                if rest.start < head || first >= last {
+                    // The end of a block, or the start of one.
+                    let end = if rest.start < head { head } else { head + block }.min(rest.end);
+                    out.extend(self.runs(size, rest.start..end).into_iter().map(single));
+                    rest.start = end;
+                    continue;
+                }
+                let position = (first % stripes * parts + part) * block;
+                out.push(Stretch { position, len: *block, stride: parts * block, count: last - first });
+                rest.start = last * block;
+            }
+            return;
+        }
+        out.extend(self.runs(size, rest).into_iter().map(single));
     }
 
     /// The indices of `positions`, ascending ranges that neither touch nor are empty.

@@ -9,7 +9,7 @@ use crate::dim::{Dim, DimId};
 use crate::entity::Arena;
 use crate::layout::AxisList;
 use crate::mesh::{AxisId, Mesh, Rank};
-use crate::order::Run;
+use crate::order::{Run, Stretch};
 use crate::types::TensorType;
 
 /// Named dimensions and the mesh.
@@ -67,7 +67,7 @@ impl Space {
     pub fn max_extent(&self, dim: DimId, axes: &[AxisId]) -> u64 {
         let Dim { size, granule, .. } = self.dims[dim];
         if let Some(fetched) = self.dims[dim].fetched.as_ref().filter(|_| !axes.is_empty()) {
-            return (0..fetched.parts.len()).map(|i| fetched.len(i)).max().unwrap_or(0);
+            return (0..fetched.parts().len()).map(|i| fetched.len(i)).max().unwrap_or(0);
         }
         let mut units = size.div_ceil(granule);
         for &axis in axes {
@@ -90,7 +90,7 @@ impl Space {
         let Dim { size, granule, uneven, .. } = self.dims[dim];
         let degree = self.mesh.degree(axes);
         if let Some(fetched) = &self.dims[dim].fetched {
-            return axes.is_empty() || fetched.parts.len() as u64 == degree;
+            return axes.is_empty() || fetched.parts().len() as u64 == degree;
         }
         if let Some(part) = &self.dims[dim].part {
             return degree != 0 && part.runs.is_multiple_of(degree);
@@ -164,36 +164,32 @@ impl Space {
             return self.dims[dim].order.runs(self.dims[dim].size, indices);
         };
         let mut runs = Vec::new();
-        let mut first = 0;
-        for range in fetched.parts.iter().flatten() {
-            let len = range.end - range.start;
-            let (start, end) = (indices.start.max(first), indices.end.min(first + len));
-            if start < end {
-                let of = range.start + (start - first)..range.start + (end - first);
-                for run in self.position_runs(fetched.of, of.clone()) {
-                    runs.push(Run { index: start + (run.index - of.start), ..run });
-                }
+        for (first, of) in fetched.sources(indices) {
+            for run in self.position_runs(fetched.of, of.clone()) {
+                runs.push(Run { index: first + (run.index - of.start), ..run });
             }
-            first += len;
         }
         runs
+    }
+
+    /// The stretches of positions of `indices` of `dim`.
+    pub(crate) fn stretches(&self, dim: DimId, indices: Range<u64>) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        let mut of = vec![(dim, indices)];
+        while let Some((dim, indices)) = of.pop() {
+            match &self.dims[dim].fetched {
+                Some(fetched) => of.extend(fetched.sources(indices).map(|(_, from)| (fetched.of, from))),
+                None => self.dims[dim].order.stretches(self.dims[dim].size, indices, &mut stretches),
+            }
+        }
+        stretches
     }
 
     /// The indices of the sequence that `indices` of a dimension are fetched from, in their order; the same where it is not
     /// fetched.
     pub fn sources(&self, dim: DimId, indices: Range<u64>) -> Vec<Range<u64>> {
         let Some(fetched) = &self.dims[dim].fetched else { return vec![indices] };
-        let mut sources = Vec::new();
-        let mut first = 0;
-        for range in fetched.parts.iter().flatten() {
-            let len = range.end - range.start;
-            let (start, end) = (indices.start.max(first), indices.end.min(first + len));
-            if start < end {
-                sources.push(range.start + (start - first)..range.start + (end - first));
-            }
-            first += len;
-        }
-        sources
+        fetched.sources(indices).map(|(_, range)| range).collect()
     }
 
     /// The index in `indices` of `dim` that has `position`.

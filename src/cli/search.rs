@@ -2,9 +2,10 @@
 
 use clap::Args;
 use ithaca_passes::frameworks::Framework;
+use ithaca_passes::plan::Effort;
 use serde::Serialize;
 
-use super::values::{framework, positive, whole};
+use super::values::{effort, framework, positive, whole};
 
 /// What a search of layouts leaves out.
 #[derive(Clone, Debug, Args, Serialize)]
@@ -25,6 +26,9 @@ pub struct NarrowingArgs {
     #[arg(long = "for", value_name = "FRAMEWORK", value_parser = framework())]
     #[serde(rename = "for")]
     pub framework: Option<Framework>,
+    /// How many layouts are compiled, of many: low, normal, high [default: normal].
+    #[arg(long, value_name = "EFFORT", value_parser = effort())]
+    pub effort: Option<Effort>,
 }
 
 /// The table of the alternatives.

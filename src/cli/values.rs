@@ -2,11 +2,19 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ithaca_passes::frameworks::Framework;
+use ithaca_passes::plan::Effort;
 
 /// A framework by its name.
 pub(super) fn framework() -> impl TypedValueParser<Value = Framework> {
     let names = PossibleValuesParser::new(Framework::ALL.map(Framework::name));
     names.map(|name| name.parse().expect("the names that are possible are those of frameworks"))
+}
+
+/// The effort of a search by its name.
+pub(super) fn effort() -> impl TypedValueParser<Value = Effort> {
+    let names = PossibleValuesParser::new(Effort::ALL.map(|(name, _)| name));
+    let named = |name: String| Effort::ALL.into_iter().find(|(known, _)| *known == name);
+    names.map(move |name| named(name).expect("the names that are possible are those of efforts").1)
 }
 
 /// A framework whose command line can be read.

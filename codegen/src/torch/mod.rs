@@ -146,7 +146,7 @@ fn dim(space: &Space, dim: &Dim) -> String {
     parts.extend(order.map(|order| format!("order={order}")));
     parts.extend(dim.copies.map(|of| format!("copies={}", name(of))));
     parts.extend(dim.fetched.as_ref().map(|fetched| {
-        let ranges = fetched.parts.iter().map(|part| tuple(part.iter().map(range)));
+        let ranges = fetched.parts().iter().map(|part| tuple(part.iter().map(range)));
         format!("fetched=({}, {})", name(fetched.of), tuple(ranges))
     }));
     parts.extend(

@@ -6,9 +6,16 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
+use crate::dim::DimId;
 use crate::mask::Mask;
 use crate::mask::strip::{Bound, Strip, magnitude};
-use crate::order::joined;
+use crate::order::{Stretch, joined};
+use crate::space::Space;
+
+/// As many runs of one set are counted pair by pair with those of another.
+const FEW: usize = 4;
 
 /// A set of positions below 2^60.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +46,28 @@ impl Positions {
                 None => parts.push(Progression { first, len: 1, stride: 1, count: len }),
             }
         }
+        Self::of_parts(parts)
+    }
+
+    /// The positions of `indices` of a dimension.
+    pub fn of(space: &Space, dim: DimId, indices: Range<u64>) -> Self {
+        /// As many runs are joined one by one.
+        const JOINED: u64 = 1024;
+        Self::merging(space.stretches(dim, indices), JOINED)
+    }
+
+    /// The positions of all stretches, which have none twice; more than `few` runs are merged as stretches if they can be.
+    fn merging(stretches: Vec<Stretch>, few: u64) -> Self {
+        let runs = |s: &Stretch| {
+            let Stretch { position, len, stride, count } = *s;
+            (0..count).map(move |i| position + i * stride..position + i * stride + len)
+        };
+        let is_few = stretches.iter().map(|s| s.count).sum::<u64>() <= few;
+        let merged = (!is_few).then(|| merged(&stretches)).flatten();
+        merged.map_or_else(|| Self::new(stretches.iter().flat_map(runs)), Self::of_parts)
+    }
+
+    fn of_parts(parts: Vec<Progression>) -> Self {
         let mut before = vec![0];
         before.extend(parts.iter().scan(0, |sum, part| {
             *sum += part.elements();
@@ -62,6 +91,20 @@ impl Positions {
     /// Whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
+    }
+
+    /// The runs, if there are few.
+    fn few_runs(&self) -> Option<SmallVec<[Range<i128>; FEW]>> {
+        let n = |part: &Progression| if part.is_whole() { 1 } else { part.count };
+        if self.parts.iter().map(n).sum::<i128>() > FEW as i128 {
+            return None;
+        }
+        let runs = |part: &Progression| {
+            let Progression { first, len, stride, count } = *part;
+            let (len, count) = if part.is_whole() { (count * len, 1) } else { (len, count) };
+            (0..count).map(move |i| first + i * stride..first + i * stride + len)
+        };
+        Some(self.parts.iter().flat_map(runs).collect())
     }
 
     /// From the first to one after the last.
@@ -88,6 +131,55 @@ impl Positions {
         };
         xs.elements() * self.before[first] + reached.map(sum).sum::<i128>()
     }
+}
+
+/// Stretches as ascending progressions of which no two interleave: those of one stride that are side by side are one, and a
+/// few runs may be left before and after it. `None` where they are not of this form.
+fn merged(stretches: &[Stretch]) -> Option<Vec<Progression>> {
+    let (mut long, single): (Vec<Stretch>, Vec<Stretch>) = stretches.iter().partition(|s| s.count > 1);
+    long.sort_by_key(|s| s.position);
+    let (first, count) = (*long.first()?, long.iter().map(|s| s.count).min()?);
+    let mut rest: Vec<Range<u64>> = single.iter().map(|s| s.position..s.position + s.len).collect();
+    let mut tiles: Vec<Stretch> = Vec::new();
+    for one in long {
+        if one.stride != first.stride || one.count - count > 1 {
+            return None;
+        }
+        let last = one.position + count * one.stride;
+        rest.extend((one.count > count).then_some(last..last + one.len));
+        let one = Stretch { count, ..one };
+        match tiles.last_mut() {
+            Some(tile) if tile.position + tile.len == one.position => tile.len += one.len,
+            _ => tiles.push(one),
+        }
+    }
+    // Two that are side by side around the stride are one but for the first run of one and the last of the other.
+    if let [a, b] = tiles[..]
+        && b.position + b.len == a.position + a.stride
+        && count > 1
+    {
+        let last = b.position + (count - 1) * b.stride;
+        rest.extend([a.position..a.position + a.len, last..last + b.len]);
+        tiles = vec![Stretch { len: a.len + b.len, count: count - 1, ..b }];
+    }
+    let [Stretch { position, len, stride, count }] = tiles[..] else { return None };
+    if len > stride {
+        return None;
+    }
+    let whole = position..position + (count - 1) * stride + len;
+    if len == stride {
+        rest.push(whole);
+        return Some(Positions::new(rest).parts);
+    }
+    let (before, after): (Vec<_>, Vec<_>) = rest.into_iter().partition(|r| r.end <= whole.start);
+    if after.iter().any(|r| r.start < whole.end) {
+        return None;
+    }
+    let [first, len, stride, count] = [position, len, stride, count].map(i128::from);
+    let mut parts = Positions::new(before).parts;
+    parts.push(Progression { first, len, stride, count });
+    parts.extend(Positions::new(after).parts);
+    Some(parts)
 }
 
 impl Progression {
@@ -186,10 +278,37 @@ impl Progression {
     }
 }
 
+/// Pairs of a query of one run and a key of another whose difference, `key - query`, is within two bounds.
+fn pairs_of_runs(
+    (low, high): (Option<i128>, Option<i128>),
+    queries: &Range<i128>,
+    keys: &Range<i128>,
+) -> i128 {
+    let (m, n) = (queries.end - queries.start, keys.end - keys.start);
+    // The sum, over all x below t, of x between 0 and n.
+    let ramp = |t: i128| {
+        let rising = t.clamp(0, n + 1);
+        rising * (rising - 1) / 2 + (t - n - 1).max(0) * n
+    };
+    // Pairs whose difference is at most this.
+    let up_to = |difference: i128| {
+        let first = queries.start + difference + 1 - keys.start;
+        ramp(first + m) - ramp(first)
+    };
+    let below = low.map_or(0, |low| up_to(low - 1));
+    (high.map_or(m * n, up_to) - below).max(0)
+}
+
 impl Mask {
     /// Number of pairs kept between two sets of positions.
     pub fn pairs_between(&self, queries: &Positions, keys: &Positions) -> u128 {
         let Some(extent) = keys.extent() else { return 0 };
+        if let Some(band) = self.offsets()
+            && let (Some(queries), Some(keys)) = (queries.few_runs(), keys.few_runs())
+        {
+            let pairs = queries.iter().flat_map(|q| keys.iter().map(|k| pairs_of_runs(band, q, k)));
+            return magnitude(pairs.sum());
+        }
         let of_strip = |part: &Progression, strip: &Strip| -> i128 {
             let rows = part.cut(strip.queries.clone());
             let of_run = |(start, end)| -> i128 {
@@ -203,5 +322,97 @@ impl Mask {
             strips.iter().map(|strip| of_strip(part, strip)).sum()
         };
         magnitude(queries.parts.iter().map(of_part).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::Order;
+
+    fn expanded(stretches: &[Stretch]) -> Positions {
+        let runs = |s: &Stretch| {
+            let Stretch { position, len, stride, count } = *s;
+            (0..count).map(move |i| position + i * stride..position + i * stride + len)
+        };
+        Positions::new(stretches.iter().flat_map(runs))
+    }
+
+    /// Parts of stripes, taken from several ranks, have the same pairs merged as run by run.
+    #[test]
+    fn merged_stretches_are_the_runs() {
+        let size = 96;
+        let order = Order::Striped { parts: 8, block: 2 };
+        let mut n_merged = 0;
+        for (first, n, cut) in
+            (0..8).flat_map(|a| (1..=8).flat_map(move |n| (0..4).map(move |cut| (a, n, cut))))
+        {
+            let mut stretches = Vec::new();
+            for part in (first..first + n).map(|part| part % 8) {
+                let from = part * 12 + if part < first { 0 } else { cut / 2 * 2 };
+                let to = (part + 1) * 12 - if part < first { cut % 2 * 2 } else { 0 };
+                order.stretches(size, from..to, &mut stretches);
+            }
+            n_merged += usize::from(merged(&stretches).is_some());
+            let (alone, together) = (expanded(&stretches), Positions::merging(stretches.clone(), 0));
+            assert_eq!(alone.len(), together.len(), "{stretches:?}");
+            for (queries, keys) in
+                [(0, 30), (17, 80), (40, 96)].into_iter().flat_map(|q| [(q, (0, 50)), (q, (3, 96))])
+            {
+                let of = |(from, to): (u64, u64)| Positions::new(std::iter::once(from..to));
+                for mask in [Mask::Causal, Mask::Window { left: Some(9), right: Some(2) }] {
+                    assert_eq!(
+                        mask.pairs_between(&of(queries), &alone),
+                        mask.pairs_between(&of(queries), &together)
+                    );
+                    assert_eq!(
+                        mask.pairs_between(&alone, &of(keys)),
+                        mask.pairs_between(&together, &of(keys))
+                    );
+                }
+            }
+        }
+        assert!(n_merged > 100, "{n_merged} were merged");
+    }
+
+    #[test]
+    fn stretches_have_the_positions_of_indices() {
+        for order in [Order::Striped { parts: 4, block: 3 }, Order::Zigzag { parts: 3 }, Order::Contiguous] {
+            let size = 60;
+            for (from, to) in (0..size).flat_map(|from| (from..=size).map(move |to| (from, to))) {
+                let mut stretches = Vec::new();
+                order.stretches(size, from..to, &mut stretches);
+                let runs = order.runs(size, from..to);
+                assert_eq!(
+                    expanded(&stretches),
+                    Positions::new(runs.iter().map(crate::order::Run::positions))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_of_runs_are_those_that_are_allowed() {
+        let run = |r: Range<u64>| Positions::new([r]);
+        let masks = [
+            Mask::Full,
+            Mask::Causal,
+            Mask::CausalAtEnd { queries: 6, keys: 9 },
+            Mask::Window { left: Some(2), right: Some(1) },
+            Mask::Window { left: None, right: Some(3) },
+            Mask::All(vec![Mask::Causal, Mask::Window { left: Some(3), right: None }]),
+        ];
+        let ranges = || (0..9u64).flat_map(|a| (a + 1..10).map(move |b| a..b));
+        for mask in &masks {
+            for (q, k) in ranges().flat_map(|q| ranges().map(move |k| (q.clone(), k))) {
+                let allowed = q.clone().flat_map(|q| k.clone().map(move |k| (q, k)));
+                let expected = allowed.filter(|&(q, k)| mask.allows(q, k)).count() as u128;
+                assert_eq!(
+                    mask.pairs_between(&run(q.clone()), &run(k.clone())),
+                    expected,
+                    "{mask:?} {q:?} {k:?}"
+                );
+            }
+        }
     }
 }

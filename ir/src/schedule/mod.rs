@@ -347,7 +347,7 @@ impl Buffer {
 }
 
 /// The place of a buffer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// At an offset from the start of the frame, bytes.
     Frame(u64),

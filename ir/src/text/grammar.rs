@@ -75,9 +75,9 @@ pub(crate) fn write_header(
         if *order != Order::Contiguous {
             write!(out, " order {order}")?;
         }
-        if let Some(Fetched { of, parts }) = fetched {
-            write!(out, " fetches {} [", space.dims[*of].name)?;
-            for (i, part) in parts.iter().enumerate() {
+        if let Some(fetched) = fetched {
+            write!(out, " fetches {} [", space.dims[fetched.of].name)?;
+            for (i, part) in fetched.parts().iter().enumerate() {
                 out.write_str(if i == 0 { "" } else { ", " })?;
                 write_ranges(out, part)?;
             }
@@ -156,7 +156,7 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
             let of = read_dim_name(cx, space)?;
             cx.expect('[')?;
             let parts = cx.list(']', read_ranges)?;
-            dim.fetched = Some(Fetched { of, parts });
+            dim.fetched = Some(Fetched::new(of, parts));
         } else if cx.eat(Token::Word("part")) {
             dim.part = Some(read_part(cx, space)?);
         } else {

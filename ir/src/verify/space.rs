@@ -94,7 +94,7 @@ fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Result<(), Box<
     );
     let plain = copies.is_none() && *order == Order::Contiguous && !uneven && *granule == 1 && valid == size;
     ensure!(plain, "V27", "`{name}` is fetched, and so has no copies, order, granule or padding of its own");
-    for (i, part) in fetched.parts.iter().enumerate() {
+    for (i, part) in fetched.parts().iter().enumerate() {
         let mut next = None;
         for range in part {
             let Range { start, end } = range;
@@ -107,7 +107,7 @@ fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Result<(), Box<
             next = Some(range.end);
         }
     }
-    let total: u64 = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
+    let total = fetched.total();
     ensure!(total == *size, "V27", "the parts of `{name}` have {total} elements, not {size}");
     Ok(())
 }

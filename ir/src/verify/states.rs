@@ -64,13 +64,26 @@ fn uses<'m>(module: &'m Module, layers: &'m [Vec<Range<u64>>]) -> (Vec<Use<'m>>,
     (uses, spans)
 }
 
+/// Uses that are alike: the first of them, whether one assigns, and the layers of all.
+type Kind = (usize, bool, Vec<Range<u64>>);
+
+/// Whether two kinds of uses under one name have a layer in common, one of which assigns.
+fn shares_layers(alike: &[usize], uses: &[Use<'_>], kinds: &[Kind]) -> bool {
+    let is_per_layer = uses[kinds[alike[0]].0].binding.is_per_layer();
+    let meet = |a: &Kind, b: &Kind| {
+        let is_common = |x: &Range<u64>| b.2.iter().any(|y| x.start < y.end && y.start < x.end);
+        (a.1 || b.1) && (!is_per_layer || a.2.iter().any(is_common))
+    };
+    alike.iter().enumerate().any(|(n, &k)| alike[..n].iter().any(|&other| meet(&kinds[other], &kinds[k])))
+}
+
 /// Uses that contradict one before them; each is listed once.
 pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)> {
     if !uses.iter().any(|u| u.is_assigned) {
         return Vec::new();
     }
     // Uses that are alike are one, so that a tensor of many layers is looked at once for each.
-    let mut kinds: Vec<(usize, bool, Vec<Range<u64>>)> = Vec::new();
+    let mut kinds: Vec<Kind> = Vec::new();
     let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, u) in uses.iter().enumerate() {
         let named = by_name.entry(u.binding.name.as_str()).or_default();
@@ -95,20 +108,27 @@ pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)
         forms.entry(uses[*first].binding.name_form()).or_default().push(k);
     }
     forms.retain(|_, alike| alike.len() > 1 && alike.iter().any(|&k| kinds[k].1));
-    let mut several: Vec<usize> = forms.into_values().flatten().collect();
-    several.sort_unstable();
+    // Of bindings with one name, those of the same layers share a tensor; of others the layers' names are written out.
     let mut stored: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for k in several {
-        let (first, _, layers) = &kinds[k];
-        let binding = uses[*first].binding;
-        let n_layers = if binding.is_per_layer() { usize::MAX } else { 1 };
-        for layer in layers.iter().cloned().flatten().take(n_layers) {
-            let kinds = stored.entry(binding.stored_name(layer)).or_default();
-            if !kinds.contains(&k) {
-                kinds.push(k);
+    for alike in forms.into_values() {
+        let name = |k: usize| &uses[kinds[k].0].binding.name;
+        let have_one_name = alike.iter().all(|&k| name(k) == name(alike[0]));
+        if have_one_name && !shares_layers(&alike, uses, &kinds) {
+            continue;
+        }
+        for k in alike {
+            let (first, _, layers) = &kinds[k];
+            let binding = uses[*first].binding;
+            let n_layers = if binding.is_per_layer() { usize::MAX } else { 1 };
+            for layer in layers.iter().cloned().flatten().take(n_layers) {
+                let kinds = stored.entry(binding.stored_name(layer)).or_default();
+                if !kinds.contains(&k) {
+                    kinds.push(k);
+                }
             }
         }
     }
+    stored.values_mut().for_each(|kinds| kinds.sort_unstable());
     let mut found: BTreeMap<usize, OpError> = BTreeMap::new();
     for (i, u) in uses.iter().enumerate().filter(|(_, u)| u.is_assigned && u.binding.is_of_next_layer()) {
         let message = format!("`{}` is of the next layer, which alone assigns it", u.binding.name);

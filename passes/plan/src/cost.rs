@@ -185,9 +185,15 @@ impl<'a> OnRank<'a> {
         let Some(rate) = rate(cluster, op, operands) else { return vec![0.0] };
         match op {
             Op::Attention(a) | Op::AttentionBackward(a) => {
+                let distinct = attention::distinct(operands);
+                // Of parts that are alike every rank holds as many bytes.
+                let alike = |types: &[&TensorType]| {
+                    types.iter().all(|ty| space.is_even(ty)).then(|| local_bytes(space, types, Rank(0)))
+                };
+                let (read, written) = (alike(&distinct), alike(results));
                 let on = |&rank: &Rank| {
-                    let operand = local_bytes(space, &attention::distinct(operands), rank);
-                    let result = local_bytes(space, results, rank);
+                    let operand = read.unwrap_or_else(|| local_bytes(space, &distinct, rank));
+                    let result = written.unwrap_or_else(|| local_bytes(space, results, rank));
                     if result == 0 {
                         return 0.0;
                     }
@@ -256,10 +262,7 @@ impl<'a> OnRank<'a> {
             let i = ty.position(dim)?;
             let held = self.space.local_range(ty, i, rank);
             let key = (dim, held.start, held.end);
-            self.positions.entry(key).or_insert_with(|| {
-                let runs = self.space.position_runs(dim, held);
-                Positions::new(runs.iter().map(ithaca_ir::order::Run::positions))
-            });
+            self.positions.entry(key).or_insert_with(|| Positions::of(self.space, dim, held));
             Some(key)
         });
         match (queries, keys) {

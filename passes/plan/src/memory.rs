@@ -9,7 +9,7 @@ mod profile;
 mod scores;
 mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use ithaca_ir::TensorType;
@@ -183,6 +183,7 @@ fn loaded<'a>(
     at: Option<At>,
 ) -> Vec<(&'a Place, TensorType, Vec<Layers>)> {
     let mut found: Vec<(&Place, TensorType, Vec<Layers>)> = Vec::new();
+    let mut known: HashMap<(&Place, TensorType), usize> = HashMap::new();
     for (id, frame) in schedule.frames.iter() {
         let here =
             runs[id.index()].iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
@@ -201,10 +202,11 @@ fn loaded<'a>(
                 continue;
             }
             let ty = ty.located(None);
-            match found.iter_mut().find(|f| *f.0 == buffer.place && f.1 == ty) {
-                Some(known) => known.2.extend(layers.iter().cloned()),
-                None => found.push((&buffer.place, ty, layers.clone())),
-            }
+            let at = *known.entry((&buffer.place, ty)).or_insert_with_key(|(place, ty)| {
+                found.push((place, ty.clone(), Vec::new()));
+                found.len() - 1
+            });
+            found[at].2.extend(layers.iter().cloned());
         }
     }
     found
@@ -404,7 +406,7 @@ mod tests {
         // Rank 2 fetches twice its own tokens, the others theirs.
         let own = |i: u64| i * 1024..(i + 1) * 1024;
         let parts = vec![vec![own(0)], vec![own(1)], vec![1024..3 * 1024], vec![own(3)]];
-        let fetched = ithaca_ir::dim::Fetched { of: x, parts };
+        let fetched = ithaca_ir::dim::Fetched::new(x, parts);
         let f = space.dims.push(Dim { fetched: Some(fetched), ..Dim::new("f", 5 * 1024) });
         let mut keys = ty.clone();
         keys.dims[0] = f;

@@ -88,7 +88,7 @@ impl<'a> Pricer<'a> {
         let as_decode = cli::WorkloadArgs { mode: Some(cli::Mode::Decode), ..args.workload.clone() };
         let lengths = Lengths { batch: 1, sequence: 1, target: None };
         let base = subject::workload(&as_decode, Some(lengths))?;
-        let NarrowingArgs { only, without, max_tp, framework } = args.narrowing.clone();
+        let NarrowingArgs { only, without, max_tp, framework, effort } = args.narrowing.clone();
         let name = import::described_name(&model.config, &base.ignore)?;
         let model = plan::Model::new(name, model.config);
         let pricer = Self {
@@ -98,7 +98,7 @@ impl<'a> Pricer<'a> {
             model,
             decoding,
             prompts,
-            narrowing: Narrowing { only, without, max_tp, framework },
+            narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             has_experts: false,
         };
         // A model or a length that is refused is refused before the search.

@@ -4,7 +4,6 @@ use crate::dim::DimId;
 use crate::mask::Positions;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::table::attention::Attention;
-use crate::order::Run;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -13,8 +12,7 @@ impl Attention {
     pub fn pairs(&self, space: &Space, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
         let held = |ty: &TensorType, dim: DimId| {
             let i = ty.position(dim)?;
-            let runs = space.position_runs(dim, space.local_box(ty, rank)[i].clone());
-            Some(Positions::new(runs.iter().map(Run::positions)))
+            Some(Positions::of(space, dim, space.local_range(ty, i, rank)))
         };
         let (Some(queries), Some(keys)) = (held(q, self.queries), held(k, self.keys)) else { return 0 };
         self.pairs_of(space, &queries, &keys)

@@ -89,6 +89,10 @@ fn key(parcel: &Parcel) -> Key {
 fn check_together(space: &Space, parcels: &[Parcel]) -> Result<Volumes, OpError> {
     let mut volumes = Volumes::default();
     let ranks: BTreeSet<Rank> = parcels.iter().flat_map(|parcel| witnesses(space, parcel)).collect();
+    // The group of a rank follows from these.
+    let place =
+        |Parcel { op, from, to }: &Parcel| (boxes::axes(space, op, from, to), from.layout.at, to.layout.at);
+    let have_one_group = parcels.iter().all(|parcel| place(parcel) == place(&parcels[0]));
     for rank in ranks {
         let refuse = |what: String| {
             let kind = parcels.first().map_or("", |parcel| parcel.op.name());
@@ -96,8 +100,7 @@ fn check_together(space: &Space, parcels: &[Parcel]) -> Result<Volumes, OpError>
         };
         let mut groups =
             parcels.iter().map(|Parcel { op, from, to }| boxes::group(space, op, from, to, rank));
-        let group = groups.next().unwrap_or_default();
-        if groups.any(|other| other != group) {
+        if !have_one_group && groups.next().is_some_and(|group| groups.any(|other| other != group)) {
             return Err(refuse(format!("rank {rank} would exchange some with other ranks than the others")));
         }
         for (side, most) in [(Side::Sent, &mut volumes.sent), (Side::Received, &mut volumes.received)] {
@@ -263,7 +266,7 @@ fn origin(
     let Some((dim, i)) = renamed.and_then(|dim| Some((dim, ty.position(dim)?))) else { return Ok(named) };
     let Some(fetched) = &space.dims[dim].fetched else { return Ok(named) };
     let c = usize::try_from(space.mesh.coordinate_along(rank, &ty.layout.split[i])).unwrap_or(usize::MAX);
-    let parts = fetched.parts.get(c).ok_or_else(|| format!("rank {rank} fetches nothing"))?;
+    let parts = fetched.parts().get(c).ok_or_else(|| format!("rank {rank} fetches nothing"))?;
     let mut first = fetched.part(c).start;
     let mut found = None;
     for range in parts {
@@ -301,7 +304,8 @@ impl Arrivals {
             parts.extend(from.axes_of(dim));
             for rank in space.mesh.group_along(rank, from.axes_of(dim)) {
                 let c = space.mesh.coordinate_along(rank, from.axes_of(dim));
-                for range in fetched.parts.get(usize::try_from(c).unwrap_or(usize::MAX)).into_iter().flatten()
+                for range in
+                    fetched.parts().get(usize::try_from(c).unwrap_or(usize::MAX)).into_iter().flatten()
                 {
                     let mut region = own.clone();
                     region[at] = range.start.max(own[at].start)..range.end.min(own[at].end);

@@ -8,7 +8,7 @@
 //! Translation validation: Pnueli, Siegel and Singerman, TACAS 1998. Functions are compared one by one.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::boxes::Side;
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, counted};
@@ -179,8 +179,8 @@ struct Summary<'a> {
     lasting: Vec<(Home<'a>, Symbol)>,
 }
 
-/// A value from outside, as a type, and its symbol.
-type Outside<'a> = (&'a Binding, TensorType, Symbol);
+/// Values from outside, by type.
+type Given<'a> = HashMap<(Option<Target>, &'a Binding), Vec<(TensorType, Symbol)>>;
 
 /// Values of one function, however they are made.
 struct Values<'a> {
@@ -189,8 +189,8 @@ struct Values<'a> {
     /// Expressions by operation and operands.
     expressions: BTreeMap<(&'static str, Vec<Symbol>), Vec<Expression<'a>>>,
     arguments: BTreeMap<usize, Symbol>,
-    /// Values from outside: inputs, and weights and states before anything is written, by name.
-    given: BTreeMap<(Option<Target>, &'a str), Vec<Outside<'a>>>,
+    /// Inputs, and weights and states before anything is written.
+    given: Given<'a>,
 }
 
 /// The content of weights and states at some point of a function or of a frame.
@@ -203,7 +203,7 @@ impl<'a> Values<'a> {
             n: 0,
             expressions: BTreeMap::new(),
             arguments: BTreeMap::new(),
-            given: BTreeMap::new(),
+            given: HashMap::new(),
         }
     }
 
@@ -224,22 +224,19 @@ impl<'a> Values<'a> {
     /// The value given under a name: an input, or a weight or state before anything is written there.
     fn given(&mut self, target: Option<Target>, binding: &'a Binding, ty: &TensorType) -> Symbol {
         let symbol = self.n;
-        let named = self.given.entry((target, binding.name.as_str())).or_default();
+        let bound = self.given.entry((target, binding)).or_default();
         // A state that is assigned has one type, and its type is no part of what a call reads.
-        let same = named.iter().find(|(known, of, _)| *known == binding && of == ty);
-        if let Some((_, _, symbol)) = same {
+        if let Some((_, symbol)) = bound.iter().find(|(of, _)| of == ty) {
             return *symbol;
         }
-        named.push((binding, ty.clone(), symbol));
+        bound.push((ty.clone(), symbol));
         self.fresh()
     }
 
     /// Writes a value to a weight or state.
     fn assign(&self, lasting: &mut Lasting<'a>, home: Home<'a>, symbol: Symbol) {
-        let named = self.given.get(&(Some(home.0), home.1.name.as_str()));
-        let is_there =
-            |(known, _, given): &(&Binding, TensorType, Symbol)| *known == home.1 && *given == symbol;
-        if named.is_some_and(|named| named.iter().any(is_there)) {
+        let bound = self.given.get(&(Some(home.0), home.1));
+        if bound.is_some_and(|bound| bound.iter().any(|(_, given)| *given == symbol)) {
             lasting.remove(home)
         } else {
             lasting.set(home, symbol)

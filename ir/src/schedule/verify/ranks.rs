@@ -117,7 +117,7 @@ struct Walk<'s> {
     line: Line<'s>,
     /// For each stream the numbers of its tasks that are left.
     queues: [VecDeque<usize>; STREAMS],
-    /// Calls of frames that communicate, and have not ended, with the streams that meet there.
+    /// Calls of frames that communicate, and have not ended, in order, with the streams that meet there.
     calls: VecDeque<(usize, Streams)>,
     happened: Vec<bool>,
     /// Events that tasks of the line record.
@@ -134,12 +134,12 @@ impl<'s> Walk<'s> {
     /// Whether the first task of a stream may start, as far as its own rank is concerned.
     fn is_ready(&self, index: usize, task: &Task) -> bool {
         // A call starts when all before it have ended on its streams, and nothing after it starts there before it has ended.
-        let meets = self.calls.iter().find(|(call, used)| *call == index || used.has(task.stream));
-        let meets = match meets {
+        let mut before = self.calls.iter().take_while(|(call, _)| *call <= index);
+        let meets = match before.find(|(call, used)| *call == index || used.has(task.stream)) {
             Some(&(call, used)) if call == index => {
                 used.iter().all(|s| self.queues[s as usize].front().is_none_or(|&i| i >= index))
             }
-            Some(&(call, _)) => index < call,
+            Some(_) => false,
             None => true,
         };
         meets && task.waits.iter().all(|event| self.happened[event.index()] || !self.recorded[event.index()])
@@ -147,7 +147,9 @@ impl<'s> Walk<'s> {
 
     fn end(&mut self, stream: usize) {
         let Some(index) = self.queues[stream].pop_front() else { return };
-        self.calls.retain(|&(call, _)| call != index);
+        if let Ok(at) = self.calls.binary_search_by_key(&index, |&(call, _)| call) {
+            self.calls.remove(at);
+        }
         self.waits[stream] = None;
         if let Some(event) = self.line.frame.tasks[index].records {
             self.happened[event.index()] = true;

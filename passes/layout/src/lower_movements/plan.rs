@@ -125,8 +125,8 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
         // A dimension has at least one element; no query sees this one.
         parts[0].push(0..1);
     }
-    let fetched = Fetched { of, parts };
-    let size = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
+    let fetched = Fetched::new(of, parts);
+    let size = fetched.total();
     let known = space.dims.iter().find(|(_, d)| d.fetched.as_ref() == Some(&fetched)).map(|(id, _)| id);
     if let Some(id) = known {
         return Ok(id);

@@ -188,7 +188,7 @@ impl Draw {
         }
         let total = parts.iter().flatten().map(|r| r.end - r.start).sum();
         let plain = Dim::new(self.free_name(), total);
-        self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..plain });
+        self.space.dims.push(Dim { fetched: Some(Fetched::new(of, parts)), ..plain });
     }
 
     /// A new dimension with one of `sizes`, or with a size to test.

@@ -292,8 +292,8 @@ mod tests {
             vec![0..each, 2 * each..4 * each],
         ];
         let mut dim = Dim::new("f", 0);
-        let fetched = ithaca_ir::dim::Fetched { of: s, parts };
-        dim.size = (0..4).map(|i| fetched.len(i)).sum();
+        let fetched = ithaca_ir::dim::Fetched::new(s, parts);
+        dim.size = fetched.total();
         dim.valid = dim.size;
         dim.fetched = Some(fetched);
         let f = space.dims.push(dim);

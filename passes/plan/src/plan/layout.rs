@@ -31,7 +31,7 @@ pub struct Search {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Vec<MeshAxis>>,
     /// What was left out of all layouts.
-    #[serde(default, skip_serializing_if = "Narrowing::is_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub narrowing: Narrowing,
     /// Options of every layout that are not as by default, as in `options` of the plan.
     pub options: BTreeMap<String, String>,
@@ -40,6 +40,10 @@ pub struct Search {
     /// What was chosen of a training step beside its layout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Choice>,
+}
+
+fn is_default(narrowing: &Narrowing) -> bool {
+    *narrowing == Narrowing::default()
 }
 
 /// An option of a training step that a search may choose.
@@ -74,12 +78,48 @@ pub struct Narrowing {
     /// The framework that must be able to run a layout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub framework: Option<Framework>,
+    /// How many of the layouts that are not far from the best are compiled.
+    #[serde(skip_serializing_if = "Effort::is_normal")]
+    pub effort: Effort,
+}
+
+/// How long a search of many layouts may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effort {
+    /// Fewer layouts are compiled.
+    Low,
+    /// Those that are near the best, or that come from such.
+    #[default]
+    Normal,
+    /// Every product of strategies, and four times as many training steps.
+    High,
+}
+
+impl Effort {
+    /// Every effort, with its name.
+    pub const ALL: [(&str, Effort); 3] =
+        [("low", Effort::Low), ("normal", Effort::Normal), ("high", Effort::High)];
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_normal(&self) -> bool {
+        *self == Self::Normal
+    }
+
+    /// A limit of a search, `n` at normal effort.
+    pub fn of(self, n: usize) -> usize {
+        match self {
+            Effort::Low => n.div_ceil(4),
+            Effort::Normal => n,
+            Effort::High => 4 * n,
+        }
+    }
 }
 
 impl Narrowing {
-    /// Whether nothing is left out.
+    /// Whether no strategy is left out.
     pub fn is_none(&self) -> bool {
-        *self == Self::default()
+        *self == Self { effort: self.effort, ..Self::default() }
     }
 
     /// Whether a strategy may be tried.

@@ -39,7 +39,9 @@ pub use diff::{Change, diff};
 pub use digest::digest;
 pub use flops::model_flops;
 use layout::read_options;
-pub use layout::{Choice, MeshAxis, Narrowing, Search, layout_options, layout_text, mesh_axes, mesh_text};
+pub use layout::{
+    Choice, Effort, MeshAxis, Narrowing, Search, layout_options, layout_text, mesh_axes, mesh_text,
+};
 pub use rates::Rates;
 pub(crate) use reason::row;
 pub use reason::why_chosen;

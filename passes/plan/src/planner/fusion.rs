@@ -7,6 +7,7 @@
 use ithaca_layout::fuse::levels::Choose;
 use ithaca_layout::fuse::{Fusion, Messages};
 use ithaca_layout::shard::ShardOptions;
+use rayon::prelude::*;
 
 use super::compiler::Compiler;
 use super::tried::{Priced, price};
@@ -18,6 +19,10 @@ pub(super) const WORTH: f64 = 0.01;
 /// Candidates that are tried with other choices.
 const TRIED: usize = 3;
 
+/// The most tasks of a candidate that is: a ring of thousands of ranks takes seconds to price, and waits for latencies, which
+/// chunks repeat.
+const TASKS: usize = 1 << 14;
+
 /// Numbers of chunks that are tried, in this order, as long as more are faster.
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
@@ -25,9 +30,13 @@ const CHUNKS: [u64; 3] = [2, 4, 8];
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
     let Some(whole) = fits.first().map(|first| first.simulation.seconds) else { return };
     let below = |seconds: f64| seconds * (1.0 - WORTH);
-    for candidate in fits.iter_mut().take(TRIED) {
-        let limit = below(candidate.simulation.seconds);
-        let Some(other) = fastest(compiler, cluster, candidate, limit) else { continue };
+    let faster = |candidate: &Priced| {
+        let is_short = candidate.tasks <= TASKS;
+        is_short.then(|| fastest(compiler, cluster, candidate, below(candidate.simulation.seconds))).flatten()
+    };
+    let found: Vec<Option<Priced>> = fits.par_iter().take(TRIED).map(faster).collect();
+    for (candidate, other) in fits.iter_mut().zip(found) {
+        let Some(other) = other else { continue };
         // The best whole step is not overtaken by less than it is worth.
         let seconds = other.simulation.seconds;
         if seconds >= whole || seconds < below(whole) {

@@ -14,6 +14,7 @@ mod estimate;
 mod explore;
 mod floor;
 mod fusion;
+mod grow;
 mod reasons;
 mod repair;
 mod request;
@@ -49,6 +50,8 @@ pub struct Ranked {
     pub compiled: Compiled,
     /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
+    /// How many candidates were not compiled, as they join strategies that are far from the best.
+    pub n_passed_over: usize,
 }
 
 /// What a plan is of.
@@ -77,8 +80,9 @@ pub struct Refusal {
 /// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
+    let blocks = explore::Blocks::default();
     let tried = if request.is_search_of_steps() {
-        explore::explore(compiler, cluster, request).map(ranked).and_then(|tried| {
+        explore::explore(compiler, cluster, request, &blocks).map(ranked).and_then(|tried| {
             // A layout that is named says why no step is legal.
             let is_named = request.strategy.is_some() || request.mesh.is_some();
             if tried.is_empty() && is_named { try_all(compiler, cluster, request) } else { Ok(tried) }
@@ -94,12 +98,12 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         fusion::refine(compiler, cluster, &mut tried.fits);
     }
     let Some(compiled) = tried.check_winner(compiler) else {
-        let diagnostic = repair::refusal(compiler, cluster, request, &tried);
+        let diagnostic = repair::refusal(compiler, cluster, request, (&tried, &blocks));
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler, request) }));
     };
     let alternatives = tried.alternatives(compiler, request);
     let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
-    Ok(Ranked { chosen, compiled, alternatives })
+    Ok(Ranked { chosen, compiled, alternatives, n_passed_over: tried.n_passed_over })
 }
 
 /// The candidates of a request that fit, best first, without the trials that refine the best or repair the others.
@@ -117,7 +121,9 @@ pub fn fitting(
 impl Ranked {
     /// The document of the winner.
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
-        let Ranked { chosen: Priced { options, simulation, memory, .. }, compiled, alternatives } = self;
+        let Ranked { chosen, compiled, alternatives, n_passed_over } = self;
+        let Priced { options, simulation, memory, .. } = chosen;
+        let passed_over = grow::note(n_passed_over);
         let Subject { model, workload, model_flops } = subject;
         Plan {
             version: plan::VERSION,
@@ -138,15 +144,18 @@ impl Ranked {
             time: plan::Time::of(cluster, &compiled.schedule, &simulation),
             model_flops: rounded(model_flops),
             alternatives,
-            notes: compiled.notes,
+            notes: compiled.notes.into_iter().chain(passed_over).collect(),
         }
     }
 }
 
 impl Tried {
     fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
-        let price =
-            |options: ShardOptions| (price(compiler, cluster, &options).map(Priced::outlined), options);
+        let is_one = candidates.len() == 1;
+        let price = |options: ShardOptions| {
+            let priced = price(compiler, cluster, &options);
+            (if is_one { priced } else { priced.map(Priced::outlined) }, options)
+        };
         let priced: Vec<(Result<Priced, Diagnostic>, ShardOptions)> =
             candidates.into_par_iter().map(price).collect();
         for (priced, options) in priced {
@@ -205,7 +214,7 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     let registry = compiler.registry();
-    tried.add(compiler, cluster, candidates(&registry, cluster, request)?);
+    grow::add(&mut tried, compiler, cluster, (candidates(&registry, cluster, request)?, request));
     Ok(ranked(tried))
 }
 

@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::memory::Memory;
 use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
-use crate::planner::explore;
+use crate::planner::explore::{self, Blocks};
 use crate::planner::request::Request;
 use crate::planner::search::Search;
 use crate::planner::tried::{Priced, Tried};
@@ -81,10 +81,10 @@ pub(super) fn refusal(
     compiler: &dyn Compiler,
     cluster: &Cluster,
     request: &Request,
-    tried: &Tried,
+    (tried, blocks): (&Tried, &Blocks),
 ) -> Diagnostic {
     let repairs = if request.is_search_of_steps() {
-        of_steps(compiler, cluster, request, tried)
+        of_steps(compiler, cluster, request, (tried, blocks))
     } else {
         of_request(&Search::new(compiler, cluster), request, tried)
     };
@@ -186,12 +186,17 @@ fn layout(options: &ShardOptions) -> String {
 const STEPS: usize = 4;
 
 /// Changes of a search of training steps, the nearest of each kind.
-fn of_steps(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
-    let works = |request: &Request| explore::fits(compiler, cluster, request);
+fn of_steps(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    (tried, blocks): (&Tried, &Blocks),
+) -> Vec<String> {
+    let works = |request: &Request| explore::fits(compiler, cluster, request, blocks);
     let mut repairs = Vec::new();
     if request.strategy.is_some() || request.mesh.is_some() {
         let free = Request { strategy: None, mesh: None, ..request.clone() };
-        let found = explore::explore(compiler, cluster, &free).ok();
+        let found = explore::explore(compiler, cluster, &free, blocks).ok();
         let best = found.and_then(|tried| tried.fits.into_iter().min_by(Priced::cmp_rank));
         repairs.extend(best.map(|best| {
             let ShardOptions { strategy, mesh, .. } = &best.options;
@@ -206,14 +211,17 @@ fn of_steps(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried
             }
         }
     }
-    let more = doubled(request.gpus, cluster).into_iter().take(STEPS);
+    // A smaller batch has smaller activations, and nothing else.
+    let lasts = |memory: &Memory| memory.total - memory.arena - memory.scores - memory.inputs;
+    let nearest = tried.too_large.first().map_or(0, |(nearest, _)| lasts(&nearest.memory));
+    // Each of twice the GPUs holds half of what lasts, at best.
+    let may_hold = |&gpus: &u64| nearest / (gpus / request.gpus).max(1) <= cluster.usable_bytes();
+    let more = doubled(request.gpus, cluster).into_iter().take(STEPS).filter(may_hold);
     let with_gpus = |&gpus: &u64| works(&Request { gpus, mesh: None, ..request.clone() });
     if request.mesh.is_none() {
         repairs.extend({ more }.find(with_gpus).map(|gpus| format!("--gpus {gpus}")));
     }
-    // A smaller batch has smaller activations, and nothing else.
-    let lasts = |memory: &Memory| memory.total - memory.arena - memory.scores - memory.inputs;
-    if tried.too_large.first().is_some_and(|(nearest, _)| lasts(&nearest.memory) > cluster.usable_bytes()) {
+    if nearest > cluster.usable_bytes() {
         return repairs;
     }
     let less =

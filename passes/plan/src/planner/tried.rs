@@ -25,6 +25,8 @@ pub struct Priced {
     pub simulation: Simulation,
     /// Its memory.
     pub memory: Memory,
+    /// The tasks of its frames.
+    pub(super) tasks: usize,
     /// Other candidates with the same program: strategies and meshes.
     pub also: Vec<String>,
     /// The training step, where it was searched.
@@ -105,6 +107,8 @@ pub(super) struct Tried {
     pub(super) too_large: Vec<(Priced, u64)>,
     /// In the order of trial.
     pub(super) refused: Vec<(ShardOptions, Diagnostic)>,
+    /// Candidates that were not tried.
+    pub(super) n_passed_over: usize,
 }
 
 pub(super) fn price(
@@ -115,11 +119,13 @@ pub(super) fn price(
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(cluster, &compiled.schedule);
+    let tasks = compiled.schedule.frames.values().map(|frame| frame.tasks.len()).sum();
     Ok(Priced {
         options: options.clone(),
         program: Compilation::Whole(Box::new(compiled)),
         simulation,
         memory,
+        tasks,
         also: Vec::new(),
         training: None,
         flags: String::new(),

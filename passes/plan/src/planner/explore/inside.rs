@@ -1,5 +1,7 @@
 //! Insides: the layouts of one micro-batch, and their blocks.
 
+use std::sync::Arc;
+
 use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{AxisId, Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
@@ -187,6 +189,16 @@ impl Search<'_> {
 
     /// A step without stages, with so many sequences in a micro-batch on all ranks.
     pub(super) fn block(
+        &self,
+        sequences: u64,
+        training: &Training,
+        options: &ShardOptions,
+    ) -> Result<Arc<Block>, Diagnostic> {
+        let key = format!("{sequences} {training:?} {options:?}");
+        self.blocks.of(key, || self.compiled_block(sequences, training, options))
+    }
+
+    fn compiled_block(
         &self,
         sequences: u64,
         training: &Training,

@@ -11,6 +11,7 @@ mod refine;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
@@ -97,6 +98,29 @@ struct Search<'a> {
     training: &'a Training,
     open: &'a [Choice],
     cuts: BTreeMap<u64, Cut>,
+    blocks: &'a Blocks,
+}
+
+/// Steps without stages that were compiled: searches for repairs compile many of them again.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    known: Mutex<BTreeMap<String, Result<Arc<Block>, Diagnostic>>>,
+}
+
+impl Blocks {
+    /// The block of a key, which says all that it depends on.
+    fn of(
+        &self,
+        key: String,
+        block: impl FnOnce() -> Result<Block, Diagnostic>,
+    ) -> Result<Arc<Block>, Diagnostic> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        known.unwrap_or_else(|| {
+            let block = block().map(Arc::new);
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, block.clone());
+            block
+        })
+    }
 }
 
 /// Every step of a request that is worth to be compiled, compiled.
@@ -107,38 +131,56 @@ pub(super) fn explore(
     compiler: &dyn Compiler,
     cluster: &Cluster,
     request: &Request,
+    blocks: &Blocks,
 ) -> Result<Tried, Diagnostic> {
-    explored(compiler, cluster, request, EXACT)
+    let exact = request.narrowing.effort.of(EXACT);
+    explored(&Search::new(compiler, cluster, request, blocks), exact, Answer::Ranked)
 }
 
 /// Whether a step of the request fits.
-pub(super) fn fits(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool {
-    explored(compiler, cluster, request, 1).is_ok_and(|tried| !tried.fits.is_empty())
+pub(super) fn fits(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, blocks: &Blocks) -> bool {
+    let search = Search::new(compiler, cluster, request, blocks);
+    explored(&search, 1, Answer::WhetherOneFits).is_ok_and(|tried| !tried.fits.is_empty())
 }
 
-fn explored(
-    compiler: &dyn Compiler,
-    cluster: &Cluster,
-    request: &Request,
-    exact: usize,
-) -> Result<Tried, Diagnostic> {
-    let search = Search::new(compiler, cluster, request);
+/// What is asked of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// The best steps, or those that are nearest to fit.
+    Ranked,
+    /// Whether a step fits.
+    WhetherOneFits,
+}
+
+fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, Diagnostic> {
     // Errors of the request itself are those of all candidates.
-    candidates(&search.registry, cluster, request)?;
+    candidates(&search.registry, search.cluster, search.request)?;
     let mut tried = Tried::default();
     let insides = search.insides(&mut tried);
     let looked = search.looked(&insides);
+    if answer == Answer::WhetherOneFits
+        && looked.first().is_none_or(|l| l.estimate.memory as f64 > search.usable())
+    {
+        return Ok(tried);
+    }
     let mut estimated = search.estimated(&insides, looked, &mut tried);
-    search.fused(&insides, &mut estimated);
+    if answer == Answer::Ranked {
+        search.fused(&insides, &mut estimated);
+    }
     search.exact(&insides, estimated, exact, &mut tried);
-    if exact > 1 {
+    if answer == Answer::Ranked {
         search.reduced_later(&mut tried);
     }
     Ok(tried)
 }
 
 impl<'a> Search<'a> {
-    fn new(compiler: &'a dyn Compiler, cluster: &'a Cluster, request: &'a Request) -> Self {
+    fn new(
+        compiler: &'a dyn Compiler,
+        cluster: &'a Cluster,
+        request: &'a Request,
+        blocks: &'a Blocks,
+    ) -> Self {
         let steps = request.steps.as_ref().expect("a search of training steps");
         let mut cuts = BTreeMap::new();
         // Two stages may share what no stage can own.
@@ -161,6 +203,7 @@ impl<'a> Search<'a> {
             training: &steps.training,
             open: &steps.open,
             cuts,
+            blocks,
         }
     }
 
@@ -205,7 +248,7 @@ impl<'a> Search<'a> {
             of_size.sort_by(|a, b| a.order.cmp(b.order));
             let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
             of_size.retain(|one| best.is_infinite() || is_worth(one.order));
-            kept.extend(of_size.into_iter().take(KEPT));
+            kept.extend(of_size.into_iter().take(self.limit(KEPT)));
         }
         found
     }
@@ -243,7 +286,12 @@ impl<'a> Search<'a> {
             made.extend(first.map(|order| (order, (options, data))));
         }
         made.sort_by(|(a, _), (b, _)| a.cmp(*b));
-        made.into_iter().take(OF_SIZE).map(|(_, one)| one).collect()
+        made.into_iter().take(self.limit(OF_SIZE)).map(|(_, one)| one).collect()
+    }
+
+    /// A limit of the search, `n` at normal effort.
+    fn limit(&self, n: usize) -> usize {
+        self.request.narrowing.effort.of(n)
     }
 
     fn usable(&self) -> f64 {

@@ -1,6 +1,7 @@
 //! From first looks to figures: the best are compiled without stages, and the best of these whole.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
@@ -95,7 +96,7 @@ impl Search<'_> {
         }
         // Whether the steps of a key were estimated.
         let mut done = vec![false; keys.len()];
-        let mut left = ESTIMATED;
+        let mut left = self.limit(ESTIMATED);
         let usable = self.cluster.usable_bytes() as f64;
         loop {
             let order = |(key, look): &(usize, Looked)| {
@@ -108,7 +109,7 @@ impl Search<'_> {
                 a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
             });
             let mut next: Vec<usize> = Vec::new();
-            for (key, _) in steps.iter().take(EXACT) {
+            for (key, _) in steps.iter().take(self.limit(EXACT)) {
                 if !done[*key] && !next.contains(key) {
                     next.push(*key);
                 }
@@ -117,7 +118,7 @@ impl Search<'_> {
             if next.is_empty() {
                 break;
             }
-            let blocks: Vec<Result<Block, Box<Refused>>> = next
+            let blocks: Vec<Result<Arc<Block>, Box<Refused>>> = next
                 .par_iter()
                 .map(|&number| {
                     let key = keys[number].as_ref().expect("every step has a key");
@@ -156,7 +157,7 @@ impl Search<'_> {
         let mut keys: Vec<(Key, Looked)> = Vec::new();
         for look in estimated.iter().filter(|look| fits(&look.estimate)) {
             let key = Key::of(look);
-            if keys.len() < FUSED && keys.iter().all(|(known, _)| *known != key) {
+            if keys.len() < self.limit(FUSED) && keys.iter().all(|(known, _)| *known != key) {
                 keys.push((key, look.clone()));
             }
         }
@@ -165,7 +166,7 @@ impl Search<'_> {
             let ranks = look.data * inside.size();
             let step = self.step(inside, &key, None, 1);
             let training = Training { micro_batches: key.micro_batches, ..step.training };
-            let mut best: Option<(Estimate, Block)> = None;
+            let mut best: Option<(Estimate, Arc<Block>)> = None;
             let seconds = look.estimate.seconds;
             let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, look.exposed * seconds);
             let fusion = choose(self.cluster, ranks, first, seconds * (1.0 - WORTH), |fusion| {
@@ -182,7 +183,7 @@ impl Search<'_> {
             let (_, block) = best.filter(|(best, _)| best.seconds < seconds * (1.0 - WORTH))?;
             Some((key, Fusion { prefetch: step.options.fusion.prefetch, ..fusion }, block))
         };
-        let found: Vec<(Key, Fusion, Block)> = keys.into_par_iter().filter_map(better).collect();
+        let found: Vec<(Key, Fusion, Arc<Block>)> = keys.into_par_iter().filter_map(better).collect();
         for (key, fusion, block) in found {
             for look in estimated.iter_mut().filter(|look| Key::of(look) == key) {
                 let ranks = look.data * insides[look.inside].size();
@@ -309,7 +310,7 @@ impl Search<'_> {
             is_better.then_some(other)
         };
         let best = &mut tried.fits[..];
-        let n = best.len().min(LATER);
+        let n = best.len().min(self.limit(LATER));
         best[..n].par_iter_mut().for_each(|one| {
             if let Some(other) = later(one) {
                 *one = Priced { also: std::mem::take(&mut one.also), ..other };

@@ -47,7 +47,7 @@ fn searched<T>(
         forward: Some(&forward),
         ..Program::new(verify(&module).unwrap(), &cluster)
     };
-    f(&Search::new(&program, &cluster, request))
+    f(&Search::new(&program, &cluster, request, &Blocks::default()))
 }
 
 fn request(gpus: u64, batch: u64, only: &[&str]) -> Request {

@@ -1,0 +1,100 @@
+//! Large sets of candidates: products of strategies grow from those that are near the best.
+//!
+//! A product of several strategies is compiled only if the product without one of them, on some mesh, is near the best of all
+//! that are smaller: by time among those that fit, by memory where none does. Small sets, and those of high effort, are
+//! compiled whole.
+
+use std::collections::BTreeMap;
+
+use ithaca_layout::shard::ShardOptions;
+use rayon::prelude::*;
+
+use super::compiler::Compiler;
+use super::request::Request;
+use super::tried::{Priced, Tried};
+use crate::cluster::Cluster;
+use crate::plan::Effort;
+
+/// Legal candidates that are all compiled.
+const FEW: usize = 1536;
+
+/// Products of so many strategies are all compiled.
+const BASE: usize = 2;
+
+/// How much longer than the best step that of a product may take which grows, or how much more memory it may need.
+const NEAR: f64 = 2.0;
+
+/// Prices candidates in their order, and counts those that are passed over.
+pub(super) fn add(
+    tried: &mut Tried,
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    (candidates, request): (Vec<ShardOptions>, &Request),
+) {
+    let effort = request.narrowing.effort;
+    let few = effort.of(FEW);
+    if candidates.len() <= few || effort == Effort::High {
+        return tried.add(compiler, cluster, candidates);
+    }
+    let is_legal: Vec<bool> = candidates.par_iter().map(|options| compiler.check(options).is_ok()).collect();
+    let n_legal = is_legal.iter().filter(|&&legal| legal).count();
+    if n_legal <= few {
+        return tried.add(compiler, cluster, candidates);
+    }
+    let mut rounds: BTreeMap<usize, Vec<(ShardOptions, bool)>> = BTreeMap::new();
+    for (options, is_legal) in candidates.into_iter().zip(is_legal) {
+        let n = strategies(&options).len().max(BASE);
+        rounds.entry(n).or_default().push((options, is_legal));
+    }
+    for (n, round) in rounds {
+        let near = if n > BASE { near(tried) } else { Vec::new() };
+        let grows = |options: &ShardOptions| {
+            let names = strategies(options);
+            let without =
+                |i: usize| names.iter().enumerate().filter(move |(j, _)| *j != i).map(|(_, name)| *name);
+            n == BASE || (0..names.len()).any(|i| near.contains(&sorted(without(i))))
+        };
+        let (kept, passed): (Vec<_>, Vec<_>) =
+            round.into_iter().partition(|(options, is_legal)| !is_legal || grows(options));
+        tried.n_passed_over += passed.len();
+        tried.add(compiler, cluster, kept.into_iter().map(|(options, _)| options).collect());
+    }
+}
+
+/// The note that so many candidates were passed over.
+pub(super) fn note(n: usize) -> Option<String> {
+    (n > 0).then(|| {
+        format!(
+            "{n} layouts that join strategies which are far from the best were not compiled (`--effort high`)"
+        )
+    })
+}
+
+/// The strategies of a product.
+fn strategies(options: &ShardOptions) -> Vec<&str> {
+    options.strategy.split('+').collect()
+}
+
+fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The products that are near the best of all so far.
+fn near(tried: &Tried) -> Vec<Vec<String>> {
+    let too_large = tried.too_large.iter().map(|(one, _)| one);
+    // One that is too large fits when another strategy takes its share.
+    let costs: Vec<(&Priced, f64)> = if tried.fits.is_empty() {
+        too_large.map(|one| (one, one.memory.total as f64)).collect()
+    } else {
+        tried.fits.iter().chain(too_large).map(|one| (one, one.simulation.seconds)).collect()
+    };
+    let of_best = if tried.fits.is_empty() { &costs[..] } else { &costs[..tried.fits.len()] };
+    let best = of_best.iter().map(|(_, cost)| *cost).min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
+    let near = costs.into_iter().filter(|(_, cost)| *cost <= NEAR * best).map(|(one, _)| one);
+    let mut near: Vec<Vec<String>> = near.map(|one| sorted(strategies(&one.options).into_iter())).collect();
+    near.sort();
+    near.dedup();
+    near
+}
