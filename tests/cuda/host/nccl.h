@@ -200,7 +200,10 @@ inline sockaddr_un address(const ncclUniqueId& id, int rank, socklen_t& n) {
     // An abstract name: nothing is left in the file system.
     sockaddr_un a{};
     a.sun_family = AF_UNIX;
-    const int len = std::snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "%.64s-%d", id.internal, rank);
+    uint64_t number = 0;
+    std::memcpy(&number, id.internal, sizeof number);
+    const int len = std::snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "%.64s-%llx-%d", id.internal + sizeof number,
+                                  static_cast<unsigned long long>(number), rank);
     n = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(len));
     return a;
 }
@@ -229,10 +232,13 @@ inline const char* ncclGetErrorString(ncclResult_t r) {
     return "unknown";
 }
 
+// As NCCL's: first the number that all connections of the job say, then where they meet.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     *id = {};
-    if (const char* meeting = std::getenv("NCCL_COMM_ID")) std::snprintf(id->internal, sizeof id->internal, "%s", meeting);
-    else std::snprintf(id->internal, sizeof id->internal, "nccl-on-host-%ld-%p", static_cast<long>(::getpid()), static_cast<void*>(id));
+    char* const at = id->internal + sizeof(uint64_t);
+    const size_t n = sizeof id->internal - sizeof(uint64_t);
+    if (const char* meeting = std::getenv("NCCL_COMM_ID")) std::snprintf(at, n, "%s", meeting);
+    else std::snprintf(at, n, "nccl-on-host-%ld-%p", static_cast<long>(::getpid()), static_cast<void*>(id));
     return ncclSuccess;
 }
 

@@ -1,6 +1,7 @@
 //! Profiles of emitted programs: tasks by name, collectives with the bytes that the plan promises.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ithaca_ir::traffic;
@@ -94,6 +95,7 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
         assert_eq!(code, Some(2), "{arguments:?}: {text}");
         assert!(text.contains(says), "{arguments:?}: {text}");
     }
+    strangers_are_no_ranks(&out.path().join("program-host"));
     // All ranks stop in the middle, and nothing goes on, or a communicator fails meanwhile.
     let stopped = ("CUDA_ON_HOST_STOPS", "60");
     let arguments = ["--random-weights", "3", "--timeout", "1"];
@@ -110,4 +112,37 @@ fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
     assert_eq!(code, Some(1), "{text}");
     assert!(says(&text, "ncclCommGetAsyncError: a peer is gone"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(300), "it took {:?}", begun.elapsed());
+}
+
+/// Processes without a common secret do not meet, and ranks that anyone can reach need one.
+fn strangers_are_no_ranks(program: &Path) {
+    let secret = "0123456789abcdef";
+    let meet = |secrets: [&str; 4]| {
+        let at = tempfile::tempdir().unwrap();
+        let start = |(rank, secret): (usize, &str)| {
+            let mut command = Command::new(program);
+            let rank = rank.to_string();
+            let variables = [("RANK", &*rank), ("WORLD_SIZE", "4"), ("LOCAL_RANK", &*rank)];
+            command.args(["--random-weights", "3", "--timeout", "2"]).envs(variables);
+            command.env("NCCL_COMM_ID", at.path()).env("ITHACA_JOB_SECRET", secret);
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+        };
+        let started: Vec<Child> = secrets.into_iter().enumerate().map(start).collect();
+        started.into_iter().map(|child| child.wait_with_output().unwrap().status.code()).collect::<Vec<_>>()
+    };
+    assert_eq!(meet([secret; 4]), [Some(0); 4]);
+    assert_eq!(meet([secret, secret, secret, "fedcba9876543210"]), [Some(1); 4]);
+    for (variables, says) in [
+        (
+            [("MASTER_ADDR", "10.0.0.1"), ("ITHACA_JOB_SECRET", "")],
+            "export ITHACA_JOB_SECRET=$(openssl rand -hex 32)",
+        ),
+        ([("MASTER_ADDR", "127.0.0.1"), ("ITHACA_JOB_SECRET", "short")], "has 5 bytes and needs at least 16"),
+    ] {
+        let mut command = Command::new(program);
+        command.args(["--random-weights", "3"]).envs([("RANK", "1"), ("WORLD_SIZE", "4")]).envs(variables);
+        let ran = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(2) && said.contains(says), "{said}");
+    }
 }

@@ -3,6 +3,7 @@
 // rank ends the others as well.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 
@@ -45,18 +46,54 @@ inline World world_of_environment() {
     return {};
 }
 
+// The secret of the job, or nothing: ITHACA_JOB_SECRET, or the id that torchrun's own rendezvous draws.
+inline std::string job_secret() {
+    if (const char* const secret = std::getenv("ITHACA_JOB_SECRET"); secret != nullptr && *secret != '\0') {
+        const std::string given = secret;
+        if (given.size() >= 16) return given;
+        throw Error("ITHACA_JOB_SECRET has " + std::to_string(given.size()) + " bytes and needs at least 16");
+    }
+    const char* const run = std::getenv("TORCHELASTIC_RUN_ID");
+    const std::string id = run != nullptr ? run : "";
+    const bool is_uuid = id.size() == 36 && id.find_first_not_of("-0123456789abcdefABCDEF") == std::string::npos;
+    return is_uuid ? id : "";
+}
+
+// A number from 1 on that follows from the secret of the job, and does not give it away.
+inline uint64_t job_number(const std::string& secret) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const unsigned char c : secret) hash = (hash ^ c) * 0x100000001b3;
+    hash = (hash ^ (hash >> 31)) * 0x7fb5d329728ea185;
+    hash = (hash ^ (hash >> 27)) * 0x81dadef4bc2dd44d;
+    return std::max<uint64_t>(hash ^ (hash >> 33), 1);
+}
+
 // The id by which NCCL joins the ranks over TCP, at NCCL_COMM_ID. Without that variable it is MASTER_ADDR:MASTER_PORT; under
 // torchrun, whose own store listens there, one port above. ITHACA_PORT overrides the port.
+//
+// NCCL takes whoever says the number at the start of the id for a rank. With NCCL_COMM_ID it is a constant, so the job's own
+// takes its place; without a secret ranks meet on the loopback interface only.
 inline ncclUniqueId rendezvous(const World& world) {
-    const char* const host = std::getenv("MASTER_ADDR");
+    const char* const master = std::getenv("MASTER_ADDR");
+    const std::string host = master != nullptr ? master : "127.0.0.1";
     int64_t port = 29500;
     if (environment_number("MASTER_PORT", port) && std::getenv("TORCHELASTIC_RUN_ID") != nullptr) ++port;
     environment_number("ITHACA_PORT", port);
     if (port < 1 || port > 65535) throw Error("port " + std::to_string(port) + " is not between 1 and 65535");
-    const std::string at = std::string(host != nullptr ? host : "127.0.0.1") + ":" + std::to_string(port);
-    if (world.size > 1) ::setenv("NCCL_COMM_ID", at.c_str(), 0);
+    const std::string secret = job_secret();
+    const bool is_here = host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+    if (world.size > 1 && std::getenv("NCCL_COMM_ID") == nullptr) {
+        if (secret.empty() && !is_here)
+            throw Error("MASTER_ADDR=" + host + " is not this machine alone, and anyone who reaches it could join the job: give all "
+                        "processes one secret, `export ITHACA_JOB_SECRET=$(openssl rand -hex 32)`; `mpirun` passes it on with "
+                        "`-x ITHACA_JOB_SECRET`, `srun` by itself");
+        ::setenv("NCCL_COMM_ID", (host + ":" + std::to_string(port)).c_str(), 0);
+    }
+    const uint64_t number = job_number(secret);
+    if (!secret.empty()) ::setenv("NCCL_SOCKET_MAGIC", std::to_string(number).c_str(), 0);
     ncclUniqueId id{};
     ITHACA_NCCL(ncclGetUniqueId(&id));
+    if (!secret.empty() && world.size > 1) std::memcpy(id.internal, &number, sizeof number);
     return id;
 }
 
