@@ -41,6 +41,8 @@ impl<'a> FunctionBuilder<'a> {
     pub fn like(source: &Function, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
         let mut b = Self::part_of(source.name.as_str(), source, space, functions);
         b.function.origin.clone_from(&source.origin);
+        b.function.values.reserve(source.values.len());
+        b.function.nodes.reserve_exact(source.nodes.len());
         b
     }
 

@@ -52,6 +52,11 @@ impl<K: Entity, V> Arena<K, V> {
         Self { items: Vec::new(), key: PhantomData }
     }
 
+    /// Room for so many items more.
+    pub fn reserve(&mut self, n: usize) {
+        self.items.reserve_exact(n);
+    }
+
     /// Stores `value` and returns its handle.
     pub fn push(&mut self, value: V) -> K {
         let id = K::new(self.items.len());

@@ -122,3 +122,13 @@ fn commands_print_what_the_book_shows() {
         check(&format!("docs/book/src/{page}"), least);
     }
 }
+
+/// `.ci/python.sh` runs README's lines of Python; here they show the plan of the lines before.
+#[test]
+fn python_shows_the_plan_of_the_commands() {
+    let document = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let (commands, python) = document.split_once("## From Python").unwrap();
+    let row = python.lines().find(|line| line.starts_with("megatron-cp-allgather ")).unwrap();
+    let (_, reason) = row.split_once(' ').unwrap();
+    assert!(commands.contains(reason), "{row}");
+}
