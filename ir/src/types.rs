@@ -47,6 +47,13 @@ impl TensorType {
         ty
     }
 
+    /// Whether this is `whole`, a tensor of all ranks, on whatever ranks it is.
+    pub fn is_anywhere(&self, whole: &Self) -> bool {
+        let (mine, other) = (&self.layout, &whole.layout);
+        (self.dtype, &self.dims, &mine.split, &mine.partial, &mine.moved, None)
+            == (whole.dtype, &whole.dims, &other.split, &other.partial, &other.moved, other.at)
+    }
+
     /// The position of `dim`.
     pub fn position(&self, dim: DimId) -> Option<usize> {
         self.dims.iter().position(|&d| d == dim)

@@ -27,9 +27,15 @@ impl ScanOrder {
 
 /// Whether each layer of a call gets its own slice of argument `index`, of type `argument`.
 pub fn is_sliced(scan: Option<&Scan>, index: usize, argument: &TensorType, parameter: &TensorType) -> bool {
-    let argument = &argument.located(None);
-    let sliced = scan.filter(|scan| index >= scan.carried).and_then(|scan| unstacked(argument, scan.over));
-    argument != parameter && sliced.as_ref() == Some(parameter)
+    scan.is_some_and(|scan| index >= scan.carried && is_stack(argument, scan.over, parameter))
+}
+
+/// Whether a tensor is, on whatever ranks, a stack of `item` along `over`.
+fn is_stack(ty: &TensorType, over: DimId, item: &TensorType) -> bool {
+    let (of, one) = (&ty.layout, &item.layout);
+    ty.dims.split_first() == Some((&over, &item.dims[..]))
+        && of.split.split_first().is_some_and(|(first, rest)| first.is_empty() && *rest == one.split[..])
+        && (ty.dtype, &of.partial, &of.moved, None) == (item.dtype, &one.partial, &one.moved, one.at)
 }
 
 /// The type of `over`-many of `ty`, stacked.
@@ -38,17 +44,6 @@ pub fn stacked(ty: &TensorType, over: DimId) -> TensorType {
     ty.dims.insert(0, over);
     ty.layout.split.insert(0, AxisList::new());
     ty
-}
-
-/// The type of one element of a stack along `over`; none when `ty` is no such stack.
-pub fn unstacked(ty: &TensorType, over: DimId) -> Option<TensorType> {
-    let is_stack = ty.dims.first() == Some(&over) && ty.layout.split[0].is_empty();
-    is_stack.then(|| {
-        let mut ty = ty.clone();
-        ty.dims.remove(0);
-        ty.layout.split.remove(0);
-        ty
-    })
 }
 
 pub(super) fn infer_call(
@@ -81,12 +76,10 @@ pub(super) fn infer_call(
     if let Some(i) = operands.iter().position(|ty| ty.layout.at.is_some() && ty.layout.at != at) {
         bail!("V33", "argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing");
     }
-    let here: Types = operands.iter().map(|ty| ty.located(None)).collect();
-    let operands: Vec<&TensorType> = here.iter().collect();
-    for (i, (&param, &operand)) in function.params.iter().zip(&operands).enumerate() {
+    for (i, (&param, &operand)) in function.params.iter().zip(operands).enumerate() {
         let wanted = function.ty(param);
         ensure!(
-            wanted == operand || is_sliced(scan, i, operand, wanted),
+            operand.is_anywhere(wanted) || is_sliced(scan, i, operand, wanted),
             "V14",
             "argument {i} of `@{name}` has another type than its parameter"
         );
@@ -110,8 +103,8 @@ pub(super) fn infer_call(
     }
     let n_carried = scan.map_or(results.len(), |scan| scan.carried);
     if layers.end - layers.start > 1 {
-        let carried = results[..n_carried].iter().enumerate().find(|&(i, ty)| operands.get(i) != Some(&ty));
-        if let Some((i, _)) = carried {
+        let is_argument = |i: usize, ty: &TensorType| operands.get(i).is_some_and(|of| of.is_anywhere(ty));
+        if let Some(i) = (0..n_carried).find(|&i| !is_argument(i, &results[i])) {
             let message = format!(
                 "result {i} of `@{name}` must have the type of argument {i} to run over several layers"
             );
