@@ -42,7 +42,7 @@ pub(super) struct Incoming {
 pub(super) enum Arrival {
     /// A process of this job.
     Incoming(Incoming),
-    /// A process of this job that did not send its rank; the message for the user.
+    /// A process of this job that did not send its `Hello`; the message for the user.
     Unidentified(String),
     /// No connection before the deadline.
     TimedOut,
@@ -162,13 +162,15 @@ fn accept_handshake(
             Ok(hello) if hello.rank == rank => {
                 return Ok(Arrival::Incoming(Incoming { hello, stream, address }));
             }
-            Ok(hello) => format!("it proved to be rank {rank}, and says that it is rank {}", hello.rank),
+            Ok(hello) => format!("it says that it is rank {}", hello.rank),
             Err(_) => "its first frame is malformed".to_owned(),
         },
         Ok(_) => "its first frame is malformed".to_owned(),
         Err(error) => error.to_string(),
     };
-    Ok(Arrival::Unidentified(format!("{address} is of this job and did not send its rank: {why}")))
+    Ok(Arrival::Unidentified(format!(
+        "rank {rank} ({address}) connected and did not say on which port it listens: {why}"
+    )))
 }
 
 fn set_timeouts(stream: &TcpStream) -> io::Result<()> {

@@ -72,11 +72,11 @@ fn a_process_that_ends_before_all_have_arrived_is_named() {
 }
 
 #[test]
-fn a_process_that_ends_before_it_sends_its_rank_ends_the_rendezvous() {
+fn a_process_that_ends_before_it_sends_its_port_is_named() {
     let port = free_port();
     let processes = [0, 1].map(|rank| process(rank, 3, port));
     drop(unidentified(2, port));
-    all_fail_with(processes, ["127.0.0.1:", "is of this job and did not send its rank"]);
+    all_fail_with(processes, ["rank 2 (127.0.0.1:", "did not say on which port it listens"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! A product of several strategies is compiled only if the product without one of them, on some mesh, is near the best of all
 //! that are smaller: by time among those that fit, by memory where none does. Small sets, and those of high effort, are
-//! compiled whole.
+//! compiled whole. Rings of thousands of ranks, a step each, are not compiled where they cannot fit.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,7 @@ use ithaca_layout::shard::ShardOptions;
 use rayon::prelude::*;
 
 use super::compiler::Compiler;
+use super::floor::Floor;
 use super::request::Request;
 use super::tried::{Priced, Tried};
 use crate::cluster::Cluster;
@@ -20,6 +21,9 @@ const FEW: usize = 1536;
 
 /// Products of so many strategies are all compiled.
 const BASE: usize = 2;
+
+/// Ranks along one axis, at most, of a layout that is compiled although it cannot fit.
+const LONG: u64 = 512;
 
 /// How much longer than the best step that of a product may take which grows, or how much more memory it may need.
 const NEAR: f64 = 2.0;
@@ -32,8 +36,27 @@ pub(super) fn add(
     (candidates, request): (Vec<ShardOptions>, &Request),
 ) {
     let effort = request.narrowing.effort;
-    let few = effort.of(FEW);
-    if candidates.len() <= few || effort == Effort::High {
+    if effort == Effort::High {
+        return tried.add(compiler, cluster, candidates);
+    }
+    let (hopeless, candidates) = hopeless(compiler, cluster, candidates);
+    grow(tried, compiler, cluster, (candidates, effort.of(FEW)));
+    // Where no other is legal, they say what is missing.
+    if tried.fits.is_empty() && tried.too_large.is_empty() {
+        tried.add(compiler, cluster, hopeless);
+    } else {
+        tried.n_passed_over += hopeless.len();
+    }
+}
+
+/// Prices candidates, of more than a few legal ones those that grow from the best.
+fn grow(
+    tried: &mut Tried,
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    (candidates, few): (Vec<ShardOptions>, usize),
+) {
+    if candidates.len() <= few {
         return tried.add(compiler, cluster, candidates);
     }
     let is_legal: Vec<bool> = candidates.par_iter().map(|options| compiler.check(options).is_ok()).collect();
@@ -61,11 +84,26 @@ pub(super) fn add(
     }
 }
 
+/// Long candidates that cannot fit, and the others.
+fn hopeless(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    candidates: Vec<ShardOptions>,
+) -> (Vec<ShardOptions>, Vec<ShardOptions>) {
+    let is_long = |options: &ShardOptions| options.mesh.axes.values().any(|axis| axis.size > LONG);
+    if !candidates.iter().any(is_long) {
+        return (Vec::new(), candidates);
+    }
+    let floor = Floor::of(compiler, cluster);
+    let cannot_fit = |options: &ShardOptions| floor.of_layout(options).at_least > cluster.usable_bytes();
+    candidates.into_iter().partition(|options| is_long(options) && cannot_fit(options))
+}
+
 /// The note that so many candidates were passed over.
 pub(super) fn note(n: usize) -> Option<String> {
     (n > 0).then(|| {
         format!(
-            "{n} layouts that join strategies which are far from the best were not compiled (`--effort high`)"
+            "{n} layouts that cannot fit, or join strategies far from the best, were not compiled (`--effort high`)"
         )
     })
 }
