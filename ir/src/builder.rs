@@ -41,9 +41,15 @@ impl<'a> FunctionBuilder<'a> {
     pub fn like(source: &Function, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
         let mut b = Self::part_of(source.name.as_str(), source, space, functions);
         b.function.origin.clone_from(&source.origin);
-        b.function.values.reserve(source.values.len());
-        b.function.nodes.reserve_exact(source.nodes.len());
+        // Rewrites add a few.
+        b.reserve(source.values.len() + source.values.len() / 4, source.nodes.len() + source.nodes.len() / 4);
         b
+    }
+
+    /// Room for so many values and nodes more.
+    pub fn reserve(&mut self, n_values: usize, n_nodes: usize) {
+        self.function.values.reserve(n_values);
+        self.function.nodes.reserve_exact(n_nodes);
     }
 
     /// Starts a function that is made from `source` and runs in its phase.

@@ -93,6 +93,8 @@ pub(super) fn main(
     let source = cx.function();
     only_loss(source)?;
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
+    // Each micro-batch runs forward and backward.
+    b.reserve(2 * shape.micros * source.values.len(), 2 * shape.micros * source.nodes.len());
     let known = whole_batch(cx, &mut b, split)?;
     parts.zero.run(&mut b, &[])?;
 

@@ -117,8 +117,8 @@ struct Walk<'s> {
     line: Line<'s>,
     /// For each stream the numbers of its tasks that are left.
     queues: [VecDeque<usize>; STREAMS],
-    /// Calls of frames that communicate, and have not ended, in order, with the streams that meet there.
-    calls: VecDeque<(usize, Streams)>,
+    /// For each stream the calls of frames that meet there and have not ended, in order, with all their streams.
+    calls: [VecDeque<(usize, Streams)>; STREAMS],
     happened: Vec<bool>,
     /// Events that tasks of the line record.
     recorded: Vec<bool>,
@@ -134,12 +134,11 @@ impl<'s> Walk<'s> {
     /// Whether the first task of a stream may start, as far as its own rank is concerned.
     fn is_ready(&self, index: usize, task: &Task) -> bool {
         // A call starts when all before it have ended on its streams, and nothing after it starts there before it has ended.
-        let mut before = self.calls.iter().take_while(|(call, _)| *call <= index);
-        let meets = match before.find(|(call, used)| *call == index || used.has(task.stream)) {
+        let meets = match self.calls[task.stream as usize].front() {
             Some(&(call, used)) if call == index => {
                 used.iter().all(|s| self.queues[s as usize].front().is_none_or(|&i| i >= index))
             }
-            Some(_) => false,
+            Some(&(call, _)) => call > index,
             None => true,
         };
         meets && task.waits.iter().all(|event| self.happened[event.index()] || !self.recorded[event.index()])
@@ -147,8 +146,10 @@ impl<'s> Walk<'s> {
 
     fn end(&mut self, stream: usize) {
         let Some(index) = self.queues[stream].pop_front() else { return };
-        if let Ok(at) = self.calls.binary_search_by_key(&index, |&(call, _)| call) {
-            self.calls.remove(at);
+        for calls in &mut self.calls {
+            if let Ok(at) = calls.binary_search_by_key(&index, |&(call, _)| call) {
+                calls.remove(at);
+            }
         }
         self.waits[stream] = None;
         if let Some(event) = self.line.frame.tasks[index].records {
@@ -219,18 +220,20 @@ impl<'s> Ranks<'s> {
         let frame = &self.schedules[class].frames[id];
         let line = Line::of(frame, &self.classes[class]);
         let mut queues: [VecDeque<usize>; STREAMS] = Default::default();
+        let mut calls: [VecDeque<(usize, Streams)>; STREAMS] = Default::default();
         let mut recorded = vec![false; frame.n_events];
         for &i in &line.tasks {
-            queues[frame.tasks[i].stream as usize].push_back(i);
-            if let Some(event) = frame.tasks[i].records {
+            let task = &frame.tasks[i];
+            queues[task.stream as usize].push_back(i);
+            if let Some(event) = task.records {
                 recorded[event.index()] = true;
             }
+            let used = task.work.callee().map(|callee| self.used[callee.index()]);
+            if let Some(used) = used.filter(|used| used.communicates()) {
+                let used = used.and(Streams::only(task.stream));
+                used.iter().for_each(|stream| calls[stream as usize].push_back((i, used)));
+            }
         }
-        let meets = |&i: &usize| {
-            let used = self.used[frame.tasks[i].work.callee()?.index()];
-            used.communicates().then_some((i, used.and(Streams::only(frame.tasks[i].stream))))
-        };
-        let calls = line.tasks.iter().filter_map(meets).collect();
         Walk {
             line,
             queues,

@@ -140,23 +140,29 @@ impl Effects {
 
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
 pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<FrameId, Frame>, &[Streams])) {
-    let before = frame.clone();
     let mut touched =
         Touched { frames, space, lasting: BTreeMap::new(), n_lasting: 0, called: BTreeMap::new() };
     let meets = |t: &Task| {
         let used = t.work.callee().map(|callee| used[callee.index()]);
         used.filter(|used| used.communicates()).unwrap_or_default()
     };
-    let meets: Vec<Streams> = before.tasks.iter().map(meets).collect();
-    let stages = before.stages();
+    let meets: Vec<Streams> = frame.tasks.iter().map(meets).collect();
+    let stages = frame.stages();
     // A rank touches only the buffers of its stage.
     let ranks = if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect::<Vec<_>>() };
+    let mut events =
+        Events { records: vec![None; frame.tasks.len()], waits: vec![Vec::new(); frame.tasks.len()], n: 0 };
     for at in ranks {
-        let runs = |task: &Task| at.is_none_or(|at| before.runs_at(task, at));
-        let tasks = before.tasks.iter().enumerate().filter(|(_, task)| runs(task));
+        let runs = |task: &Task| at.is_none_or(|at| frame.runs_at(task, at));
+        let tasks = frame.tasks.iter().enumerate().filter(|(_, task)| runs(task));
         let tasks: Vec<(usize, Effects)> =
-            tasks.map(|(i, task)| (i, touched.effects((&before, at), task))).collect();
-        insert_for(frame, &tasks, &meets);
+            tasks.map(|(i, task)| (i, touched.effects((frame, at), task))).collect();
+        events.insert_for(&frame.tasks, &tasks, &meets);
+    }
+    let Events { records, waits, n } = events;
+    frame.n_events = n;
+    for (task, (records, waits)) in frame.tasks.iter_mut().zip(records.into_iter().zip(waits)) {
+        (task.records, task.waits) = (records, waits);
     }
 }
 
@@ -167,48 +173,57 @@ fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }
 
-/// Inserts events for ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
-fn insert_for(frame: &mut Frame, tasks: &[(usize, Effects)], meets: &[Streams]) {
-    // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
-    let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
-    // For each stream what has ended when its next task starts.
-    let mut starts: [Clock; Stream::COUNT] = Default::default();
-    let mut events = frame.n_events;
-    for (place, (i, effects)) in tasks.iter().enumerate() {
-        let i = *i;
-        let own = frame.tasks[i].stream as usize;
-        let mut start = starts[own];
-        meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
-        let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
-        let conflict = |other: usize| {
-            let issued = &issued[other];
-            (start[other]..issued.len()).rev().find(|&n| effects.conflicts(&tasks[issued[n].0].1))
-        };
-        let others = (0..Stream::COUNT).filter(is_other);
-        let mut conflicts: Vec<(usize, usize, Clock)> =
-            others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
-        // The task that was issued last may come after the others.
-        conflicts.sort_by_key(|&(other, n, _)| std::cmp::Reverse(issued[other][n].0));
-        for (other, n, end) in conflicts {
-            if n < start[other] {
-                continue;
+/// The events of a frame.
+struct Events {
+    /// For each task the event that it records.
+    records: Vec<Option<EventId>>,
+    /// For each task the events that it waits for.
+    waits: Vec<Vec<EventId>>,
+    n: usize,
+}
+
+impl Events {
+    /// Inserts events for ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
+    fn insert_for(&mut self, all: &[Task], tasks: &[(usize, Effects)], meets: &[Streams]) {
+        // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
+        let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
+        // For each stream what has ended when its next task starts.
+        let mut starts: [Clock; Stream::COUNT] = Default::default();
+        for (place, (i, effects)) in tasks.iter().enumerate() {
+            let i = *i;
+            let own = all[i].stream as usize;
+            let mut start = starts[own];
+            meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
+            let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
+            let conflict = |other: usize| {
+                let issued = &issued[other];
+                (start[other]..issued.len()).rev().find(|&n| effects.conflicts(&tasks[issued[n].0].1))
+            };
+            let others = (0..Stream::COUNT).filter(is_other);
+            let mut conflicts: Vec<(usize, usize, Clock)> =
+                others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
+            // The task that was issued last may come after the others.
+            conflicts.sort_by_key(|&(other, n, _)| std::cmp::Reverse(issued[other][n].0));
+            for (other, n, end) in conflicts {
+                if n < start[other] {
+                    continue;
+                }
+                let earlier = tasks[issued[other][n].0].0;
+                let event = *self.records[earlier].get_or_insert_with(|| {
+                    self.n += 1;
+                    EventId::new(self.n - 1)
+                });
+                let waits = &mut self.waits[i];
+                if !waits.contains(&event) {
+                    waits.push(event);
+                }
+                join(&mut start, &end);
             }
-            let earlier = tasks[issued[other][n].0].0;
-            let event = *frame.tasks[earlier].records.get_or_insert_with(|| {
-                events += 1;
-                EventId::new(events - 1)
-            });
-            let waits = &mut frame.tasks[i].waits;
-            if !waits.contains(&event) {
-                waits.push(event);
-            }
-            join(&mut start, &end);
+            let mut end = start;
+            end[own] = issued[own].len() + 1;
+            issued[own].push((place, end));
+            starts[own] = end;
+            meets[i].iter().for_each(|stream| starts[stream as usize] = end);
         }
-        let mut end = start;
-        end[own] = issued[own].len() + 1;
-        issued[own].push((place, end));
-        starts[own] = end;
-        meets[i].iter().for_each(|stream| starts[stream as usize] = end);
     }
-    frame.n_events = events;
 }

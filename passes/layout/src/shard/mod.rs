@@ -116,7 +116,7 @@ impl Pass for Shard {
         }
         let roles = Roles::of(module);
         let both = flow::keep_both_sides(module)?;
-        let (mut sharded, copies) = respace::respace(&both, &self.options.mesh, &roles, &decisions);
+        let (mut sharded, copies) = respace::respace(both, &self.options.mesh, &roles, &decisions);
         let roles = Roles::of(&sharded);
         let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
         let heads_as_inside = caches::heads_as_inside(&placements.base, &roles, &sharded.space);

@@ -11,15 +11,14 @@ use ithaca_pass::roles::Roles;
 use super::experts::GroupSize;
 use super::legality::Decisions;
 
-/// The program in a space with the mesh and the decided dimensions, still laid out whole; and for each key/value head
+/// `sharded`, a program, in a space with the mesh and the decided dimensions, still laid out whole; and for each key/value head
 /// dimension that attention must see copied, the dimension that copies it.
 pub(super) fn respace(
-    module: &Module,
+    mut sharded: Module,
     mesh: &Mesh,
     roles: &Roles,
     decisions: &Decisions,
 ) -> (Module, BTreeMap<DimId, DimId>) {
-    let mut sharded = module.clone();
     sharded.level = Level::Sharded;
     sharded.space.mesh = mesh.clone();
     for (&dim, &size) in &decisions.padded {
