@@ -85,6 +85,22 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
     Ok(settings)
 }
 
+/// The training step of these settings.
+///
+/// # Errors
+/// As [`Training::from_pipeline`], with the option as it was written.
+pub fn training(settings: &[Setting]) -> Result<Training> {
+    let pairs: Vec<(String, String)> = settings.iter().map(|s| (s.key.clone(), s.value.clone())).collect();
+    let refused = |mut refusal: Diagnostic| {
+        for Setting { key, value, written } in settings {
+            let of_pass = format!("option `{key}={value}` of `differentiate`");
+            refusal.message = refusal.message.replace(&of_pass, &format!("`{written}`"));
+        }
+        refusal
+    };
+    Ok(Training::from_pipeline(&pairs).map_err(refused)?)
+}
+
 /// Options of pipeline stages need stages; `stages` is their number in the mesh, where it is known.
 ///
 /// # Errors

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
-use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Capacity, Documents, ExpertBound, Labels, Logits, Mode, Pages, Workload};
@@ -21,7 +20,7 @@ use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
-use crate::ineffective::{self, Setting};
+use crate::ineffective;
 use crate::job::{self, Job, Large};
 use crate::kind::{self, Kind, Wanted};
 use crate::{files, shrink};
@@ -158,9 +157,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         None if mode == Mode::Decode => Logits::Last,
         Some(cli::Logits::All) | None => Logits::All,
     };
-    let settings = ineffective::settings(args, mode)?.into_iter();
-    let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
-    let training = Training::from_pipeline(&settings)?;
+    let training = ineffective::training(&ineffective::settings(args, mode)?)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     let host = offload(args)?.pages();
     Ok(Workload {

@@ -349,7 +349,7 @@ fn odd_values_of_every_option_are_refused_or_do_what_they_say() {
             let given = format!("--train={key}={value}");
             let ran = ithaca(at, [&base[..], &train, &[&given]].concat());
             assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{given}: {ran:#?}");
-            assert!(ran.err.contains(&format!("`{key}={value}` of `differentiate` is not ")), "{ran:#?}");
+            assert!(ran.err.contains(&format!("`--train {key}={value}` is not ")), "{ran:#?}");
         }
     }
 }
