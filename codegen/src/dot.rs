@@ -176,7 +176,11 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::FetchSum { from } => format!("fetch_sum {}", dim(*from)),
         Op::MergeParts { over } => format!("merge_parts over {}", dim(*over)),
         Op::RowLse { over, parts: _ } => format!("row_lse over {}", dim(*over)),
-        Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
+        Op::Attention(_)
+        | Op::AttendPages { .. }
+        | Op::AttentionBackward(_)
+        | Op::Scores { .. }
+        | Op::Weigh { .. } => {
             let attrs = op.attrs(Names { space: &module.space, functions: &module.functions });
             let shown = attrs.iter().filter(|(key, _)| SHOWN.contains(key));
             let lines: Vec<String> = shown.map(|(key, value)| format!("\n{key}={value}")).collect();

@@ -6,7 +6,7 @@ use ithaca_layout::fuse::levels::{self, TwoLevel};
 use ithaca_layout::fuse::overlap::{self, Overlap};
 use ithaca_layout::fuse::prefetch::{self, Prefetch};
 use ithaca_layout::fuse::saturate::{self, Saturate};
-use ithaca_layout::fuse::{self, Accumulate, Pack};
+use ithaca_layout::fuse::{self, Accumulate, AttendPages, Pack};
 use ithaca_layout::lower_movements::{self, LowerMovements};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
@@ -82,6 +82,12 @@ pub const PASSES: &[PassInfo] = &[
         summary: "adds products to sums of gradients in one kernel",
         options: "none",
         read: |_, stage| without_options(stage).map(|()| boxed(Accumulate)),
+    },
+    PassInfo {
+        name: "attend-pages",
+        summary: "lets attention of few queries read caches in pages where they are",
+        options: "none",
+        read: |_, stage| without_options(stage).map(|()| boxed(AttendPages)),
     },
     PassInfo {
         name: "saturate",

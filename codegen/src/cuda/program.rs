@@ -351,6 +351,7 @@ fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
         Op::Cache(Cache::Append { over, .. } | Cache::GatherPages { over, .. }) => {
             Some(schedule.space.dims[*over].valid)
         }
+        Op::AttendPages { attention, .. } => Some(schedule.space.dims[attention.keys].valid),
         _ => None,
     });
     caches.min()

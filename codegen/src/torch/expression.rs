@@ -1,5 +1,6 @@
 //! An operation as an expression of PyTorch.
 
+use ithaca_ir::ops::attention::TABLE;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{
     Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides,
@@ -156,13 +157,19 @@ impl Scope<'_> {
                 let attrs = self.attributes(node, &["over"]);
                 format!("rotary({}, {}, {}, {}, {}{attrs})", x(0), x(1), dims(0), dims(1), dim(r.over))
             }
-            Op::Attention(a) => {
-                let returns = match a.returns {
-                    Returns::Output => String::new(),
-                    other => format!(", returns={}", string(other.name())),
+            Op::Attention(a) => self.attended(a, &all(), [text(0), text(1)])?,
+            Op::AttendPages { attention: a, pages, slots } => {
+                let types: Vec<&TensorType> = (0..node.operands.len()).map(ty).collect();
+                let seen = a.of_gathered(space, [*pages, *slots], &types, |seen| {
+                    [1, 2].map(|i| self.type_text(seen[i]))
+                });
+                let gathered = |i: usize| {
+                    let [pages, slots, keys] = [*pages, *slots, a.keys].map(dim);
+                    let types = format!("{}, {}", text(i), seen[i - 1]);
+                    format!("gather_pages({}, {}, {types}, {pages}, {slots}, {keys})", x(i), x(TABLE))
                 };
-                let parts = if a.parts.is_some() { ", parts=True" } else { "" };
-                format!("attention({}, {}{returns}{parts})", all(), self.attention(a, [text(0), text(1)])?)
+                let operands = [x(0), gathered(1), gathered(2), x(3)].join(", ");
+                self.attended(a, &operands, [text(0), seen[0].clone()])?
             }
             Op::AttentionBackward(a) => {
                 format!("attention_backward({}, {})", all(), self.attention(a, [text(0), text(1)])?)
@@ -369,6 +376,16 @@ impl Scope<'_> {
             format!(", {key}={value}")
         };
         kept.map(one).collect()
+    }
+
+    /// An attention of these operands, with queries and keys of these types.
+    fn attended(&self, a: &Attention, operands: &str, types: [String; 2]) -> Result<String, Diagnostic> {
+        let returns = match a.returns {
+            Returns::Output => String::new(),
+            other => format!(", returns={}", string(other.name())),
+        };
+        let parts = if a.parts.is_some() { ", parts=True" } else { "" };
+        Ok(format!("attention({operands}, {}{returns}{parts})", self.attention(a, types)?))
     }
 
     /// The keyword arguments of attention, for queries and keys of these types.

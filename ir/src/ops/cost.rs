@@ -36,6 +36,10 @@ impl Op {
                 Op::AccumulateProduct => linear::flops_einsum(space, &operands[..2], results[0]),
                 Op::Attention(attention) => attention.flops(space, operands),
                 Op::AttentionBackward(attention) => attention.flops_backward(space, operands),
+                Op::AttendPages { attention, pages, slots } => {
+                    attention
+                        .of_gathered(space, [*pages, *slots], operands, |seen| attention.flops(space, seen))
+                }
                 // Explicit rows are computed whether the mask keeps them or not.
                 Op::Scores { attention, .. } => sum(results) * 2 * u128::from(space.size(attention.width)),
                 Op::Weigh { attention, .. } => {
@@ -51,6 +55,9 @@ impl Op {
                 _ => unreachable!("`{}` declares FLOPs of its own, which are missing here", self.name()),
             },
         };
+        let bytes = |types: &[&TensorType]| {
+            types.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
+        };
         let bytes = match self {
             Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Call { .. } => 0,
             // Of a table only the rows that occur are read.
@@ -58,14 +65,16 @@ impl Op {
             // Of the operand only the result is read.
             Op::Take { .. }
             | Op::Select { .. }
-            | Op::Cache(Cache::LastToken { .. } | Cache::GatherPages { .. }) => {
-                2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
-            }
+            | Op::Cache(Cache::LastToken { .. } | Cache::GatherPages { .. }) => 2 * bytes(results),
             // Of the cache only the new rows are written.
             Op::Cache(Cache::Append { .. } | Cache::AppendPages { .. }) => {
                 2 * u128::from(space.max_local_bytes(operands[1]))
             }
-            _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
+            // Of the pages only the tokens of sequences are read.
+            Op::AttendPages { attention, pages, slots } => {
+                attention.of_gathered(space, [*pages, *slots], operands, |seen| bytes(seen) + bytes(results))
+            }
+            _ => bytes(operands) + bytes(results),
         };
         Cost { flops, bytes }
     }

@@ -81,6 +81,9 @@ impl Op {
             Op::Positions => return source::infer_positions(space, declared),
             Op::Reshard => return structure::infer_reshard(space, operands[0], declared),
             Op::Attention(attention) => return attention::infer(attention, space, operands),
+            Op::AttendPages { attention, pages, slots } => {
+                return attention.infer_pages([*pages, *slots], space, operands);
+            }
             Op::AttentionBackward(attention) => {
                 return attention::infer_backward(attention, space, operands);
             }

@@ -8,7 +8,7 @@ impl Op {
     /// their operands; one for them.
     pub fn n_results(&self) -> usize {
         match self {
-            Op::Attention(a) if a.returns != Returns::Output => 2,
+            Op::Attention(a) | Op::AttendPages { attention: a, .. } if a.returns != Returns::Output => 2,
             Op::AttentionBackward(a) if a.bias.is_some() => 4,
             Op::Coalesced(_) => 1,
             op => op.info().results.max(1),

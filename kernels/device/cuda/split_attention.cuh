@@ -3,9 +3,11 @@
 //
 // A block takes rows, queries of the heads that one key/value head serves, and an equal part of the keys that these see. What
 // they see is known on the device, so parts are equal whatever the length of a sequence is. The block's threads are teams; a
-// team takes a key, and each thread of it eight columns: a key and a value are read once for all rows of the block.
+// team takes a key, and each thread of it eight columns: a key and a value are read once for all rows of the block. Keys in pages
+// are read where they are; without a table of pages the keys of a sequence are in a row.
 #pragma once
 
+#include "pages.cuh"
 #include "rows.cuh"
 #include "score.cuh"
 
@@ -52,7 +54,8 @@ template <typename T, typename O, int kRows>
 __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __restrict__ q, const T* __restrict__ k,
                                                                  const T* __restrict__ v, O* __restrict__ o,
                                                                  float* __restrict__ lse, Acc<T>* __restrict__ parts,
-                                                                 AttentionShape s, Splitting by, int64_t n_blocks) {
+                                                                 AttentionShape s, Splitting by, Paged pages,
+                                                                 int64_t n_blocks) {
     using A = Acc<T>;
     constexpr int kAhead = kRows > 4 ? 2 : 4;  // keys of a team that are on their way together
     ITHACA_SHARED(memory);
@@ -137,9 +140,19 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                     seen |= static_cast<uint32_t>(own) << (u * kRows + r);
                     any = any || own;
                 }
-                // A key that nobody sees is not read: what lies there may be no number.
-                keys[u] = columns_of(k + (any ? s.k.at(front, key, kv_head) : 0), column, s.width, any, by.is_wide);
-                values[u] = columns_of(v + (any ? s.v.at(front, key, kv_head) : 0), column, s.value_width, any, by.is_wide);
+                // A key that nobody sees is not read: what lies there may be no number. One without a page is zero.
+                int64_t at_k = 0, at_v = 0;
+                if (any && pages.table != nullptr) {
+                    const int64_t row = pages.row_of(front, at_key[u]);
+                    any = row >= 0;
+                    at_k = any ? row * s.k.token + kv_head * s.k.head : 0;
+                    at_v = any ? row * s.v.token + kv_head * s.v.head : 0;
+                } else if (any) {
+                    at_k = s.k.at(front, key, kv_head);
+                    at_v = s.v.at(front, key, kv_head);
+                }
+                keys[u] = columns_of(k + at_k, column, s.width, any, by.is_wide);
+                values[u] = columns_of(v + at_v, column, s.value_width, any, by.is_wide);
             }
             ITHACA_UNROLL
             for (int r = 0; r < kRows; ++r) {

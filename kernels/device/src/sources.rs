@@ -17,6 +17,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("nan.cuh", include_str!("../cuda/nan.cuh")),
     ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
     ("sequence.cuh", include_str!("../cuda/sequence.cuh")),
+    ("pages.cuh", include_str!("../cuda/pages.cuh")),
     ("random.cuh", include_str!("../cuda/random.cuh")),
     ("score.cuh", include_str!("../cuda/score.cuh")),
     ("attention.cuh", include_str!("../cuda/attention.cuh")),

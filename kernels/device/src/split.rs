@@ -1,5 +1,7 @@
 //! Attention of few queries over many keys: which attention `split_attention.cuh` takes, and how it is split over blocks.
 
+use ithaca_ir::ops::Attention;
+
 use crate::flash::Block;
 use crate::structs::{AttentionShape, Splitting};
 
@@ -8,10 +10,10 @@ pub(crate) const ROWS: [i64; 4] = [1, 2, 4, 8];
 
 /// The most rows, queries of the heads that share a key, for which keys are read as often as blocks need them. Above it
 /// tensor cores are worth their tiles of queries.
-const MOST_ROWS: i64 = 16;
+const MOST_ROWS: i64 = Attention::FEW_ROWS.cast_signed();
 
 /// The widest rows of keys and values: the kernels' `kWidest`.
-const WIDEST: i64 = 256;
+const WIDEST: i64 = Attention::WIDEST_ROW.cast_signed();
 
 /// Columns of a thread: the kernels' `kColumns`.
 pub(crate) const COLUMNS: i64 = 8;

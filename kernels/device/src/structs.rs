@@ -28,11 +28,11 @@ impl<const K: usize> Default for Walk<K> {
     }
 }
 
-impl HostPages {
-    /// No pages are in host memory.
+impl Paged {
+    /// No pages.
     pub(crate) fn none() -> Self {
         let nowhere = || Inverse { runs: Pointer::NONE, n: 0 };
-        let pages = Paged {
+        Self {
             table: Pointer::NONE,
             pages: nowhere(),
             slots: nowhere(),
@@ -42,7 +42,14 @@ impl HostPages {
             first: 0,
             others_from: 0,
             others_to: 0,
-        };
+        }
+    }
+}
+
+impl HostPages {
+    /// No pages are in host memory.
+    pub(crate) fn none() -> Self {
+        let pages = Paged::none();
         Self { pages, copy: Pointer::NONE, current: Pointer::NONE, start: Pointer::NONE }
     }
 }

@@ -16,7 +16,7 @@ use super::threads::Threads;
 use super::transfer::LocalTransfer;
 use super::{attention, elementwise, gemm};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, random};
+use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, pages, random};
 use crate::tensor::place_in;
 
 /// The stream of a task, and its order with the other streams.
@@ -214,6 +214,12 @@ impl<'a> Running<'a> {
             }
             (Op::Attention(a), _) => {
                 eval::into_results(op, attention::attention(space, a, &operands, threads)?, &wanted)?
+            }
+            (Op::AttendPages { attention: a, pages, slots }, _) => {
+                let rows = pages::with_gathered(space, (a, [*pages, *slots]), &operands, |operands| {
+                    attention::attention(space, a, operands, threads)
+                })?;
+                eval::into_results(op, rows, &wanted)?
             }
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands, threads)?;

@@ -227,7 +227,7 @@ fn append_pages<T: Real>(
 }
 
 /// The tokens of each sequence that the rank is to have.
-fn gather_pages<T: Real>(
+pub(super) fn gather_pages<T: Real>(
     call: &LocalOp<'_, T>,
     (slots, over): (DimId, DimId),
     in_host_memory: Option<(DimId, DimId)>,

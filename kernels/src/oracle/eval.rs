@@ -1,12 +1,13 @@
 //! One operation on local tensors: dispatch to its loops.
 
+use ithaca_ir::ops::attention::TABLE;
 use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer};
 use ithaca_ir::{DType, Op, Space};
 
 use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
-    attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, parts, products, random,
-    rows, unary, window,
+    attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, pages, parts, products,
+    random, rows, unary, window,
 };
 use crate::error::RunError;
 use crate::positions;
@@ -122,6 +123,11 @@ pub fn eval<T: Real>(
         Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(&call, adamw)?,
         Op::Optimizer(Optimizer::ClipFactor { max_norm }) => vec![optimizer::clip_factor(&call, *max_norm)?],
         Op::Attention(a) => attention::attention(&call, a)?,
+        Op::AttendPages { attention: a, pages, slots } => {
+            pages::with_gathered(space, (a, [*pages, *slots]), x, |operands| {
+                attention::attention(&LocalOp { space, op, operands, results: wanted }, a)
+            })?
+        }
         Op::AttentionBackward(a) => attention::attention_backward(&call, a)?,
         Op::Scores { attention: a, .. } => vec![attention::scores(&call, a)?],
         Op::Weigh { attention: a, .. } => vec![attention::weigh(&call, a)?],
@@ -172,6 +178,8 @@ fn fits<T: Real>(
 ) -> Result<(), RunError> {
     let held_by_some = match op {
         Op::Attention(a) if a.is_of_keys(i) => return Ok(()),
+        // Behind the positions of first queries comes the table.
+        Op::AttendPages { .. } if i > 0 && i != 3 && i != TABLE => return Ok(()),
         Op::AttentionBackward(_) if i != result => return Ok(()),
         Op::Scores { .. } if i == 1 => return Ok(()),
         Op::Weigh { .. } if i == 2 => return Ok(()),

@@ -23,6 +23,7 @@ mod merge;
 mod movement;
 mod norms;
 mod optimizer;
+pub(crate) mod pages;
 mod parts;
 pub(crate) mod products;
 pub(crate) mod random;

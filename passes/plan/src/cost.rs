@@ -67,6 +67,12 @@ fn filled_seconds(
         let held = Held::most(space, a, operands, results);
         return attention::seconds(cluster, space, op, operands, held).unwrap_or_default();
     }
+    if let Op::AttendPages { attention, pages, slots } = op {
+        let of_tokens = Op::Attention(attention.clone());
+        return attention.of_gathered(space, [*pages, *slots], operands, |seen| {
+            filled_seconds(cluster, space, filled, &of_tokens, seen, results)
+        });
+    }
     if let Some(bytes) = host_bytes(op, space, operands) {
         let rate = cluster.accelerator.host_bandwidth.as_ref().map_or(f64::INFINITY, |rate| rate.value);
         return cluster.launch_seconds() + bytes as f64 / rate;
@@ -184,6 +190,12 @@ impl<'a> OnRank<'a> {
         let (cluster, space) = (self.cluster, self.space);
         let Some(rate) = rate(cluster, op, operands) else { return vec![0.0] };
         match op {
+            Op::AttendPages { attention, pages, slots } => {
+                let of_tokens = Op::Attention(attention.clone());
+                attention.of_gathered(space, [*pages, *slots], operands, |seen| {
+                    self.op_seconds(&of_tokens, seen, results, ranks)
+                })
+            }
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let distinct = attention::distinct(operands);
                 // Of parts that are alike every rank holds as many bytes.

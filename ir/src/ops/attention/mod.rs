@@ -4,6 +4,7 @@ mod adjoint;
 mod bias;
 mod dropout;
 mod infer;
+mod pages;
 mod work;
 
 use smallvec::smallvec;
@@ -18,6 +19,7 @@ use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::types::TensorType;
 
 pub(in crate::ops) use adjoint::adjoint;
+pub use pages::TABLE;
 
 pub(in crate::ops) use infer::{infer, infer_backward};
 

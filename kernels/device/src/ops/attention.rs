@@ -1,16 +1,17 @@
 //! Attention, forward and backward, and the merge of its parts.
 
+use ithaca_ir::ops::attention::TABLE;
 use ithaca_ir::ops::{Attention, Binary, Keyed, Sides, sums_in};
 use ithaca_ir::strided::row_major;
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
-use super::view::{Cx, Local, View, float, reals, signed, step, written};
+use super::view::{Cx, Local, View, as_stored, float, reals, signed, step, written};
 use crate::argument::{Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::flash::{self, Block, Flash, Operands, Starts};
 use crate::split::{self, Split};
-use crate::structs::{AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk};
+use crate::structs::{AttentionShape, Bias, Dropout, Gradient, Mask, Paged, Rows, Walk};
 use crate::threads::packs;
 
 /// The optional operands of an attention, after the others.
@@ -200,23 +201,13 @@ impl Cx<'_> {
         let s = self.shape_of(a, [x[0], x[1], x[2]], TrailingOperands::of(a, x, 3))?;
         let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
         let lse = z.get(1).map_or(Pointer::NONE, |lse| lse.at);
-        let [t, o] = with_result(x[0].ty, z[0].ty)?;
-        let [q, k, v] = [x[0].at, x[1].at, x[2].at];
         if a.starts
             && let Some(split) = Split::of(&s, self.has_wide_rows(&s, &x[1..3]))
         {
-            let wide = sums_in(x[0].ty.dtype);
-            let parts = self.workspace(signed(wide.bytes()) * split.numbers(&s));
-            let arguments = arguments![q, k, v, z[0].at, lse, parts, s, split.by, split.blocks];
-            let kernel = format!("split_attention<{t}, {o}, {}>", split.rows);
-            self.launch_blocks(&kernel, split.blocks, split.block(), arguments)?;
-            if split.by.parts == 1 {
-                return Ok(());
-            }
-            let n = self.local(z[0].ty).size;
-            let kernel = format!("merge_splits<{}, {o}>", c_type(wide));
-            return self.launch(&kernel, n, arguments![parts, z[0].at, lse, s, split.by.parts, n]);
+            return self.split_attention((s, split, Paged::none()), [x[0], x[1], x[2]], z);
         }
+        let [t, o] = with_result(x[0].ty, z[0].ty)?;
+        let [q, k, v] = [x[0].at, x[1].at, x[2].at];
         if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]).filter(|_| !a.wraps) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
@@ -225,6 +216,48 @@ impl Cx<'_> {
         let tile = if s.value_width <= 64 { 64 } else { 128 };
         let n = s.front * s.queries * s.heads * ((s.value_width + tile - 1) / tile);
         self.launch(&format!("attention<{t}, {o}, {tile}>"), n, arguments![q, k, v, z[0].at, lse, s, n])
+    }
+
+    /// An attention of few queries, of keys in pages or in rows.
+    fn split_attention(
+        &self,
+        (s, split, pages): (AttentionShape, Split, Paged),
+        [q, k, v]: [View<'_>; 3],
+        z: &[View<'_>],
+    ) -> Result<(), LowerError> {
+        let lse = z.get(1).map_or(Pointer::NONE, |lse| lse.at);
+        let [t, o] = with_result(q.ty, z[0].ty)?;
+        let wide = sums_in(q.ty.dtype);
+        let parts = self.workspace(signed(wide.bytes()) * split.numbers(&s));
+        let arguments = arguments![q.at, k.at, v.at, z[0].at, lse, parts, s, split.by, pages, split.blocks];
+        let kernel = format!("split_attention<{t}, {o}, {}>", split.rows);
+        self.launch_blocks(&kernel, split.blocks, split.block(), arguments)?;
+        if split.by.parts == 1 {
+            return Ok(());
+        }
+        let n = self.local(z[0].ty).size;
+        let kernel = format!("merge_splits<{}, {o}>", c_type(wide));
+        self.launch(&kernel, n, arguments![parts, z[0].at, lse, s, split.by.parts, n])
+    }
+
+    /// From q, keys and values in pages, first positions and the table to o and maybe lse.
+    pub(crate) fn attend_pages(
+        &self,
+        (a, paged): (&Attention, [DimId; 2]),
+        x: &[View<'_>],
+        z: &[View<'_>],
+    ) -> Result<(), LowerError> {
+        let types: Vec<&TensorType> = x.iter().map(|x| x.ty).collect();
+        let seen = a.of_gathered(self.space, paged, &types, |seen| [seen[1].clone(), seen[2].clone()]);
+        let [k, v] = [1, 2].map(|i| View { ty: &seen[i - 1], at: x[i].at, strided: None });
+        as_stored(x[0], k)?;
+        let trailing = TrailingOperands { starts: Some(x[3]), ..TrailingOperands::default() };
+        let s = self.shape_of(a, [x[0], k, v], trailing)?;
+        let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
+        let Some(split) = Split::of(&s, self.has_wide_rows(&s, &[k, v])) else {
+            return LowerError::unsupported("an attention of many queries over pages");
+        };
+        self.split_attention((s, split, self.paged(x[1], x[TABLE], (None, None))?), [x[0], k, v], z)
     }
 
     /// From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.

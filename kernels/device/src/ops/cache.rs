@@ -5,19 +5,11 @@ use ithaca_ir::order::Run;
 use ithaca_ir::{DimId, TensorType};
 
 use super::attention::bytes;
-use super::view::{Cx, RowsAlong, View, bits_of, float, place, signed, step};
+use super::view::{Cx, RowsAlong, View, as_stored, bits_of, float, place, signed, step};
 use crate::address::Region;
 use crate::argument::{Pointer, arguments};
 use crate::error::LowerError;
 use crate::structs::{Appended, HostPages, Inverse, Paged, Walk};
-
-/// Kernels move rows as they are.
-fn as_stored(x: View<'_>, cache: View<'_>) -> Result<(), LowerError> {
-    if x.ty.dtype == cache.ty.dtype {
-        return Ok(());
-    }
-    LowerError::unsupported(format!("a cache of {} beside activations of {}", cache.ty.dtype, x.ty.dtype))
-}
 
 impl Cx<'_> {
     pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
@@ -164,7 +156,7 @@ impl Cx<'_> {
 
     /// The rank's part of a cache `[page slot …]` under a table `[sequence entry]`, which numbers pages of `beyond` after these, and
     /// those of `after` before them.
-    fn paged(
+    pub(super) fn paged(
         &self,
         cache: View<'_>,
         table: View<'_>,

@@ -96,6 +96,9 @@ impl Cx<'_> {
             Op::Random(random) => self.random(random, x, z[0]),
             Op::Rotary(rotary) => self.rotary(rotary, x[0], x[1], z[0]),
             Op::Attention(a) => self.attention(a, x, z),
+            Op::AttendPages { attention, pages, slots } => {
+                self.attend_pages((attention, [*pages, *slots]), x, z)
+            }
             Op::AttentionBackward(a) => self.attention_backward(a, x, z),
             Op::Scores { attention, .. } => self.scores(attention, x[0], x[1], z[0]),
             Op::Weigh { attention, .. } => self.weigh(attention, *exactly(op, x)?, z[0]),

@@ -35,6 +35,14 @@ impl View<'_> {
     }
 }
 
+/// Refuses a cache of another type than the rows: kernels move and read rows as they are.
+pub(crate) fn as_stored(x: View<'_>, cache: View<'_>) -> Result<(), LowerError> {
+    if x.ty.dtype == cache.ty.dtype {
+        return Ok(());
+    }
+    LowerError::unsupported(format!("a cache of {} beside activations of {}", cache.ty.dtype, x.ty.dtype))
+}
+
 /// A rank for which operations are lowered.
 #[derive(Clone, Copy)]
 pub(crate) struct Cx<'a> {

@@ -10,6 +10,7 @@ mod graph;
 pub mod levels;
 pub mod overlap;
 mod pack;
+mod pages;
 pub mod prefetch;
 pub mod saturate;
 
@@ -19,3 +20,4 @@ mod tests;
 pub use accumulate::Accumulate;
 pub use choice::{Fusion, Messages};
 pub use pack::{Kind, OPTIONS, Pack};
+pub use pages::AttendPages;

@@ -14,7 +14,11 @@ use crate::cluster::Cluster;
 /// attention reads no caches.
 pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule) -> Option<f64> {
     let mut tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
-    tasks.find(|task| matches!(&task.work, Work::Compute(Op::Attention(a)) if a.starts))?;
+    let reads_caches = |op: &Op| match op {
+        Op::Attention(attention) => attention.starts,
+        op => matches!(op, Op::AttendPages { .. }),
+    };
+    tasks.find(|task| matches!(&task.work, Work::Compute(op) if reads_caches(op)))?;
     let filled = FilledSlots::of(cluster, schedule);
     let runs = schedule.layers_by_place();
     let bytes = |of: &dyn Fn(&Frame) -> f64| -> f64 {

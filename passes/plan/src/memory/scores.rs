@@ -57,15 +57,15 @@ impl Account<'_> {
         let mut during = vec![0.0; frame.tasks.len()];
         for (task, during) in frame.tasks.iter().zip(&mut during) {
             match &task.work {
-                Work::Compute(Op::Attention(attention)) => {
-                    let Some((q, row)) = self.row(attention, frame, task) else { continue };
+                Work::Compute(op @ (Op::Attention(attention) | Op::AttendPages { attention, .. })) => {
+                    let Some((q, row)) = self.row(op, frame, task) else { continue };
                     match task.writes.get(1) {
                         Some(&lse) => drop(rows.insert(frame.holder(lse), row)),
                         None => *during = row * self.queries(attention, q),
                     }
                 }
-                Work::Compute(Op::AttentionBackward(attention)) => {
-                    let Some((_, row)) = self.row(attention, frame, task) else { continue };
+                Work::Compute(op @ Op::AttentionBackward(_)) => {
+                    let Some((_, row)) = self.row(op, frame, task) else { continue };
                     rows.insert(frame.holder(task.reads[4]), row);
                 }
                 Work::Call { callee, .. } => {
@@ -104,9 +104,10 @@ impl Account<'_> {
     }
 
     /// The queries of an attention, and the bytes of the scores of one of them.
-    fn row<'f>(&self, attention: &Attention, frame: &'f Frame, task: &Task) -> Option<(&'f TensorType, f64)> {
+    fn row<'f>(&self, op: &Op, frame: &'f Frame, task: &Task) -> Option<(&'f TensorType, f64)> {
         let (q, k) = (tensor(frame, task.reads[0])?, tensor(frame, task.reads[1])?);
-        let keys = self.schedule.space.max_extent(attention.keys, k.axes_of(attention.keys));
+        let (attention, axes) = op.attention_of(k)?;
+        let keys = self.schedule.space.max_extent(attention.keys, axes);
         Some((q, keys as f64 * saved_bytes(self.scores, attention, q)))
     }
 

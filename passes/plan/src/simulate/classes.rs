@@ -5,7 +5,7 @@
 //! along other axes only are taken to be alike; their hops may cross other levels where groups fit no node.
 
 use ithaca_ir::schedule::{Content, Schedule, Work};
-use ithaca_ir::{AxisId, Mask, Mesh, Op, Rank, Space, TensorType};
+use ithaca_ir::{AxisId, Mask, Mesh, Rank, Space, TensorType};
 
 /// Representatives of all ranks.
 #[derive(Clone, Debug)]
@@ -107,15 +107,18 @@ fn axes(schedule: &Schedule) -> [Vec<AxisId>; 2] {
                 Some(Content::Wire { .. }) | None => None,
             };
             match &task.work {
-                Work::Compute(Op::Attention(a) | Op::AttentionBackward(a)) if a.mask != Mask::Full => {
-                    axes.extend(operand(0).into_iter().flat_map(|q| q.axes_of(a.queries)));
-                    axes.extend(operand(1).into_iter().flat_map(|k| k.axes_of(a.keys)));
+                Work::Compute(op) => {
+                    let found = operand(1).and_then(|k| op.attention_of(k));
+                    if let Some((a, keys)) = found.filter(|(a, _)| a.mask != Mask::Full) {
+                        axes.extend(operand(0).into_iter().flat_map(|q| q.axes_of(a.queries)));
+                        axes.extend(keys);
+                    }
                 }
                 Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
                     let types = t.parcels().iter().flat_map(|p| [&p.from, &p.to]);
                     axes.extend(types.flat_map(|ty| uneven_axes(space, ty)));
                 }
-                Work::Compute(_) | Work::Copy | Work::Call { .. } => {}
+                Work::Copy | Work::Call { .. } => {}
             }
         }
     }
