@@ -87,19 +87,22 @@ fn training() -> Vec<Module> {
 }
 
 /// Steps that continue sequences, whole and laid out.
-fn decoding() -> [Module; 4] {
+fn decoding() -> Vec<Module> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
     let text = std::fs::read_to_string(root.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let in_pages =
-        Workload { pages: Some(Pages { tokens: 8, count: None, host: Some(3) }), ..Workload::decode(2, 32) };
-    let options = ShardOptions::new("megatron-tp+decode-context", parse_mesh("tp=2,dcp=2").unwrap());
-    let [[a, b], [c, d]] = [Workload::decode(2, 32), in_pages].map(|workload| {
+    let pages = |host| Some(Pages { tokens: 8, count: None, host });
+    let options = ShardOptions {
+        fusion: Fusion::PACK,
+        ..ShardOptions::new("megatron-tp+decode-context", parse_mesh("tp=2,dcp=2").unwrap())
+    };
+    let both = |pages| {
+        let workload = Workload { pages, ..Workload::decode(2, 32) };
         let module = step_of(&config, "llama-gqa", &workload).unwrap();
         let laid_out = compile(&module, &options, &Volume).unwrap().per_rank;
         [module, laid_out]
-    });
-    [a, b, c, d]
+    };
+    [None, pages(Some(3)), pages(None)].into_iter().flat_map(both).collect()
 }
 
 #[test]

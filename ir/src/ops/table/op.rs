@@ -136,16 +136,6 @@ ops! {
             /// dropout draws from.
             Attention(attention: Attention)
                 = "attention", "b s h d, b t k d, b t k e, (r h), (key), (b t k), (b t k) -> b s h e, (b s h)", Compute, Attention, Own;
-            /// `attention` over a cache in pages, whose tokens are read where they are: as of what `gather_pages` makes of keys and
-            /// values, and of their scales. After q, k and v come the positions of first queries and the table.
-            AttendPages {
-                /// Roles and mask.
-                attention: Attention,
-                /// The pages of all sequences.
-                pages: DimId,
-                /// The slots of a page.
-                slots: DimId,
-            } = "attend_pages", "b s h d, p t k d, p t k e, b, b n, (p t k), (p t k) -> b s h e, (b s h)", Compute, Attention, Own;
             /// Gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, the bias and the key;
             /// lse is that of all keys.
             AttentionBackward(attention: Attention)
@@ -208,6 +198,18 @@ ops! {
                 /// The dimension of the result, whose parts are dimensions of the operands.
                 to: DimId,
             } = "join", "hp, … -> h" at most MAX_PARTS, Compute, Vector, Zero;
+        }
+        family Cache {
+            /// `attention` over a cache in pages, whose tokens are read where they are: as of what `gather_pages` makes of keys and
+            /// values, and of their scales. After q, k and v come the positions of first queries and the table.
+            AttendPages {
+                /// Roles and mask.
+                attention: Attention,
+                /// The pages of all sequences.
+                pages: DimId,
+                /// The slots of a page.
+                slots: DimId,
+            } = "attend_pages", "b s h d, p t k d, p t k e, b, b n, (p t k), (p t k) -> b s h e, (b s h)", Compute, Attention, Own;
         }
         family Structure {
             /// Runs a function for each layer; its results become the first arguments of the next layer.
