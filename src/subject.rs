@@ -593,7 +593,7 @@ fn pair(flag: &str, item: &str, form: &str) -> Result<(String, String)> {
 /// # Errors
 /// `P02` for an unknown token order, movement, fusion or ZeRO stage; `C00` for a malformed pair.
 pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh>) -> Result<ShardOptions> {
-    let zero = args.zero.map(Zero::of_stage).transpose()?.unwrap_or_default();
+    let zero = args.zero.as_deref().map(Zero::parse).transpose()?.unwrap_or_default();
     let order = args.order.as_deref().filter(|&order| order != "auto");
     let own_axes = own_axes(args)?;
     let layers = args.layer_strategies.iter().map(|item| {

@@ -179,9 +179,11 @@ pub struct LayoutArgs {
     /// [default: the fastest that fits for `plan`, 0 otherwise].
     ///
     /// Of several micro-batches stages 0 and 1 sum the gradients whole on each rank, and reduce them once a step. Stages 2
-    /// and 3 reduce those of each micro-batch, and a rank holds its part of the sum only.
-    #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole, help_heading = "Layout")]
-    pub zero: Option<u64>,
+    /// and 3 reduce those of each micro-batch, and a rank holds its part of the sum only. Stage 3 gathers weights for every
+    /// pass of every micro-batch; with 3:ELEMENTS weights outside layers, and those of layers with at most so many elements,
+    /// stay whole and are gathered once a step.
+    #[arg(long, value_name = "STAGE[:ELEMENTS]", allow_hyphen_values = true, help_heading = "Layout")]
+    pub zero: Option<String>,
     /// Another strategy inside the attention of one kind of layer, a function of the program; repeatable.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME", help_heading = "Layout")]
     #[serde(rename = "layer-strategy")]

@@ -124,9 +124,10 @@ fn ways() -> Vec<(String, Way)> {
         ("data-parallel+ulysses", "dp=2,ulysses=2", Zero::Optimizer),
         ("data-parallel+ulysses", "dp=2,ulysses=2", Zero::Gradients),
         ("data-parallel+ulysses", "dp=2,ulysses=2", Zero::Parameters),
+        ("data-parallel+ulysses", "dp=2,ulysses=2", Zero::ParametersAbove(0)),
     ] {
         let layout = Some(ShardOptions { zero, ..layout(strategy, mesh) });
-        let title = format!("{strategy} {mesh} zero={}", zero.stage());
+        let title = format!("{strategy} {mesh} zero={zero}");
         ways.push((title, Way { training: Training::default(), layout, refusals: OF_LAYOUTS }));
     }
     let groups = [2, 3].map(|every| Training { recompute: Recompute::Full { every }, ..Training::default() });

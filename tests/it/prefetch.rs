@@ -99,7 +99,7 @@ fn differences_with(
     let layers = ahead.per_rank.layers_of_functions();
     let idle = ahead.per_rank.functions.values().zip(&layers).filter(|(_, layers)| layers.is_empty());
     wrong.extend(idle.map(|(function, _)| format!("nobody calls `@{}`", function.name)));
-    wrong.iter().map(|what| format!("{strategy} {mesh} {fusion} zero={}: {what}", zero.stage())).collect()
+    wrong.iter().map(|what| format!("{strategy} {mesh} {fusion} zero={zero}: {what}")).collect()
 }
 
 const LAYOUTS: [(&str, &str); 5] = [
@@ -181,6 +181,22 @@ fn other_messages_travel_ahead_alike() {
     let mut wrong = Vec::new();
     for fusion in ["prefetch+none", "prefetch+overlap(chunks=2)", "prefetch(layers=0)+pack"] {
         wrong.extend(differences(&module, ("data-parallel+ulysses", "dp=2,ulysses=2"), fusion, &SlowLinks));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Weights that are whole are not gathered, and the others of the layer are gathered ahead as before.
+#[test]
+fn weights_beside_persistent_ones_travel_ahead_alike() {
+    let mut wrong = Vec::new();
+    for micro_batches in [1, 2] {
+        let module =
+            step(&llama(4), Training { micro_batches, recompute: Recompute::FULL, ..Training::default() });
+        for zero in [0, 16 * 16].map(Zero::ParametersAbove) {
+            for layout in [LAYOUTS[0], LAYOUTS[3]] {
+                wrong.extend(differences_with(&module, layout, ("prefetch+fold+pack", zero), &SlowLinks));
+            }
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -59,6 +59,7 @@ pub(crate) const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "data-parallel", "dp=64", "train=64 zero=2"),
     ("llama-3-8b", "data-parallel", "dp=8", "train=32 micro_batches=4"),
     ("llama-3-8b", "data-parallel+megatron-tp-sp", "dp=4,tp=4", "train=8 zero=3 recompute=full(every=3)"),
+    ("llama-3-8b", "data-parallel", "dp=8", "train=32 micro_batches=4 zero=3:16777216"),
     ("llama-3-8b", "pipeline", "pp=4", "train=8 micro_batches=8"),
     ("llama-3-8b", "pipeline+megatron-tp", "pp=2,tp=4", "train=8 micro_batches=4 zero=1"),
     ("llama-3-8b", "data-parallel+pipeline+ulysses", "dp=2,pp=2,ulysses=2", "train=16 micro_batches=4"),

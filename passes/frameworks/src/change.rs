@@ -168,6 +168,7 @@ impl Oddity {
             Oddity::NarrowPartials => "partial results in bf16".to_owned(),
             Oddity::Documents => "documents packed by the plan".to_owned(),
             Oddity::Capacity => "capacity of experts".to_owned(),
+            Oddity::PersistentWeights => "weights outside layers whole beside split ones".to_owned(),
         }
     }
 }

@@ -75,6 +75,8 @@ pub enum Oddity {
     Documents,
     /// Experts drop tokens beyond a capacity.
     Capacity,
+    /// Some weights stay whole at ZeRO 3.
+    PersistentWeights,
 }
 
 /// A layout of a workload.
@@ -190,6 +192,7 @@ impl Layout {
         note(*partials != Default::default(), Oddity::NarrowPartials);
         note(workload.documents.is_some(), Oddity::Documents);
         note(workload.capacity.is_some(), Oddity::Capacity);
+        note(*zero != zero.without_persistent(), Oddity::PersistentWeights);
         Ok(Self {
             mode: workload.mode,
             batch: workload.batch,
@@ -201,7 +204,7 @@ impl Layout {
             sequence_parallel,
             movement,
             order: order.unwrap_or(asked),
-            zero: *zero,
+            zero: zero.without_persistent(),
             training: workload.training.clone(),
             chunk_layers: Vec::new(),
             oddities,

@@ -121,7 +121,7 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
         match layout.zero {
             Zero::Off => {}
             Zero::Optimizer => set.flag("use-distributed-optimizer", true),
-            Zero::Gradients | Zero::Parameters => {
+            Zero::Gradients | Zero::Parameters | Zero::ParametersAbove(_) => {
                 set.flag("use-distributed-optimizer", true);
                 set.flag("use-megatron-fsdp", true);
                 let strategy =

@@ -1,7 +1,7 @@
 //! Rules, rank orders, texts and readings of frameworks, on the models of the examples.
 
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
-use ithaca_import::{Facts, Workload, facts};
+use ithaca_import::{Facts, Mode, Workload, facts};
 use ithaca_ir::Mesh;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::parse_mesh;
@@ -157,8 +157,13 @@ fn every_choice_that_a_framework_lacks_is_refused() {
         &llama,
         "`full(every=2)`",
     );
-    for oddity in [Oddity::UnevenHeads, Oddity::LayerStrategies, Oddity::SequenceAxes, Oddity::NarrowPartials]
-    {
+    for oddity in [
+        Oddity::UnevenHeads,
+        Oddity::LayerStrategies,
+        Oddity::SequenceAxes,
+        Oddity::NarrowPartials,
+        Oddity::PersistentWeights,
+    ] {
         let odd = Layout { oddities: vec![oddity.clone()], ..ring.clone() };
         for framework in Framework::ALL {
             is(framework, &odd, &llama, &oddity.name());
@@ -275,6 +280,18 @@ fn padded_heads_are_odd_only_where_heads_do_not_divide() {
     };
     assert_eq!(oddities(4), []);
     assert_eq!(oddities(8), [Oddity::PaddedHeads]);
+}
+
+#[test]
+fn persistent_weights_are_odd() {
+    let (_, facts) = model("llama-3-8b");
+    let options = ShardOptions {
+        zero: Zero::ParametersAbove(0),
+        ..ShardOptions::new("data-parallel", Mesh::new([("dp", 4)]))
+    };
+    let workload = Workload { mode: Mode::Train, ..Workload::prefill(4, 8192) };
+    let layout = Layout::new(&Registry::default(), &options, &workload, &facts, None).unwrap();
+    assert_eq!((layout.zero, layout.oddities), (Zero::Parameters, vec![Oddity::PersistentWeights]));
 }
 
 const ARGUMENTS: &str = "torchrun --nproc-per-node 8 pretrain_gpt.py \\

@@ -22,6 +22,9 @@ pub struct Choices {
     /// By function and table: whether the gradient of a look-up is computed by `tokens` or by `rows`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub lookups: BTreeMap<String, String>,
+    /// By name: whether a weight is `whole` or `split` among ranks that hold the same weights, where some are persistent.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub weights: BTreeMap<String, String>,
     /// By mesh axis: the number of its ranks in a node, and whether its collectives are in two levels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub levels: BTreeMap<String, String>,
@@ -46,6 +49,8 @@ pub enum Topic {
     Orders,
     /// Gradients of look-ups.
     Lookups,
+    /// Weights that stay whole.
+    Weights,
     /// Collectives in two levels.
     Levels,
     /// Conversions of layouts.
@@ -64,6 +69,7 @@ impl Topic {
         match self {
             Topic::Orders => "orders",
             Topic::Lookups => "lookups",
+            Topic::Weights => "weights",
             Topic::Levels => "levels",
             Topic::Reshards => "reshards",
             Topic::Kernels => "kernels",
@@ -79,6 +85,7 @@ impl Choices {
         match topic {
             Topic::Orders => &self.orders,
             Topic::Lookups => &self.lookups,
+            Topic::Weights => &self.weights,
             Topic::Levels => &self.levels,
             Topic::Reshards => &self.reshards,
             Topic::Kernels => &self.kernels,
@@ -91,6 +98,7 @@ impl Choices {
         match topic {
             Topic::Orders => &mut self.orders,
             Topic::Lookups => &mut self.lookups,
+            Topic::Weights => &mut self.weights,
             Topic::Levels => &mut self.levels,
             Topic::Reshards => &mut self.reshards,
             Topic::Kernels => &mut self.kernels,

@@ -368,7 +368,7 @@ fn messages_say_what_a_value_should_be() {
         (format!("{plan} --gpus 2 --sequence-axes s="), "is not DIM=AXIS[+AXIS]"),
         (format!("{plan} --gpus 2 --mode train --train lr=off"), "is not a number that is zero or more"),
         (format!("{plan} --gpus 2 --mode train --train beta1=1"), "is not a number from 0 to 1, 1 excluded"),
-        (format!("{plan} --gpus 2 --zero -1"), "`-1` is not a whole number from 0 to"),
+        (format!("{plan} --gpus 2 --zero -1"), "there is no ZeRO stage -1"),
         (format!("{plan} --gpus 2 --capacity -1"), "`-1` is not a capacity of experts"),
         (format!("{plan} --gpus 99999999999999999999"), "is not a whole number from 1 to"),
         ("run examples/gpt2 --shrink --seed x".to_owned(), "`x` is not a whole number from 0 to"),

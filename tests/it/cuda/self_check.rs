@@ -37,7 +37,7 @@ fn step(config: &Value, training: Training, labels: Labels) -> Module {
 }
 
 fn case(whole: &Module, options: &ShardOptions, steps: usize) -> Case {
-    let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
+    let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero);
     let compiled =
         compile(whole, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
     Case {
@@ -89,9 +89,11 @@ fn steps_in_half_precision_agree_with_themselves_on_one_device() {
         let with_biases = step(&model("qwen2", dtype), clipped, Labels { ahead: 1, ..Labels::default() });
         let parameters =
             ShardOptions { zero: Zero::Parameters, ..options("data-parallel+ring", "dp=2,ring=2") };
+        let persistent = ShardOptions { zero: Zero::ParametersAbove(0), ..options("data-parallel", "dp=2") };
         let cases = [
             case(&whole, &options("ulysses", "ulysses=2"), 2),
             case(&whole, &parameters, 2),
+            case(&whole, &persistent, 2),
             case(&staged, &options("megatron-tp-sp+pipeline", "pp=2,tp=2"), 2),
             case(&with_biases, &options("ring", "ring=2"), 1),
         ];

@@ -257,6 +257,48 @@ fn gradients_are_reduced_once_per_step_where_ranks_keep_their_sums() {
     }
 }
 
+#[test]
+fn persistent_weights_are_gathered_once_a_step_and_others_in_every_pass() {
+    const LAYERS: u64 = 2;
+    let case = CASES[0];
+    for (strategy, mesh, ranks) in
+        [("data-parallel", "dp=2", 2), ("data-parallel+ulysses", "dp=2,ulysses=2", 4)]
+    {
+        for micro_batches in [1, 2, 4] {
+            let training = Training { micro_batches, ..Training::default() };
+            let gathers = |zero: Zero, phases: &[Phase]| {
+                let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+                let sent = case.step(LAYERS, &options, &training, phases);
+                total(&sent, &["all_gather"])
+            };
+            let in_passes = |zero| gathers(zero, &[Phase::Forward, Phase::Backward]);
+            let once = |zero| gathers(zero, &[Phase::Update]);
+            let sent = |elements: u64| (ranks - 1) * elements * case.element() / ranks;
+            let layer = case.weights();
+            // The table of the embedding, the head, and the norm before it.
+            let (table, norm) = (96 * HIDDEN, HIDDEN);
+            let of_attention = 4 * case.heads * case.width * HIDDEN + 2 * HIDDEN;
+            // The embedding is read forward only.
+            let outside = table + 2 * (table + norm);
+            let all = |of_layer: u64, outside: u64| micro_batches * sent(2 * LAYERS * of_layer + outside);
+            for (zero, passes, update) in [
+                (Zero::Gradients, 0, sent(LAYERS * layer + 2 * table + norm)),
+                (Zero::Parameters, all(layer, outside), 0),
+                (Zero::ParametersAbove(0), all(layer, 0), sent(2 * table + norm)),
+                (
+                    Zero::ParametersAbove(case.heads * case.width * HIDDEN),
+                    all(layer - of_attention, 0),
+                    sent(LAYERS * of_attention + 2 * table + norm),
+                ),
+                (Zero::ParametersAbove(u64::MAX), 0, sent(LAYERS * layer + 2 * table + norm)),
+            ] {
+                let found = (in_passes(zero), once(zero));
+                assert_eq!(found, (passes, update), "{mesh} {zero} {micro_batches}");
+            }
+        }
+    }
+}
+
 /// Bytes that a rank sends in the function `name`, by kind of collective.
 fn sent_in(ranks: &Module, name: &str) -> BTreeMap<&'static str, u64> {
     let function = ranks.functions.values().find(|f| f.name == name).unwrap();

@@ -102,6 +102,8 @@ fn plans() -> Vec<Plan> {
     let zero = Zero::Parameters;
     plans.push(Plan { training: both, zero, ..plan("data-parallel+ulysses", "dp=2,ulysses=2") });
     let training = Training { micro_batches: 2, ..training.clone() };
+    let zero = Zero::ParametersAbove(256);
+    plans.push(Plan { training: training.clone(), zero, ..plan("data-parallel", "dp=2") });
     plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
     plans
 }
@@ -186,7 +188,7 @@ fn ten_steps_in_stages_give_the_weights_of_one_device() {
     plans.push(plan("pipeline", "pp=4", staged(4, order, 8)));
     plans.push(plan("pipeline+ring", "ring=2,pp=2", staged(2, order, 4)));
     plans.push(plan("pipeline+megatron-tp-sp", "pp=2,tp=2", staged(2, order, 2)));
-    for zero in Zero::ALL {
+    for zero in Zero::ALL.into_iter().chain([Zero::ParametersAbove(128)]) {
         plans.push(Plan { zero, ..plan("data-parallel+pipeline", "dp=2,pp=2", staged(2, order, 4)) });
     }
     let all = plan("data-parallel+pipeline+ulysses", "dp=2,pp=2,ulysses=2", staged(2, order, 4));

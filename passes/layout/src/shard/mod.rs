@@ -46,7 +46,7 @@ pub use legality::Decisions;
 pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
 pub use orders::{ChosenOrder, ChosenOrders};
 pub use placements::Placements;
-pub use zero::Zero;
+pub use zero::{WeightSize, Zero};
 
 pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
 pub use ithaca_pass::roles::Roles;
@@ -124,6 +124,7 @@ impl Pass for Shard {
         let replicas = replicas::axes(&placements, &sharded.space);
         let flows = Flows::of(&sharded);
         let zero = self.options.zero;
+        let persistent = replicas::persistent(&sharded, zero, cx)?;
         let (pending, sent_as) = (BTreeMap::new(), training::sent_as(&sharded));
         let mut plan = rewriter::Plan {
             placements,
@@ -134,6 +135,7 @@ impl Pass for Shard {
             heads_as_inside,
             flows,
             zero,
+            persistent,
             replicas,
             pending,
             sent_as,

@@ -1,13 +1,18 @@
 //! What ZeRO splits further: tensors that several ranks would hold whole.
 
+use std::collections::BTreeSet;
+
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::Op;
+use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::{Module, Space, TensorType};
+use ithaca_pass::Context;
+use ithaca_pass::choices::{Choice, Topic, impossible};
 
 use super::placements::Placements;
 use super::rewriter::Plan;
-use super::zero::Zero;
+use super::zero::{WeightSize, Zero};
 
 /// The axes along which ranks hold the same weights and other tokens, the innermost of the mesh first.
 ///
@@ -42,6 +47,45 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
     ty
 }
 
+/// The weights that stay whole at a stage with persistent weights.
+///
+/// # Errors
+/// `P05` for a choice that the record does not have.
+pub(super) fn persistent(
+    module: &Module,
+    zero: Zero,
+    cx: &mut Context<'_>,
+) -> Result<BTreeSet<String>, OpError> {
+    let mut persistent = BTreeSet::new();
+    if zero == zero.without_persistent() {
+        return Ok(persistent);
+    }
+    for (name, size) in WeightSize::all(module) {
+        let is_persistent = match cx.ask(Topic::Weights, name.as_str())? {
+            Choice::ByPrice(_) => {
+                let is_persistent = zero.keeps(size);
+                cx.record(if is_persistent { WHOLE } else { SPLIT }.to_owned());
+                is_persistent
+            }
+            Choice::Recorded(WHOLE) => true,
+            Choice::Recorded(SPLIT) => false,
+            Choice::Recorded(text) => {
+                return Err(impossible(Topic::Weights, &name, text, "a weight is `whole` or `split`"));
+            }
+        };
+        if is_persistent {
+            persistent.insert(name);
+        }
+    }
+    Ok(persistent)
+}
+
+/// A weight that every rank with the same weights has.
+const WHOLE: &str = "whole";
+
+/// A weight of which these ranks have parts.
+const SPLIT: &str = "split";
+
 /// Notes to the user: tensors of which a whole copy stays on several ranks.
 pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
     if plan.zero == Zero::Off {
@@ -59,9 +103,17 @@ pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
         )];
     }
     let mut notes = Vec::new();
+    if !plan.persistent.is_empty() {
+        let n = counted(plan.persistent.len() as u64, "weight");
+        let all = WeightSize::all(module).len();
+        notes.push(format!("`--zero {}`: {n} of {all} stay whole, gathered once a step", plan.zero));
+    }
     let mesh = &module.space.mesh;
     for (function, node) in nodes() {
         let Op::Param(binding) = &node.op else { continue };
+        if plan.persistent.contains(&binding.name) {
+            continue;
+        }
         let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
         let split = split(&module.space, &ty, &plan.replicas);
         let left = plan.replicas.iter().copied().filter(|&a| split.layout.axes().all(|b| b != a));

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     pub(super) flows: Flows,
     /// What is split over ranks that hold the same weights.
     pub(super) zero: Zero,
+    /// The weights that stay whole, by name, although `zero` splits weights.
+    pub(super) persistent: BTreeSet<String>,
     /// The axes along which ranks hold the same weights.
     pub(super) replicas: AxisList,
     /// By name of a gradient, the axes over which its sum is pending from one micro-batch to the next.

@@ -30,7 +30,12 @@ fn lasting(
         ty.layout.partial.clone_from(pending);
         return ty;
     }
-    if plan.zero.splits(target, binding) { replicas::split(space, &ty, &plan.replicas) } else { ty }
+    let is_persistent = target == Target::Param && plan.persistent.contains(&binding.name);
+    if plan.zero.splits(target, binding) && !is_persistent {
+        replicas::split(space, &ty, &plan.replicas)
+    } else {
+        ty
+    }
 }
 
 /// The axes over which the state `binding` is a pending sum of gradients.

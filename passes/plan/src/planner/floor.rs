@@ -43,7 +43,7 @@ impl Floor {
         let (parameters, kept) = match options.zero {
             Zero::Off => (apart, apart),
             Zero::Optimizer | Zero::Gradients => (apart, ranks),
-            Zero::Parameters => (ranks, ranks),
+            Zero::Parameters | Zero::ParametersAbove(_) => (ranks, ranks),
         };
         let Memory { parameters: of_model, gradients, optimizer, states, inputs, arena, .. } = self.whole;
         let shares =

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use ithaca_differentiate::Training;
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Module};
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
 
@@ -87,6 +87,14 @@ impl Priced {
             self.program = Compilation::Outline(Outline::of(compiled));
         }
         self
+    }
+
+    /// Its program, as long as all of it is kept.
+    pub(super) fn per_rank(&self) -> Option<&Module> {
+        match &self.program {
+            Compilation::Whole(compiled) => Some(&compiled.per_rank),
+            Compilation::Outline(_) => None,
+        }
     }
 
     /// What others are compared with.

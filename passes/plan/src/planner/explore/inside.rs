@@ -212,7 +212,7 @@ impl Search<'_> {
         compiler.check(options)?;
         // Weights that are gathered ahead are arguments of layers, which then are no longer alike.
         let prefetched = match (options.zero, options.fusion.prefetch) {
-            (Zero::Parameters, Some(_)) => self.replica_axes(options),
+            (Zero::Parameters | Zero::ParametersAbove(_), Some(_)) => self.replica_axes(options),
             _ => Vec::new(),
         };
         let fusion = Fusion { prefetch: None, ..options.fusion };

@@ -174,7 +174,7 @@ impl Search<'_> {
         match (self.is_open(Choice::Zero), has_replicas) {
             (false, _) => std::slice::from_ref(&self.request.options.zero),
             (true, false) => &[Zero::Off],
-            (true, true) => &[Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters],
+            (true, true) => &Zero::ALL,
         }
     }
 
@@ -188,10 +188,17 @@ impl Search<'_> {
         micro_batches: u64,
     ) -> Block {
         let mut block = block.scaled(sequences);
+        let is_split = |held: &Held| match zero {
+            Zero::Off | Zero::Optimizer | Zero::Gradients => false,
+            Zero::Parameters => true,
+            Zero::ParametersAbove(_) => held.is_per_layer,
+        };
+        let is_whole = |held: &Held| !is_split(held);
         for call in &mut block.calls {
-            // Seconds to gather the tensors of a kind of which ranks have copies.
-            let gather = |kind: Kind| -> f64 {
-                let held = || call.held.iter().filter(|held| held.kind == kind && held.parts < data);
+            // Seconds to gather such tensors of a kind of which ranks have copies.
+            let gather = |kind: Kind, such: &dyn Fn(&Held) -> bool| -> f64 {
+                let is_such = |held: &&Held| held.kind == kind && held.parts < data && such(held);
+                let held = || call.held.iter().filter(is_such);
                 let numbers: BTreeSet<u64> = held().map(|held| held.parts).collect();
                 let of = |parts: u64| {
                     let bytes: u64 = held().filter(|held| held.parts == parts).map(|held| held.bytes).sum();
@@ -199,21 +206,24 @@ impl Search<'_> {
                 };
                 numbers.into_iter().map(of).sum()
             };
-            let (reduced, gathered) = (gather(Kind::Gradients), gather(Kind::Parameters));
-            let is_copied = |held: &&Held| held.kind == Kind::Parameters && held.parts < data;
+            let reduced = gather(Kind::Gradients, &|_| true);
+            // Of weights, where they are used, and once a step.
+            let [gathered, once] = [gather(Kind::Parameters, &is_split), gather(Kind::Parameters, &is_whole)];
+            let is_copied =
+                |held: &&Held| held.kind == Kind::Parameters && held.parts < data && is_split(held);
             let copied: u64 = call.held.iter().filter(is_copied).map(|held| held.bytes).sum();
             let seconds = &mut call.seconds;
             let whole = if zero == Zero::Off { 2.0 * reduced } else { reduced };
             seconds.complete = seconds.complete.max(whole);
             match zero {
                 Zero::Off => {}
-                Zero::Optimizer => seconds.update = seconds.update / data as f64 + gathered,
+                Zero::Optimizer => seconds.update = seconds.update / data as f64 + once,
                 Zero::Gradients => {
-                    seconds.update = seconds.update / data as f64 + gathered;
+                    seconds.update = seconds.update / data as f64 + once;
                     seconds.backward = seconds.backward.max(whole);
                 }
-                Zero::Parameters => {
-                    seconds.update /= data as f64;
+                Zero::Parameters | Zero::ParametersAbove(_) => {
+                    seconds.update = seconds.update / data as f64 + once;
                     seconds.forward = seconds.forward.max(gathered);
                     seconds.backward = seconds.backward.max(gathered + whole);
                     seconds.complete = seconds.complete.max(gathered + whole);
@@ -229,9 +239,8 @@ impl Search<'_> {
                     _ => 0,
                 };
                 let parts = match (held.kind, zero) {
-                    (_, Zero::Off)
-                    | (Kind::Parameters, Zero::Optimizer | Zero::Gradients)
-                    | (Kind::States, _) => 1,
+                    (_, Zero::Off) | (Kind::States, _) => 1,
+                    (Kind::Parameters, _) if !is_split(held) => 1,
                     (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data / held.parts,
                 };
                 held.bytes = held.bytes.div_ceil(parts) + sums;

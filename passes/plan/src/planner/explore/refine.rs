@@ -1,6 +1,6 @@
 //! From first looks to figures: the best are compiled without stages, and the best of these whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ithaca_differentiate::{PipelineOrder, Recompute, Training};
@@ -8,7 +8,7 @@ use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
-use ithaca_layout::shard::{ShardOptions, Zero};
+use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
 use super::inside::{around, data_parallel};
@@ -31,7 +31,8 @@ const AT_ONCE: usize = 8;
 /// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
 const CALLS: u64 = 4096;
 
-/// Steps of ZeRO 1 and 2 in which gradients are tried to be reduced later.
+/// Steps of ZeRO 1 and 2 in which gradients are tried to be reduced later, and of ZeRO 3 with which more weights are
+/// tried to be persistent.
 const LATER: usize = 3;
 
 /// Micro-batches of all stages in such a step, at most: longer ones take as long to compile as the rest of a search.
@@ -302,8 +303,7 @@ impl Search<'_> {
                 return None;
             };
             let options = ShardOptions { fusion: fusion.ahead(Prefetch::default()), ..one.options.clone() };
-            let short = |t: &&Training| t.stages * t.micro_batches <= SHORT;
-            let training = one.training.as_ref().filter(short)?.clone();
+            let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
             let other = self.priced(&Step { options, training }).ok()?;
             let is_better =
                 other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
@@ -313,6 +313,52 @@ impl Search<'_> {
         let n = best.len().min(self.limit(LATER));
         best[..n].par_iter_mut().for_each(|one| {
             if let Some(other) = later(one) {
+                *one = Priced { also: std::mem::take(&mut one.also), ..other };
+            }
+        });
+    }
+
+    /// Replaces the best steps of ZeRO 3 by those with persistent weights, where these fit and save [`WORTH`]: they take
+    /// memory.
+    pub(super) fn with_persistent(&self, tried: &mut Tried) {
+        // No framework has them as they are here.
+        if !self.is_open(Choice::Zero) || self.request.target.is_some() {
+            return;
+        }
+        tried.fits.sort_by(Priced::cmp_rank);
+        let fastest = |one: &Priced| {
+            let is_split = one.options.zero == Zero::Parameters;
+            let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
+            // With all of them whole it is stage 2.
+            let sizes = WeightSize::all(one.per_rank()?);
+            let mut most: BTreeSet<u64> =
+                sizes.values().filter(|size| size.is_per_layer).map(|size| size.elements).collect();
+            most.pop_last();
+            most.insert(0);
+            let most: Vec<u64> = most.into_iter().collect();
+            let mut best: Option<Priced> = None;
+            // Memory grows with them, so the most that fit are found by halves.
+            let (mut low, mut high) = (0, most.len());
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                let zero = Zero::ParametersAbove(most[middle]);
+                let options = ShardOptions { zero, ..one.options.clone() };
+                let other = self.priced(&Step { options, training: training.clone() }).ok()?;
+                if other.memory.over().is_some() {
+                    high = middle;
+                    continue;
+                }
+                low = middle + 1;
+                if other.simulation.seconds < best.as_ref().unwrap_or(one).simulation.seconds {
+                    best = Some(other);
+                }
+            }
+            best.filter(|best| best.simulation.seconds < one.simulation.seconds * (1.0 - WORTH))
+        };
+        let best = &mut tried.fits[..];
+        let n = best.len().min(self.limit(LATER));
+        best[..n].par_iter_mut().for_each(|one| {
+            if let Some(other) = fastest(one) {
                 *one = Priced { also: std::mem::take(&mut one.also), ..other };
             }
         });
@@ -334,6 +380,11 @@ impl Search<'_> {
         let flags = flags(self.open, step);
         Ok(Priced { training: Some(step.training.clone()), flags, ..priced })
     }
+}
+
+/// Whether a step is compiled quickly.
+fn is_short(training: &Training) -> bool {
+    training.stages * training.micro_batches <= SHORT
 }
 
 /// What a search chose of a step beside its layout, as flags.

@@ -119,6 +119,25 @@ fn steps_of_other_forms_are_estimated() {
     }
 }
 
+#[test]
+fn steps_with_persistent_weights_are_estimated() {
+    let config = llama(2048, 8192, 8, 32, 8);
+    let training = Training { micro_batches: 4, ..Training::default() };
+    let steps = Steps { training, open: vec![Choice::Recompute, Choice::LossChunks] };
+    let request = Request { steps: Some(steps), ..request(8, 32, &["data-parallel"]) };
+    for zero in [0, 1 << 20, 1 << 22].map(Zero::ParametersAbove) {
+        let options = ShardOptions { zero, fusion: zero.usual_fusion(), ..request.options.clone() };
+        searched(&config, (32, 2048), &Request { options, ..request.clone() }, |search| {
+            let insides = search.insides(&mut Tried::default());
+            let best = search.estimated(&insides, search.looked(&insides), &mut Tried::default()).remove(0);
+            let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
+            let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
+            let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
+            assert!(time.abs() < 0.05 && memory.abs() < 0.02, "{zero}: {time} {memory}");
+        });
+    }
+}
+
 /// In a space that is small enough to compile every step, the search finds one within 1 % of the best.
 #[test]
 fn the_best_of_a_small_space_is_found() {
@@ -142,5 +161,33 @@ fn the_best_of_a_small_space_is_found() {
         search.exact(&insides, estimated, EXACT, &mut tried);
         let found = tried.fits.iter().map(|priced| priced.simulation.seconds).fold(f64::INFINITY, f64::min);
         assert!(found <= 1.01 * best, "{found} is found, and {best} is best");
+    });
+}
+
+/// With memory to spare weights of layers stay whole too, as many as fit.
+#[test]
+fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
+    let config = llama(2048, 8192, 8, 32, 8);
+    let steps = Steps {
+        training: Training { micro_batches: 8, ..Training::default() },
+        open: vec![Choice::Zero, Choice::LossChunks],
+    };
+    let mesh = Some(Mesh::new([("dp", 8)]));
+    let strategy = Some("data-parallel".to_owned());
+    let request = Request { steps: Some(steps), mesh, strategy, ..request(8, 64, &[]) };
+    searched(&config, (64, 1024), &request, |search| {
+        let insides = search.insides(&mut Tried::default());
+        let looked = search.looked(&insides).into_iter();
+        let split: Vec<Looked> = looked.filter(|look| look.zero == Zero::Parameters).collect();
+        let estimated = search.estimated(&insides, split, &mut Tried::default());
+        let mut tried = Tried::default();
+        search.exact(&insides, estimated, 1, &mut tried);
+        let before = tried.fits[0].clone();
+        search.with_persistent(&mut tried);
+        let after = &tried.fits[0];
+        assert!(matches!(after.options.zero, Zero::ParametersAbove(1..)), "{}", after.options.zero);
+        assert!(after.flags.contains("--zero 3:"), "{}", after.flags);
+        assert!(after.simulation.seconds < 0.95 * before.simulation.seconds);
+        assert!(after.memory.total > before.memory.total && after.memory.over().is_none());
     });
 }
