@@ -54,6 +54,8 @@ pub(super) struct Call {
     pub(super) handed: u64,
     /// Bytes of the largest frame of its functions.
     pub(super) frame: u64,
+    /// Bytes of the frame of its update, which copies states from host memory.
+    pub(super) update_frame: u64,
     /// Parameters and states.
     pub(super) held: Vec<Held>,
 }
@@ -203,6 +205,7 @@ impl Block {
             let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
             let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
             owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
+            owner.update_frame = owner.update_frame.max(called.frame.bytes);
             hold((schedule, data), (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
@@ -210,7 +213,8 @@ impl Block {
             Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, exposed };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
         let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
-        block.arena = memory.arena.saturating_sub(saved + frame);
+        let update_frame = block.calls.iter().map(|c| c.update_frame).max().unwrap_or(0);
+        block.arena = memory.arena.saturating_sub(update_frame.max(saved + frame));
         Some(block)
     }
 }
@@ -253,6 +257,7 @@ fn hold(
         let Content::Tensor(ty) = &buffer.content else { continue };
         let (binding, kind) = match &buffer.place {
             Place::Weight(binding) => (binding, Kind::Parameters),
+            Place::State(binding) if binding.host => continue,
             Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
             Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
             Place::State(binding) => (binding, Kind::States),
