@@ -44,7 +44,9 @@ fn refuse_if(is_ineffective: bool, option: &str, why: &str, help: &str) -> Resul
 /// # Errors
 /// `C00` in another mode, for an option that is given twice, and for a text that is not `KEY=VALUE`.
 pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
-    let WorkloadArgs { recompute, loss_chunks, micro_batches, pipeline, training, shift_labels, .. } = args;
+    let WorkloadArgs {
+        recompute, loss_chunks, micro_batches, pipeline, offload, training, shift_labels, ..
+    } = args;
     let why = "is an option of prefill, and the mode is train";
     refuse_if(args.logits.is_some() && mode == Mode::Train, "--logits", why, "leave it out")?;
     let flags = [
@@ -52,6 +54,7 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
         ("loss_chunks", loss_chunks),
         ("micro_batches", micro_batches),
         ("pipeline", pipeline),
+        ("offload", &offload.clone().filter(|states| states == "optimizer")),
     ];
     let why = format!("is an option of training, and the mode is {}", mode.name());
     let of_training = |option: &str, is_given: bool| {

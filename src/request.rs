@@ -101,7 +101,7 @@ impl PlanRequest {
         let offload = subject::offload(workload_args)?;
         if offload != Offload::Nothing {
             has_host_link(&cluster)?;
-            if layout.fuse.is_none() {
+            if offload != Offload::Optimizer && layout.fuse.is_none() {
                 options.fusion = options.fusion.ahead(Prefetch::default());
             }
         }

@@ -183,42 +183,56 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     })
 }
 
-/// Which pages of caches are in host memory.
+/// Which states are in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// None.
     Nothing,
-    /// Those that do not fit on the GPUs.
+    /// Those of the optimizer.
+    Optimizer,
+    /// The pages of caches that do not fit on the GPUs.
     Further,
-    /// So many.
+    /// So many pages of caches.
     Pages(u64),
 }
 
 impl Offload {
-    /// Their number, where it is known.
+    /// The number of pages, where it is known.
     pub fn pages(self) -> Option<u64> {
         match self {
-            Offload::Nothing | Offload::Further => None,
+            Offload::Nothing | Offload::Optimizer | Offload::Further => None,
             Offload::Pages(n) => Some(n),
         }
     }
 }
 
-/// The pages that `--offload` asks to keep in host memory.
+/// The states that `--offload` asks to keep in host memory.
 ///
 /// # Errors
-/// `C00` for another value than `cache` or `cache=N`, and for as many pages as there are, or more.
+/// `C00` for another value than `optimizer`, `cache` or `cache=N`, for caches without pages, and for as many pages as there
+/// are, or more.
 pub fn offload(args: &WorkloadArgs) -> Result<Offload> {
     let Some(text) = args.offload.as_deref() else { return Ok(Offload::Nothing) };
+    if text == "optimizer" {
+        return Ok(Offload::Optimizer);
+    }
     let number = match text.split_once('=') {
-        None if text == "cache" => return Ok(Offload::Further),
+        None if text == "cache" => Some(0),
         Some(("cache", n)) => n.parse::<u64>().ok().filter(|&n| n > 0),
         None | Some(_) => None,
     };
     let refused = |message: String| {
-        Diagnostic::new("C00", message).help("write `--offload cache`, or `--offload cache=8` for 8 pages")
+        Diagnostic::new("C00", message)
+            .help("write `--offload optimizer`, `--offload cache`, or `--offload cache=8` for 8 pages")
     };
-    let n = number.ok_or_else(|| refused(format!("`--offload {text}` names no caches")))?;
+    let n = number.ok_or_else(|| refused(format!("`--offload {text}` names no caches and no optimizer")))?;
+    if args.page.is_none() {
+        let message = format!("`--offload {text}` keeps pages of caches, and the caches have no pages");
+        return Err(Diagnostic::new("C00", message).help("add their size, as in `--page 16`").into());
+    }
+    if n == 0 {
+        return Ok(Offload::Further);
+    }
     if args.pages.is_some_and(|all| n >= all) {
         return Err(refused(format!(
             "`--offload {text}` leaves no page of `--pages {}` on the GPUs",

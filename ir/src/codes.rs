@@ -132,7 +132,7 @@ pub const SCHEDULE: &[Code] = &[
     code("S18", "a schedule computes its program"),
     code(
         "S19",
-        "on the stream `host` are copies from host memory, and nothing else reads or writes caches there but steps that append to them",
+        "on the stream `host` are copies from host memory, on `to_host` copies to it, and nothing else reads or writes states there but steps that append to caches",
     ),
 ];
 

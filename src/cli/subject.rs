@@ -40,10 +40,13 @@ pub struct WorkloadArgs {
     /// The number of pages [default: as many as the sequences may need].
     #[arg(long, value_name = "N", requires = "page", allow_hyphen_values = true, value_parser = positive, help_heading = "Workload")]
     pub pages: Option<u64>,
-    /// Keep pages of caches in host memory: `cache` those that do not fit on the GPUs, `cache=N` so many of all pages.
+    /// Keep states in host memory: `optimizer` those of AdamW in training; in decoding `cache` the pages of caches that do
+    /// not fit on the GPUs, `cache=N` so many of all pages.
     ///
-    /// A layer's pages are copied to the GPU while the layer before it runs, on a stream of their own.
-    #[arg(long, value_name = "WHAT", requires = "page", help_heading = "Workload")]
+    /// The states of a weight are copied to the GPU during the update of the weight before it, with `--fuse prefetch` those of a
+    /// layer during that of the layer before, and copied back after it. A layer's pages are copied while the layer before it
+    /// runs. Each direction has a stream of its own.
+    #[arg(long, value_name = "WHAT", help_heading = "Workload")]
     pub offload: Option<String>,
     /// Element type of caches: f32, f16, bf16, or f8e4m3, which has a scale for each token and head [default: that of
     /// activations].

@@ -10,7 +10,7 @@ use ithaca_passes::plan::{Plan, Rates};
 use ithaca_passes::planner::{self, View};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
-use super::printed::{heading, noted, view};
+use super::printed::{heading, host_memory, noted, view};
 use super::session::{Done, Session};
 use super::{check, decoding, report, serve};
 use crate::cli::{self, PlanArgs};
@@ -115,7 +115,9 @@ fn summary(plan: &Plan, name: &str, view: &View) -> String {
     out.push('\n');
     out.push_str(&planner::table(&plan.alternatives, &Rates::of(plan), view));
     out.push('\n');
-    for note in plan.notes.iter().chain(&plan.assumptions()) {
+    let of_training = plan.workload.training.is_some();
+    for note in host_memory(plan).filter(|_| of_training).iter().chain(&plan.notes).chain(&plan.assumptions())
+    {
         out.push_str(&noted(note, view.width));
     }
     out

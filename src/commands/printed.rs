@@ -2,6 +2,7 @@
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::units;
 use ithaca_ir::wrap::wrapped;
 use ithaca_passes::import::Mode;
 use ithaca_passes::plan::{self, Plan};
@@ -60,4 +61,24 @@ pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
         plan.cluster.accelerator.name,
     );
     wrapped(&text, width, 2) + "\n"
+}
+
+/// The states that a rank has in host memory, with the time to copy them; nothing where all are on the device.
+pub(super) fn host_memory(plan: &Plan) -> Option<String> {
+    let host = plan.memory.host;
+    let link = plan.cluster.accelerator.host_bandwidth.as_ref();
+    let link = link.map_or_else(String::new, |rate| {
+        let seconds = units::seconds(host as f64 / rate.value);
+        let back = if plan.workload.mode == Mode::Train { ", and as long back" } else { "" };
+        format!(", {seconds} to copy them{back} at {:.0} GB/s ({})", rate.value / 1e9, rate.source)
+    });
+    let what = match plan.workload.pages.and_then(|pages| pages.host) {
+        Some(pages) => format!("caches, of {} in all", counted(pages, "page")),
+        None => {
+            let ranks = plan.gpus.min(plan.cluster.devices_per_node.value);
+            let all = units::bytes(host.saturating_mul(ranks));
+            format!("optimizer states, {all} on a machine of {}", counted(ranks, "GPU"))
+        }
+    };
+    (host > 0).then(|| format!("host memory of a rank: {} of {what}{link}", units::bytes(host)))
 }

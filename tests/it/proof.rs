@@ -23,6 +23,7 @@ use crate::tier;
 /// Example, strategy and mesh, mode with the batch, and other options.
 pub(crate) const PLANS: &[(&str, &str, &str, &str)] = &[
     ("llama-3-8b", "data-parallel+ulysses", "dp=8,ulysses=2", "train=16 zero=1"),
+    ("llama-3-8b", "data-parallel", "dp=8", "train=16 zero=2 offload=optimizer"),
     ("phi-3-mini", "window-halo", "ring=8", ""),
     ("llama-3-8b", "ring", "ring=8", "order=striped:16"),
     ("llama-3-8b", "ring", "ring=8", "documents=16k,8k*2,4k*8,512*4"),

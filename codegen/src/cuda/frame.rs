@@ -337,6 +337,7 @@ fn queue(stream: Stream) -> &'static str {
         Stream::Comm => "kComm",
         Stream::Weights => "kWeights",
         Stream::Host => "kHost",
+        Stream::ToHost => "kToHost",
         Stream::ForwardEven => "kForwardEven",
         Stream::ForwardOdd => "kForwardOdd",
         Stream::BackwardEven => "kBackwardEven",

@@ -221,6 +221,9 @@ fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &S
         SourceFile::States => "File::States",
     };
     let rest = match (is_written, binding.ahead, binding.fill, integers) {
+        (is_written, ahead, fill, None) if binding.host => {
+            format!(", {is_written}, {ahead}, {fill}, -1, 0, true")
+        }
         (false, 0, 0, None) => String::new(),
         (true, 0, 0, None) => ", true".to_owned(),
         (is_written, ahead, fill, None) => format!(", {is_written}, {ahead}, {fill}"),

@@ -270,7 +270,7 @@ impl Scope<'_> {
                     format!("append({}, {}, {}, {over}, {rows}{wraps})", all(), text(0), text(1))
                 }
                 Cache::AppendPages { after: Some(_), .. } | Cache::Upload => {
-                    let message = "caches in host memory have no form in PyTorch";
+                    let message = "states in host memory have no form in PyTorch";
                     let help = "plan without `--offload`, emit `--target cuda`, or run the plan";
                     return Err(Diagnostic::new("S43", message).help(help));
                 }

@@ -334,7 +334,7 @@ fn list(items: &[String]) -> String {
 
 /// The keyword arguments of a binding.
 pub(super) fn place(binding: &Binding) -> String {
-    let Binding { name: _, stored, view, window, ahead, fill } = binding;
+    let Binding { name: _, stored, view, window, ahead, fill, host: _ } = binding;
     let sizes = |sizes: &[u64]| tuple(sizes.iter().map(u64::to_string));
     let mut out = String::new();
     for (key, list) in [("stored", stored), ("view", view)] {

@@ -17,7 +17,7 @@
 //! before, and the tokens that it appends, which the copy lacks, from the pages themselves.
 //!
 //! ```text
-//! %host = state {name="cache.host.key.{layer}"} : bf16[q s k d]
+//! %host = state {name="cache.host.key.{layer}", host=true} : bf16[q s k d]
 //! %copy = upload %host : bf16[q s k d]
 //! %more = append_pages %host, %k, %start, %end, %table {pages=q, slots=s, rows=t, after=p} : bf16[q s k d]
 //! %keys = gather_pages %pages, %table, %copy, %more, %start {pages=p, slots=s, over=c, beyond=q} : bf16[b c k d]

@@ -10,7 +10,7 @@ use crate::ops::check::only;
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
-use crate::ops::table::source::Binding;
+use crate::ops::table::source::{Binding, Target};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -115,7 +115,7 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let Binding { name, stored, view, window, ahead, fill } = binding;
+    let Binding { name, stored, view, window, ahead, fill, host } = binding;
     let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
     ensure!(!binding.is_stack() || has_first, "V17", "`{name}` names a stack, which has a first dimension");
     ensure!(!name.is_empty(), "V17", "`{}` has an empty name", op.name());
@@ -123,6 +123,8 @@ pub(super) fn infer(
     if (*ahead != 0 || *fill != 0) && !labels {
         bail!("V17", "`{name}`: only integers of an `input` are read ahead or filled up");
     }
+    let is_state = matches!(op, Op::State(_) | Op::Assign { target: Target::State, .. });
+    ensure!(!host || is_state, "V17", "`{name}`: only states are in host memory");
     let elements = product(stored.iter().copied());
     if !view.is_empty()
         && (stored.is_empty() || elements.is_none() || elements != product(view.iter().copied()))

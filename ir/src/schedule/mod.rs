@@ -31,7 +31,6 @@ use crate::layers::{self, Call, Runs};
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
-use crate::ops::cache::HOST;
 use crate::ops::table::experts::{Deal, Experts};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::{Binding, Target};
@@ -332,9 +331,9 @@ impl Buffer {
         self.place.home().is_some_and(|(_, binding)| binding.is_of_next_layer())
     }
 
-    /// Whether it is in the memory of the host: a cache called `cache.host.…`.
+    /// Whether it is a state in the memory of the host.
     pub fn is_in_host_memory(&self) -> bool {
-        matches!(&self.place, Place::State(binding) if binding.name.starts_with(HOST))
+        matches!(&self.place, Place::State(binding) if binding.host)
     }
 
     /// Element type.

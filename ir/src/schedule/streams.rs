@@ -1,7 +1,7 @@
 //! The streams of a rank.
 //!
 //! Weights and gradients have a stream of their own, so collectives of activations, which kernels wait for, are not queued
-//! behind them. Copies from host memory have one too, so that they are made beside kernels.
+//! behind them. Copies from host memory and copies to it have one each, so that they are made beside kernels and beside each other.
 //!
 //! Transfers between the stages of a pipeline have streams of their own: a receive may wait there for long, and neither
 //! kernels nor collectives wait behind it. Each direction has three: two by the parity of the stage that sends, and one for
@@ -26,6 +26,8 @@ pub enum Stream {
     Weights,
     /// Copies from host memory.
     Host,
+    /// Copies to host memory.
+    ToHost,
     /// What even stages send in the forward pass.
     ForwardEven,
     /// What odd stages send in the forward pass.
@@ -42,11 +44,12 @@ pub enum Stream {
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 10] = [
+    pub const ALL: [Stream; 11] = [
         Stream::Compute,
         Stream::Comm,
         Stream::Weights,
         Stream::Host,
+        Stream::ToHost,
         Stream::ForwardEven,
         Stream::ForwardOdd,
         Stream::BackwardEven,
@@ -74,7 +77,7 @@ impl Stream {
 
     /// Whether it has transfers between stages of a pipeline.
     pub fn is_between_stages(self) -> bool {
-        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights | Stream::Host)
+        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights | Stream::Host | Stream::ToHost)
     }
 
     /// The spelling in the text form.
@@ -84,6 +87,7 @@ impl Stream {
             Stream::Comm => "comm",
             Stream::Weights => "weights",
             Stream::Host => "host",
+            Stream::ToHost => "to_host",
             Stream::ForwardEven => "forward_even",
             Stream::ForwardOdd => "forward_odd",
             Stream::BackwardEven => "backward_even",

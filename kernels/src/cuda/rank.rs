@@ -1,7 +1,6 @@
 //! The state of a local rank on its device: memory, streams, events and tables, all allocated before a step.
 
 use ithaca_device::{Coordinates, DeviceProgram, Table};
-use ithaca_ir::ops::cache::HOST;
 use ithaca_ir::schedule::{Stream as Queue, Streams};
 use ithaca_ir::{DType, Rank};
 
@@ -28,7 +27,7 @@ pub(super) struct LocalRank<'a> {
     pub(super) tables: Vec<Address>,
     /// The arena, the stored tensors, the tables and the word.
     pub(super) memory: Address,
-    /// Memory of the host, for caches that are there.
+    /// Memory of the host, for states that are there.
     host_memory: Option<Address>,
     /// Bytes of the arena.
     pub(super) arena: u64,
@@ -75,7 +74,7 @@ impl<'a> LocalRank<'a> {
         let mut offsets = Vec::with_capacity(plan.tensors().len());
         for tensor in plan.tensors() {
             offsets.push(tensor.part_of[index(rank.0)].map(|part| {
-                let is_on_host = tensor.binding.name.starts_with(HOST);
+                let is_on_host = tensor.binding.host;
                 let end = if is_on_host { &mut host_bytes } else { &mut bytes };
                 let at = *end;
                 let size = ithaca_ir::boxes::elements(&tensor.regions[part]) * tensor.ty.dtype.bytes();

@@ -102,7 +102,7 @@ impl<T: Real> Entry<T> {
 
     /// Whether this is a binding of the same stored name, on the same ranks.
     fn is_of(&self, target: Target, binding: &Binding, ty: &TensorType) -> bool {
-        let Binding { name: _, stored, view, window, ahead: _, fill: _ } = &self.binding;
+        let Binding { name: _, stored, view, window, ahead: _, fill: _, host: _ } = &self.binding;
         self.target == target
             && self.ty.layout.at == ty.layout.at
             && *stored == binding.stored

@@ -38,7 +38,7 @@ mod tape;
 mod tied;
 mod update;
 
-pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
+pub use options::{ADAMW, DropoutChoice, OPTIONS, Offload, PipelineOrder, Recompute, Training};
 pub use pipelined::MAX_CALLS;
 pub use stages::{chunk_layers, chunks, in_stages};
 
@@ -295,7 +295,7 @@ fn stepped(
                 let function = update::squares(&stepped.space, owned, &scalar)?;
                 optimize.squares.calls.push((stepped.functions.push(function), owned.layers.clone()));
             }
-            let function = update::update(&stepped.space, owned, adamw, &scalar)?;
+            let function = update::update(&stepped.space, owned, (adamw, training.offload), &scalar)?;
             optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
     }

@@ -135,6 +135,17 @@ pub enum DropoutChoice {
     Off,
 }
 
+/// The states that are in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Offload {
+    /// None.
+    #[default]
+    None,
+    /// Those of the optimizer: moments, and weights in full precision (ZeRO-Offload; Ren et al., arXiv 2101.06840).
+    Optimizer,
+}
+
 /// The options of a training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -164,6 +175,8 @@ pub struct Training {
     /// The largest global norm of the gradients; larger ones are scaled down to it.
     #[serde(deserialize_with = "norm")]
     pub clip: Option<f64>,
+    /// The states that are in host memory.
+    pub offload: Offload,
 }
 
 impl Default for Training {
@@ -179,6 +192,7 @@ impl Default for Training {
             dropout: DropoutChoice::default(),
             optimizer: Some(ADAMW),
             clip: None,
+            offload: Offload::default(),
         }
     }
 }
@@ -221,6 +235,10 @@ impl Training {
                 return Err(Diagnostic::new("P02", message));
             }
             (None, None) => {}
+        }
+        if training.offload == Offload::Optimizer && training.optimizer.is_none() {
+            let message = "option `offload=optimizer` needs an optimizer, and `optimizer=none` excludes it";
+            return Err(Diagnostic::new("P02", message));
         }
         Ok(training)
     }
@@ -309,7 +327,7 @@ fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> R
 
 /// The options, for the table of passes.
 pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, dropout=config|off, optimizer=adamw|none, \
-                           lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
+                           lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM, offload=none|optimizer";
 
 /// The maximum number of parts of a loss: the maximum number of operands of `join`.
 const MAX_LOSS_CHUNKS: u64 = MAX_PARTS as u64;

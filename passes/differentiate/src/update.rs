@@ -4,11 +4,14 @@
 //! gradients where no backward pass does, `.squares` adds up the squares of gradients, `.update` updates the weights.
 //! They run over the same layers.
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
-use ithaca_ir::ops::{AdamW, Binding, OpError, Optimizer, Stage, Target, cast, state, sums_in};
+use ithaca_ir::ops::{AdamW, Binding, Cache, OpError, Optimizer, Stage, Target, cast, state, sums_in};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
+use super::options::Offload;
 use super::tape::{Accumulation, assign, prefixed, zeros};
 
 /// A range of layers and its stage.
@@ -119,41 +122,92 @@ pub(super) fn squares(space: &Space, owned: &OwnedWeights, scalar: &TensorType) 
 }
 
 /// `@name.update(step, clip)`.
+///
+/// States in host memory are copied to the device one weight ahead of its update, and copied back after it.
 pub(super) fn update(
     space: &Space,
     owned: &OwnedWeights,
-    adamw: AdamW,
+    (adamw, offload): (AdamW, Offload),
     scalar: &TensorType,
 ) -> Result<Function, OpError> {
     let none = Arena::new();
     let mut b = owned.builder("update", space, &none);
     let step = b.param(scalar.clone(), Some("step"));
     let clip = b.param(scalar.clone(), Some("clip"));
+    let mut states = States { offload, copies: BTreeMap::new() };
+    let mut ahead = owned.weights.iter();
+    states.copy(&mut b, ahead.next())?;
     for (binding, ty, _) in &owned.weights {
+        states.copy(&mut b, ahead.next())?;
         let state_ty = gradient_type(ty);
-        let narrow = ty.dtype != state_ty.dtype;
-        let weight = if narrow {
-            b.push_as(Op::State(prefixed(binding, state::MASTER)), &[], state_ty.clone())?
+        let is_narrow = is_narrow(ty);
+        let weight = if is_narrow {
+            states.read(&mut b, (binding, state::MASTER), &state_ty)?
         } else {
             b.weight(binding.clone(), ty.clone())?
         };
         let gradient = gradient(&mut b, binding, ty)?;
-        let (first, second) =
-            (prefixed(binding, state::FIRST_MOMENT), prefixed(binding, state::SECOND_MOMENT));
-        let m = b.push_as(Op::State(first.clone()), &[], state_ty.clone())?;
-        let v = b.push_as(Op::State(second.clone()), &[], state_ty)?;
+        let m = states.read(&mut b, (binding, state::FIRST_MOMENT), &state_ty)?;
+        let v = states.read(&mut b, (binding, state::SECOND_MOMENT), &state_ty)?;
         let op = Op::Optimizer(Optimizer::AdamW(adamw));
         let results = b.node(op, &[weight, gradient, m, v, step, clip], &[])?;
         let [mut weight, m, v] = [0, 1, 2].map(|i| results[i]);
-        assign(&mut b, Target::State, first, m)?;
-        assign(&mut b, Target::State, second, v)?;
-        if narrow {
-            assign(&mut b, Target::State, prefixed(binding, state::MASTER), weight)?;
+        assign(&mut b, Target::State, states.binding(binding, state::FIRST_MOMENT), m)?;
+        assign(&mut b, Target::State, states.binding(binding, state::SECOND_MOMENT), v)?;
+        if is_narrow {
+            assign(&mut b, Target::State, states.binding(binding, state::MASTER), weight)?;
             weight = cast(&mut b, weight, ty.dtype)?;
         }
         assign(&mut b, Target::Param, binding.clone(), weight)?;
     }
     Ok(b.finish([]))
+}
+
+/// Whether the optimizer keeps a weight in full precision.
+fn is_narrow(ty: &TensorType) -> bool {
+    ty.dtype != sums_in(ty.dtype)
+}
+
+/// The states of an optimizer as an update reads them.
+struct States {
+    offload: Offload,
+    /// By name, the copies on the device of states in host memory.
+    copies: BTreeMap<String, ValueId>,
+}
+
+impl States {
+    fn binding(&self, weight: &Binding, kind: &str) -> Binding {
+        Binding { host: self.offload == Offload::Optimizer, ..prefixed(weight, kind) }
+    }
+
+    /// Copies the states of a weight to the device, where they are in host memory.
+    fn copy(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        weight: Option<&(Binding, TensorType, Accumulation)>,
+    ) -> Result<(), OpError> {
+        let (Some((weight, ty, _)), Offload::Optimizer) = (weight, self.offload) else { return Ok(()) };
+        let master = is_narrow(ty).then_some(state::MASTER);
+        for kind in master.into_iter().chain([state::FIRST_MOMENT, state::SECOND_MOMENT]) {
+            let binding = self.binding(weight, kind);
+            let state = b.push_as(Op::State(binding.clone()), &[], gradient_type(ty))?;
+            self.copies.insert(binding.name, b.push(Op::Cache(Cache::Upload), &[state])?);
+        }
+        Ok(())
+    }
+
+    fn read(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        (weight, kind): (&Binding, &str),
+        ty: &TensorType,
+    ) -> Result<ValueId, OpError> {
+        let binding = self.binding(weight, kind);
+        match self.copies.get(&binding.name) {
+            Some(&copy) => Ok(copy),
+            None => b.push_as(Op::State(binding), &[], ty.clone()),
+        }
+    }
 }
 
 pub(super) fn gradient(

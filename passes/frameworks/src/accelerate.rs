@@ -21,6 +21,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
     rules.oddities();
     rules.trains();
+    rules.keeps_states();
     rules.tensor_heads(Copies::Refused);
     let (heads, tokens, tensor, data) =
         (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor(), layout.data());

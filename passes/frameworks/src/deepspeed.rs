@@ -1,6 +1,6 @@
 //! DeepSpeed: Ulysses, AutoTP, AutoEP, pipelines and ZeRO, as a JSON configuration.
 
-use ithaca_differentiate::{PipelineOrder, Recompute};
+use ithaca_differentiate::{Offload, PipelineOrder, Recompute};
 use ithaca_import::{Facts, Mode};
 use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
@@ -67,6 +67,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     }
     let stage = layout.zero.stage();
     rules.refuse(
+        layout.training.offload == Offload::Optimizer && stage == 0,
+        || format!("the plan has the states of the optimizer in host memory without ZeRO, and {title} needs ZeRO 1 for it"),
+        Change::Zero(Zero::Optimizer),
+    );
+    rules.refuse(
         stages > 1 && stage > 1,
         || {
             format!(
@@ -109,6 +114,10 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
     }
     if layout.mode == Mode::Train && layout.zero != Zero::Off {
         set.set("zero_optimization.stage", layout.zero.stage());
+        if layout.training.offload == Offload::Optimizer {
+            set.set("zero_optimization.offload_optimizer.device", "cpu");
+            set.flag("zero_optimization.offload_optimizer.pin_memory", true);
+        }
     }
 }
 
@@ -155,6 +164,11 @@ pub(crate) fn notes(layout: &Layout, facts: &Facts) -> Vec<String> {
     }
     if layout.mode == Mode::Train && layout.training.recompute != Recompute::None {
         notes.push("activation checkpointing is a call: model.gradient_checkpointing_enable()".to_owned());
+    }
+    if layout.mode == Mode::Train && layout.training.offload == Offload::Optimizer {
+        notes.push(
+            "DeepSpeed updates weights on the processor, and the plan prices updates on the GPUs".to_owned(),
+        );
     }
     if layout.tensor() > facts.kv_heads.max(1) {
         notes.push("AutoTP copies key/value heads, and warns".to_owned());

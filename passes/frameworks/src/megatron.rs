@@ -23,6 +23,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
     rules.oddities();
     rules.trains();
+    rules.keeps_states();
     rules.tensor_heads(Copies::Allowed);
     rules.experts();
     context::check(rules);

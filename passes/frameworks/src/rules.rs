@@ -1,6 +1,6 @@
 //! Rules that several frameworks have, and the list of refusals that they add to.
 
-use ithaca_differentiate::{PipelineOrder, Recompute};
+use ithaca_differentiate::{Offload, PipelineOrder, Recompute};
 use ithaca_import::{Facts, Mode};
 use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
@@ -37,6 +37,20 @@ impl Rules<'_> {
             let reason = format!("the plan has {}, and {title} has none", oddity.name());
             self.refuse(true, || reason, Change::Without(oddity));
         }
+    }
+
+    /// The settings that the framework exports keep the states of the optimizer on the devices.
+    pub(crate) fn keeps_states(&mut self) {
+        let title = self.title;
+        self.refuse(
+            self.layout.mode == Mode::Train && self.layout.training.offload == Offload::Optimizer,
+            || {
+                format!(
+                    "the plan has the states of the optimizer in host memory, and exports to {title} do not"
+                )
+            },
+            None,
+        );
     }
 
     /// The framework trains; it computes whole sequences otherwise.

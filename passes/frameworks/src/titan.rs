@@ -21,6 +21,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, title) = (rules.layout, rules.title);
     rules.oddities();
     rules.trains();
+    rules.keeps_states();
     rules.tensor_heads(Copies::Refused);
     rules.experts();
     let (heads, tokens, tensor) = (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor());

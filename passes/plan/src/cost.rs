@@ -74,8 +74,7 @@ fn filled_seconds(
         });
     }
     if let Some(bytes) = host_bytes(op, space, operands) {
-        let rate = cluster.accelerator.host_bandwidth.as_ref().map_or(f64::INFINITY, |rate| rate.value);
-        return cluster.launch_seconds() + bytes as f64 / rate;
+        return cluster.host_seconds(bytes);
     }
     if let Some(seconds) = measured(cluster, space, op, operands, results) {
         return seconds;

@@ -16,7 +16,6 @@ use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::cache::HOST;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
@@ -49,7 +48,7 @@ pub struct Memory {
     /// Other states.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub states: u64,
-    /// States in the memory of the host, which the total leaves out: caches called `cache.host.…`.
+    /// States in the memory of the host, which the total leaves out: caches, and states of an optimizer.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host: u64,
     /// Activations, outputs and communication buffers: the arena.
@@ -136,9 +135,9 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
         let (sum, binding) = match place {
             Place::Weight(binding) => (&mut memory.parameters, binding),
             Place::Input(binding) => (&mut memory.inputs, binding),
+            Place::State(binding) if binding.host => (&mut memory.host, binding),
             Place::State(binding) if is_gradient(&binding.name) => (&mut memory.gradients, binding),
             Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (&mut memory.optimizer, binding),
-            Place::State(binding) if binding.name.starts_with(HOST) => (&mut memory.host, binding),
             Place::State(binding) => (&mut memory.states, binding),
             Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
         };
@@ -147,7 +146,7 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
         let count = if binding.is_per_layer() { n_layers() } else { 1 };
         let bytes = space.max_local_bytes(&ty).saturating_mul(count);
         *sum = sum.saturating_add(bytes);
-        if !binding.name.starts_with(HOST) {
+        if !binding.host {
             memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
         }
     }

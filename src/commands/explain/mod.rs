@@ -6,7 +6,6 @@ mod prefix;
 use std::fmt::Write;
 
 use ithaca_ir::Module;
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
 use ithaca_ir::wrap::wrapped;
@@ -18,7 +17,7 @@ use ithaca_passes::planner::{View, table};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
-use super::printed::{heading, view};
+use super::printed::{heading, host_memory, view};
 use super::session::{Done, Session};
 use crate::cli::{ExplainArgs, TableArgs};
 use crate::error::Result;
@@ -131,19 +130,8 @@ fn text(
         bytes(memory.usable),
         memory.in_words()
     );
-    if memory.host > 0 {
-        let link = plan.cluster.accelerator.host_bandwidth.as_ref();
-        let link = link.map_or_else(String::new, |rate| {
-            let seconds = seconds(memory.host as f64 / rate.value);
-            format!(", {seconds} to copy them at {:.0} GB/s ({})", rate.value / 1e9, rate.source)
-        });
-        let pages = plan.workload.pages.and_then(|pages| pages.host).unwrap_or(0);
-        let _ = writeln!(
-            out,
-            "host memory of a rank: {} of caches, of {} in all{link}",
-            bytes(memory.host),
-            counted(pages, "page")
-        );
+    if let Some(text) = host_memory(plan) {
+        let _ = writeln!(out, "{text}");
     }
     let _ = writeln!(out, "largest tensors:");
     for held in &memory.largest {

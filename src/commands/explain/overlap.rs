@@ -70,10 +70,11 @@ fn key(schedule: &Schedule, overlap: &Overlap) -> Vec<String> {
     vec![schedule.frames[collective.frame].name.clone(), described(schedule, collective), beside, reason]
 }
 
-/// `all_to_all over ulysses`; of a message between stages of a pipeline also where it goes.
+/// `all_to_all over ulysses`; of a message between stages of a pipeline also where it goes; of a copy its stream.
 fn described(schedule: &Schedule, at: TaskAt) -> String {
-    let Work::Exchange(transfer) = &schedule.frames[at.frame].tasks[at.task].work else {
-        return String::new();
+    let task = &schedule.frames[at.frame].tasks[at.task];
+    let Work::Exchange(transfer) = &task.work else {
+        return format!("{} over {}", task.work.name(), task.stream);
     };
     let space = &schedule.space;
     let first = transfer.first();

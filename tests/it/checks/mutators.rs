@@ -190,6 +190,7 @@ fn change_stream(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
             Stream::Weights => Stream::Comm,
             Stream::Comm
             | Stream::Host
+            | Stream::ToHost
             | Stream::ForwardOdd
             | Stream::BackwardEven
             | Stream::BackwardOdd

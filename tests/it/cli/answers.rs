@@ -23,6 +23,7 @@ fn repairs_work_as_they_are_printed() {
         "plan examples/llama-3-8b --mode train --seq 8192 --batch 8 --micro-batches 4 --pipeline interleaved \
          --train chunks=2 --strategy pipeline+megatron-tp-sp --mesh pp=2,tp=2 --zero 0 --recompute none",
         "run examples/gpt2 --shrink --gpus 5 --strategy ulysses",
+        "plan examples/llama-3-8b --gpus 1 --mode train --batch 1 --seq 4096",
     ] {
         let refusal = refused(&root, request);
         let commands = offered(&refusal);

@@ -1,6 +1,8 @@
 //! Training by the command line: every model's step agrees with the whole one, options belong together, and a pipeline that
 //! does not fit has repairs.
 
+use serde_json::Value;
+
 use super::{refused, repository, said};
 use crate::tier;
 
@@ -38,6 +40,64 @@ fn refusals_for_lack_of_memory_come_soon() {
         let refusal = refused(&repository(""), &format!("{asked} {options}"));
         assert!(refusal.contains(&format!("error[{code}]")), "{options}: {refusal}");
     }
+}
+
+/// States of the optimizer in host memory leave the device but for those of the weights at work, and are proven there.
+#[test]
+fn states_of_the_optimizer_are_in_host_memory() {
+    let root = repository("");
+    for layout in [
+        "",
+        "--mesh dp=2",
+        "--mesh dp=2,tp=2 --zero 1 --train clip=1",
+        "--mesh dp=2 --zero 2 --micro-batches 2",
+        "--mesh dp=2 --zero 1 --fuse prefetch+fold+pack",
+        "--strategy ulysses --mesh ulysses=2 --zero 3",
+        "--mesh pp=2,dp=2 --zero 1 --micro-batches 2",
+    ] {
+        let args = "tests/goldens/llama-gqa --mode train --seq 16 --batch 4 --steps 3 --offload optimizer";
+        for command in ["run", "verify"] {
+            let out = said(&root, &format!("{command} {args} {layout}"));
+            assert!(out.contains(": no error is above ") && !out.contains("FAILED"), "{layout}: {out}");
+        }
+    }
+    let args = "plan examples/llama-3-8b --gpus 4 --mode train --batch 4 --seq 4096 --mesh dp=4 --zero 1 \
+                --recompute full --micro-batches 1 --loss-chunks 1 --json";
+    let memory = |more: &str| -> Value {
+        let plan: Value = serde_json::from_str(&said(&root, &format!("{args} {more}"))).unwrap();
+        plan["memory"].clone()
+    };
+    let (on_device, offloaded) = (memory(""), memory("--offload optimizer"));
+    let bytes = |memory: &Value, of: &str| memory[of].as_u64().unwrap_or(0);
+    // The count of steps, a number, stays on the device.
+    assert_eq!(bytes(&offloaded, "host"), bytes(&on_device, "optimizer") - 4);
+    assert_eq!(bytes(&offloaded, "optimizer"), 4);
+    assert_eq!(bytes(&on_device, "host"), 0);
+    assert_eq!(
+        bytes(&offloaded, "arena"),
+        bytes(&on_device, "arena"),
+        "an update needs less than the passes"
+    );
+    for (args, reason) in [
+        ("plan examples/llama-3-8b --gpus 2 --mode train --seq 64 --cluster cpu", "no `host_bandwidth`"),
+        ("plan examples/llama-3-8b --gpus 2 --seq 64", "is an option of training"),
+        ("run tests/goldens/llama-gqa --mode train --seq 16 --train optimizer=none", "needs an optimizer"),
+    ] {
+        let refusal = refused(&root, &format!("{args} --offload optimizer"));
+        assert!(refusal.contains(reason), "{args}: {refusal}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json").display().to_string();
+    said(&root, &format!("{args} --offload optimizer -o {plan}"));
+    let explained = said(&root, &format!("explain {plan}"));
+    for text in ["copy over to_host", "upload over host", "host memory of a rank: 22.4", "offload=optimizer"]
+    {
+        assert!(explained.contains(text), "{text}: {explained}");
+    }
+    let refusal =
+        refused(&root, &format!("emit {plan} --target torch -o {}", folder.path().join("x").display()));
+    assert!(refusal.contains("states in host memory have no form in PyTorch"), "{refusal}");
+    assert!(said(&root, &format!("export {plan} --to deepspeed")).contains("offload_optimizer"));
 }
 
 #[test]

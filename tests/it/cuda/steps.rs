@@ -1,11 +1,12 @@
 //! Several steps of emitted programs on the host: outputs of the last one, and state, against the oracle.
 
 use ithaca_ir::Module;
+use ithaca_ir::ops::AdamW;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, oracle};
 use ithaca_passes::compile::compile;
-use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::differentiate::{ADAMW, Offload, Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
@@ -26,7 +27,17 @@ fn loops_with_stacks_and_states_over_steps() {
     if !can_run() {
         return;
     }
-    check(&cases());
+    // Gradients that are rounding alone make no whole steps.
+    let optimizer = Some(AdamW { eps: 1e-2, ..ADAMW });
+    let training = Training { offload: Offload::Optimizer, optimizer, ..Training::default() };
+    let whole = step(&deep_llama(2), training);
+    let options = ShardOptions {
+        zero: Zero::Gradients,
+        ..ShardOptions::new("data-parallel", parse_mesh("dp=2").unwrap())
+    };
+    let ranks = per_rank(&whole, &options).unwrap();
+    let offloaded = ("offloaded".to_owned(), whole, ranks);
+    check(&cases().into_iter().chain([offloaded]).collect::<Vec<_>>());
 }
 
 #[test]

@@ -288,7 +288,7 @@ class Device : NotCopied {
         if (has_arena) reserve(program.arena(rank));
         int64_t host_bytes = 0;
         const auto reserve_for = [&](const Source& source, int64_t bytes) {
-            if (!source.is_in_host_memory()) return reserve(bytes);
+            if (!source.is_on_host) return reserve(bytes);
             const int64_t offset = host_bytes;
             host_bytes += (bytes + 255) / 256 * 256;
             return offset;
@@ -322,7 +322,7 @@ class Device : NotCopied {
         for (size_t i = 0; i < sources_.size(); ++i) {
             for (const auto& [layer, offset] : own[i]) {
                 const Source& source = program.sources[i];
-                const Address at = (source.is_in_host_memory() ? host_memory_ : memory_) + offset;
+                const Address at = (source.is_on_host ? host_memory_ : memory_) + offset;
                 sources_[i][layer] = at;
                 if (source.file != File::Inputs) upload(at, load_source(source, layer, rank, tensors));
             }

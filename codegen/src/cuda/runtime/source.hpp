@@ -76,7 +76,7 @@ struct Source {
     int64_t fill = 0;             // the value of padding and beyond the end
     int64_t below = -1;           // inputs are in 0..below, or `ignored`; -1: any
     int64_t ignored = 0;
-    bool is_in_host_memory() const { return std::strncmp(name, "cache.host.", 11) == 0; }
+    bool is_on_host = false;      // a state in pinned memory of the host
 
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };

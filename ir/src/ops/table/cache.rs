@@ -57,7 +57,7 @@ ops! {
                 /// The pages in host memory, which the table numbers after the others.
                 beyond: Option<DimId> = None,
             } = "gather_pages", "p s k d, b n, (q s k d), (q s k d), (b) -> b c k d", Compute, Vector, Zero;
-            /// A copy on the device of pages in host memory. It is made on the stream `host`, beside kernels.
+            /// A copy on the device of a state in host memory. It is made on the stream `host`, beside kernels.
             Upload = "upload", "x -> x", Compute, Vector, Zero;
             /// The row of each sequence's last new token, from x, `start` and `end`; zero without one. A rank that lacks the row
             /// contributes zero.

@@ -30,6 +30,8 @@ attributes! {
         pub ahead: u64 = 0,
         /// The value in padding, and beyond the end.
         pub fill: i64 = 0,
+        /// Whether the state is in the memory of the host: a copy (`upload`) is read, and an assigned value is copied there.
+        pub host: bool = false,
     }
 }
 

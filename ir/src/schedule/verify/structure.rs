@@ -111,6 +111,7 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
             let cx = Context { space: &schedule.space, functions: &Arena::new() };
             let op = match place {
                 Place::Input(_) => Op::Input(binding.clone()),
+                Place::State(_) => Op::State(binding.clone()),
                 _ => Op::Param(binding.clone()),
             };
             op.infer(cx, &[], std::slice::from_ref(ty)).map(|_| ())

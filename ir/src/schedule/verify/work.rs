@@ -62,6 +62,15 @@ impl<'s> Checker<'s> {
             self.task.stream,
             Stream::Host
         );
+        let is_to_host = self.task.work == Work::Copy && self.task.writes.iter().any(|&b| self.is_on_host(b));
+        ensure!(
+            is_to_host == (self.task.stream == Stream::ToHost),
+            "S19",
+            "`{}` is on the stream `{}`; copies to host memory, and they alone, are on `{}`",
+            self.task.work.name(),
+            self.task.stream,
+            Stream::ToHost
+        );
         match &self.task.work {
             Work::Compute(op) => self.compute(op),
             Work::Pack(transfer) => {
@@ -113,7 +122,7 @@ impl<'s> Checker<'s> {
                 Ok(())
             }
             Work::Copy => {
-                self.on_device(self.task.reads.iter().chain(&self.task.writes))?;
+                self.on_device(&self.task.reads)?;
                 self.counts(1..=1, 1)?;
                 let there = self.frame.at(self.task.reads[0]);
                 let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
@@ -129,6 +138,10 @@ impl<'s> Checker<'s> {
                 self.call(*callee)
             }
         }
+    }
+
+    fn is_on_host(&self, buffer: BufferId) -> bool {
+        self.frame.buffers[buffer].is_in_host_memory()
     }
 
     /// Kernels touch a cache in host memory where a step appends to it, and where it reads what it appended.
@@ -148,9 +161,12 @@ impl<'s> Checker<'s> {
     /// None of these is in host memory.
     fn on_device<'b>(&self, buffers: impl IntoIterator<Item = &'b BufferId>) -> Result<(), OpError> {
         for &buffer in buffers {
-            if self.frame.buffers[buffer].is_in_host_memory() {
+            if self.is_on_host(buffer) {
                 let name = name(self.frame, buffer);
-                bail!("S19", "`${name}` is in host memory: uploads read it, and steps append to it");
+                bail!(
+                    "S19",
+                    "`${name}` is in host memory: uploads read it, and copies and steps that append write it"
+                );
             }
         }
         Ok(())

@@ -162,7 +162,7 @@ impl Body<'_> {
             types.push((format!("{prefix}{name}{SCALES}.{{layer}}"), ty));
         }
         let state = |(name, ty)| {
-            let binding = Binding::named(name);
+            let binding = Binding { host: prefix == HOST, ..Binding::named(name) };
             Ok((binding.clone(), self.push_as(Op::State(binding), &[], ty)?))
         };
         types.into_iter().map(state).collect()

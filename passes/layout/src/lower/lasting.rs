@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
 use ithaca_ir::ops::state::works_in_place;
-use ithaca_ir::ops::{Binding, Target};
+use ithaca_ir::ops::{Binding, Cache, Target};
 use ithaca_ir::{Op, TensorType};
 
 /// A weight or a state.
@@ -144,7 +144,9 @@ impl Finder<'_> {
         let is_kernel = match &maker.op {
             // A call may pass the buffers of its results from layer to layer.
             Op::Call { .. } | Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Assign { .. } => false,
-            _ => true,
+            // What is in host memory is copied there, but for rows of a cache.
+            Op::Cache(Cache::AppendPages { .. }) => true,
+            _ => !home.1.host,
         };
         // The maker may read the old elements one by one; no other node may read them before the assignment.
         let ty = self.function.ty(value);

@@ -232,8 +232,9 @@ impl<'a> Lowering<'a> {
     /// A value that was not made in its place is copied there.
     fn assign(&mut self, value: ValueId, home: Home) {
         if self.homes.of[value.index()].as_ref() != Some(&home) {
+            let stream = if home.1.host { Stream::ToHost } else { Stream::Compute };
             let to = self.lasting_buffer(value, home);
-            self.task(Stream::Compute, Work::Copy, vec![self.buffer(value)], vec![to]);
+            self.task(stream, Work::Copy, vec![self.buffer(value)], vec![to]);
         }
     }
 

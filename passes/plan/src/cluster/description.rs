@@ -292,6 +292,12 @@ impl Cluster {
         measured.unwrap_or_else(|| launch + self.stream_seconds(bytes))
     }
 
+    /// Seconds of a copy of so many bytes between a device and the memory of its host.
+    pub(crate) fn host_seconds(&self, bytes: u64) -> f64 {
+        let rate = self.accelerator.host_bandwidth.as_ref().map_or(f64::INFINITY, |rate| rate.value);
+        self.launch_seconds() + bytes as f64 / rate
+    }
+
     /// Seconds in which a kernel reads and writes `bytes` in total, without its launch.
     pub fn stream_seconds(&self, bytes: f64) -> f64 {
         let Accelerator { memory_bandwidth, efficiency, .. } = &self.accelerator;

@@ -95,12 +95,13 @@ impl Block {
     fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> u64 {
         let mut shared: Vec<usize> = Vec::new();
         let mut lasting = 0;
-        let (mut saved, mut deferred, mut frame) = (0, 0, 0);
+        let (mut saved, mut deferred, mut frame, mut update_frame) = (0, 0, 0, 0);
         for &(number, layers) in calls {
             let call = &self.calls[number];
             saved += layers * call.saved;
             deferred += layers * call.deferred;
             frame = frame.max(call.frame);
+            update_frame = update_frame.max(call.update_frame);
             for one in &call.held {
                 if one.is_per_layer {
                     lasting += layers * one.bytes;
@@ -121,7 +122,8 @@ impl Block {
         };
         // A stage computes the gradients of weights so many micro-batches late as there are stages before it.
         let late = if shape.order == PipelineOrder::ZbH1 { (stage as u64).min(m) } else { 0 };
-        lasting + (saved * passes).div_ceil(of) + deferred * late + frame + self.arena + self.inputs * m
+        let activations = (saved * passes).div_ceil(of) + deferred * late + frame;
+        lasting + activations.max(update_frame) + self.arena + self.inputs * m
     }
 
     /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.

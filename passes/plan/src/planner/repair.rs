@@ -1,5 +1,6 @@
 //! Repairs: changes of a request that nothing satisfies. Each was tried, and gives a plan.
 
+use ithaca_differentiate::{Offload, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units;
@@ -10,7 +11,7 @@ use crate::memory::Memory;
 use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
 use crate::planner::explore::{self, Blocks};
-use crate::planner::request::Request;
+use crate::planner::request::{Request, Steps};
 use crate::planner::search::Search;
 use crate::planner::tried::{Priced, Tried};
 
@@ -83,11 +84,15 @@ pub(super) fn refusal(
     request: &Request,
     (tried, blocks): (&Tried, &Blocks),
 ) -> Diagnostic {
-    let repairs = if request.is_search_of_steps() {
+    let mut repairs = Vec::new();
+    if !tried.too_large.is_empty() && offloads(compiler, cluster, request, blocks) {
+        repairs.push("--offload optimizer".to_owned());
+    }
+    repairs.extend(if request.is_search_of_steps() {
         of_steps(compiler, cluster, request, (tried, blocks))
     } else {
         of_request(&Search::new(compiler, cluster), request, tried)
-    };
+    });
     let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
         (Some((priced, over)), _) => {
             let flags = match priced.flags.as_str() {
@@ -123,6 +128,21 @@ pub(super) fn refusal(
         true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
         false => diagnostic,
     }
+}
+
+/// Whether a training step fits whose optimizer has its states in host memory.
+fn offloads(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, blocks: &Blocks) -> bool {
+    let Some(steps) = &request.steps else { return false };
+    let Steps { training, open } = steps;
+    if cluster.accelerator.host_bandwidth.is_none()
+        || training.optimizer.is_none()
+        || training.offload == Offload::Optimizer
+    {
+        return false;
+    }
+    let training = Training { offload: Offload::Optimizer, ..training.clone() };
+    let steps = Some(Steps { training, open: open.clone() });
+    explore::fits(compiler, cluster, &Request { steps, ..request.clone() }, blocks)
 }
 
 /// A refusal of the request itself, before any candidate was tried, with repairs.

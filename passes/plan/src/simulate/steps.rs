@@ -162,6 +162,9 @@ pub(super) fn kernel_seconds(
         }
         Work::Pack(_) => copied("pack", copied_bytes(space, frame, task)),
         Work::Unpack(_) => copied("unpack", copied_bytes(space, frame, task)),
+        Work::Copy if task.stream == Stream::ToHost => {
+            vec![cluster.host_seconds(copied_bytes(space, frame, task))]
+        }
         Work::Copy => copied("copy", copied_bytes(space, frame, task)),
         Work::Exchange(_) | Work::Call { .. } => vec![0.0],
     };
@@ -199,6 +202,7 @@ pub(super) fn key(space: &Space, task: &Task) -> (&'static str, String) {
         }
         Work::Compute(op) if task.stream == Stream::Host => (op.name(), Stream::Host.to_string()),
         Work::Compute(op) => (op.name(), String::new()),
+        Work::Copy if task.stream == Stream::ToHost => ("copy", Stream::ToHost.to_string()),
         Work::Copy => ("copy", String::new()),
         Work::Call { .. } => ("call", String::new()),
     }

@@ -230,6 +230,9 @@ impl Search<'_> {
                     call.frame += 2 * copied;
                 }
             }
+            if zero != Zero::Off {
+                call.update_frame /= data;
+            }
             for held in &mut call.held {
                 // Gradients of several micro-batches are summed beside those of one.
                 let sums = match zero {

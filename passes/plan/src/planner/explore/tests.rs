@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ithaca_differentiate::Training;
+use ithaca_differentiate::{Offload, Training};
 use ithaca_import::{self as import, Mode, Workload};
 use ithaca_ir::verify::{VerifiedModule, verify};
 use serde_json::{Value, json};
@@ -87,6 +87,32 @@ fn estimates_are_near_what_is_compiled() {
                 let (seconds, memory) = (priced.simulation.seconds, priced.memory.total as f64);
                 of_time.push((look.estimate.seconds / seconds).ln().abs());
                 of_memory.push((look.estimate.memory as f64 / memory).ln().abs());
+            }
+        });
+    }
+    let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
+    let (time, memory) = (mean(&of_time), mean(&of_memory));
+    assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
+}
+
+/// States in host memory take the time of their copies, and the working buffers of an update.
+#[test]
+fn steps_whose_states_are_in_host_memory_are_estimated() {
+    let config = llama(2048, 8192, 16, 32, 8);
+    let training = Training { offload: Offload::Optimizer, ..Training::default() };
+    let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
+    for (gpus, tokens) in [(4, 4096), (8, 512)] {
+        let steps = Some(Steps { training: training.clone(), open: OPEN.to_vec() });
+        let request = Request { steps, ..request(gpus, 8, &[]) };
+        searched(&config, (8, tokens), &request, |search| {
+            let insides = search.insides(&mut Tried::default());
+            let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
+            for look in estimated.iter().take(12) {
+                let step = search.whole(&insides[look.inside], look);
+                let Ok(priced) = search.priced(&step) else { continue };
+                assert!(priced.memory.host > 0);
+                of_time.push((look.estimate.seconds / priced.simulation.seconds).ln().abs());
+                of_memory.push((look.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
             }
         });
     }
