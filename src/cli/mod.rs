@@ -228,7 +228,7 @@ pub struct PlanArgs {
     /// Write the plan to this file.
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
-    /// Write a page about the plan to this file, as `ithaca report` does.
+    /// Write a page about the plan or the deployments to this file, as `ithaca report` does.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub report: Option<PathBuf>,
     /// Print the plan as JSON instead of a table.
@@ -276,7 +276,7 @@ pub struct ExplainArgs {
 /// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// A plan.
+    /// A plan, or deployments that `plan --mode serve` wrote.
     pub plan: PathBuf,
     /// The HTML file to write.
     #[arg(short, long, value_name = "FILE")]
