@@ -294,6 +294,9 @@ pub struct EmitArgs {
     /// A file, or a folder for `cuda` [default: standard output].
     #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathBuf>,
+    /// Of a training step for `torch`: PyTorch differentiates the forward pass, and `torch.optim` updates the weights.
+    #[arg(long)]
+    pub autograd: bool,
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
