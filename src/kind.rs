@@ -30,6 +30,8 @@ pub enum Kind {
     Rules,
     /// A plan.
     Plan,
+    /// Deployments that answer requests at a rate.
+    Deployments,
     /// A model's `config.json`.
     Config,
     /// The index of a checkpoint of several files.
@@ -57,6 +59,8 @@ pub enum Kind {
 pub enum Wanted {
     /// A plan.
     Plan,
+    /// A plan or deployments, which have a report.
+    Reported,
     /// A plan, a model, or a program to run.
     Subject,
     /// The configuration of a model.
@@ -167,6 +171,8 @@ impl Kind {
             Kind::ScheduleJson
         } else if has(&["workload"]) || has(&["strategy", "alternatives"]) || has(&["pipeline", "gpus"]) {
             Kind::Plan
+        } else if has(&["demand", "frontier"]) {
+            Kind::Deployments
         } else if has(&["model_type"]) {
             Kind::Config
         } else if has(&["weight_map"]) {
@@ -185,6 +191,7 @@ impl Kind {
         }
         match wanted {
             Wanted::Plan => matches!(self, Kind::Plan | Kind::Json),
+            Wanted::Reported => matches!(self, Kind::Plan | Kind::Deployments | Kind::Json),
             Wanted::Subject => matches!(
                 self,
                 Kind::Plan | Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program)
@@ -217,6 +224,7 @@ impl Kind {
             Kind::Schedule => "a schedule in text form",
             Kind::Rules => "a file of rewrite rules",
             Kind::Plan => "a plan",
+            Kind::Deployments => "the deployments of a search",
             Kind::Config => "the configuration of a model",
             Kind::Index => "the index of a checkpoint",
             Kind::ScheduleJson => "a schedule as JSON",
@@ -241,6 +249,7 @@ impl Kind {
             Kind::Schedule => format!("`ithaca verify {path} --program plan.json` checks it"),
             Kind::Rules => format!("`ithaca opt PROGRAM --rules {path}` applies them"),
             Kind::Plan => format!("`ithaca explain {path}` explains it; `run`, `verify` and `emit` read it too"),
+            Kind::Deployments => format!("`ithaca report {path} -o report.html` draws them"),
             Kind::Config => format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan for it"),
             Kind::Tensors | Kind::Index => "pass tensors to `ithaca run` as `--weights`, `--inputs` or `--expect`".to_owned(),
             Kind::ScheduleJson => {
@@ -266,6 +275,7 @@ impl Wanted {
     fn described(self) -> &'static str {
         match self {
             Wanted::Plan => "a plan",
+            Wanted::Reported => "a plan, or deployments that `ithaca plan --mode serve` wrote",
             Wanted::Subject => "a plan, a model or a whole program",
             Wanted::Model => "a model's folder or its config.json",
             Wanted::Described => "a model's folder, its config.json or a whole program",
@@ -281,7 +291,7 @@ impl Wanted {
     /// The command that makes or lists one.
     fn found_by(self) -> Option<&'static str> {
         match self {
-            Wanted::Plan | Wanted::Meaning => {
+            Wanted::Plan | Wanted::Reported | Wanted::Meaning => {
                 Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan")
             }
             Wanted::Cluster => Some("`ithaca list clusters` lists the built-in clusters"),

@@ -11,6 +11,7 @@ pub const EMIT: &[Code] = &[
     code("S40", "every task and collective of the schedule has an emitted form"),
     code("S42", "dropout of an emitted attention is keyed by position"),
     code("S43", "every operation of the program has a form in PyTorch"),
+    code("S44", "every rank runs the operations that PyTorch differentiates"),
 ];
 
 /// The sections of this crate's codes, with their titles.

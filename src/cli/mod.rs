@@ -228,7 +228,7 @@ pub struct PlanArgs {
     /// Write the plan to this file.
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
-    /// Write a page about the plan to this file, as `ithaca report` does.
+    /// Write a page about the plan or the deployments to this file, as `ithaca report` does.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub report: Option<PathBuf>,
     /// Print the plan as JSON instead of a table.
@@ -276,7 +276,7 @@ pub struct ExplainArgs {
 /// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// A plan.
+    /// A plan, or deployments that `plan --mode serve` wrote.
     pub plan: PathBuf,
     /// The HTML file to write.
     #[arg(short, long, value_name = "FILE")]
@@ -294,6 +294,9 @@ pub struct EmitArgs {
     /// A file, or a folder for `cuda` [default: standard output].
     #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathBuf>,
+    /// Of a training step for `torch`: PyTorch differentiates the forward pass, and `torch.optim` updates the weights.
+    #[arg(long)]
+    pub autograd: bool,
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,

@@ -6,10 +6,12 @@ use ithaca_codegen::{cuda, dot, json, mermaid, svg, torch, trace};
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
-use ithaca_passes::compile::Compiled;
+use ithaca_passes::compile::{Compiled, compile_with};
+use ithaca_passes::differentiate::{ADAMW, Training};
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::plan::Plan;
+use ithaca_passes::shard::Zero;
 use ithaca_passes::simulate;
 
 use super::session::{Done, Session};
@@ -64,6 +66,9 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         let message = "`--chunk` goes with `--target cuda` or `torch` and a plan of decoding";
         return Err(Failure::usage(message));
     }
+    if args.autograd {
+        return autograd(plan, args, session).map(Emitted::Text);
+    }
     (session.progress)("compiling");
     let compiled = plan.compile(session.registry)?;
     let contents = match args.target {
@@ -113,6 +118,34 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         }
     };
     Ok(Emitted::Text(contents))
+}
+
+/// The forward pass of a training step under the layout of a plan, which PyTorch differentiates.
+fn autograd(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -> Result<String> {
+    if args.target != Target::Torch || plan.workload.mode != Mode::Train {
+        return Err(Failure::usage("`--autograd` goes with `--target torch` and a plan of training"));
+    }
+    let workload = plan.workload_in_stages()?;
+    let options = plan.shard_options()?;
+    let Training { stages, micro_batches, optimizer, clip, .. } = workload.training;
+    let refused = [
+        (stages > 1, "stages of a pipeline"),
+        (micro_batches > 1, "micro-batches"),
+        (options.zero != Zero::Off, "ZeRO"),
+        (optimizer.is_none(), "no optimizer"),
+    ];
+    if let Some((_, what)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
+        let refusal =
+            Diagnostic::new("S44", format!("the plan has {what}, which `--autograd` does not emit"));
+        return Err(refusal
+            .help("plan with `--zero 0 --micro-batches 1` and without `pp`, or omit `--autograd`")
+            .into());
+    }
+    (session.progress)("compiling");
+    let whole = import::import(&plan.model.config, &plan.model.name, &workload)?;
+    let compiled = compile_with(session.registry, &whole, &options, &plan.cluster)?;
+    let optimizer = torch::Optimizer { adamw: optimizer.unwrap_or(ADAMW), clip };
+    Ok(torch::emit_autograd(&compiled.per_rank, &whole, &optimizer)?)
 }
 
 /// A step of prompts, under the layout of a plan and as the whole program.

@@ -1,4 +1,4 @@
-//! `report`: a plan as a page to look at.
+//! `report`: a plan, or deployments, as a page to look at.
 
 use std::path::Path;
 
@@ -14,9 +14,11 @@ use serde::Serialize;
 
 use super::explain::overlap;
 use super::printed::heading;
+use super::serve;
 use super::session::{Done, Session};
 use crate::cli::ReportArgs;
 use crate::error::Result;
+use crate::kind::{self, Kind, Wanted};
 use crate::{files, subject};
 
 /// The most functions that are drawn.
@@ -37,8 +39,12 @@ struct Document {
 
 pub(super) fn report(args: &ReportArgs, session: &mut Session<'_>) -> Result<Done> {
     files::check_file(&args.output)?;
-    let plan = subject::plan(session.registry, &args.plan)?;
-    write(&plan, &args.output, session)?;
+    if kind::expect(&args.plan, Wanted::Reported)? == Kind::Deployments {
+        files::write(&args.output, serve::page(&args.plan)?.as_bytes())?;
+    } else {
+        let plan = subject::plan(session.registry, &args.plan)?;
+        write(&plan, &args.output, session)?;
+    }
     Ok(Done::success(format!("wrote {}\n", args.output.display())))
 }
 

@@ -35,8 +35,12 @@ def flags_of(script, command):
     text = "\n".join(line for line in script.read_text().splitlines() if not line.startswith("#"))
     words = shlex.split(text.replace("\\\n", " "))
     at = max(i for i, word in enumerate(words) if word == command)
+    return as_flags(words[at + 1:])
+
+
+def as_flags(words):
     flags, name = {}, None
-    for word in words[at + 1:]:
+    for word in words:
         if word == "$@":
             break
         if word.startswith("--"):
@@ -79,6 +83,8 @@ def megatron_core():
 
     def check(plan, path):
         flags = flags_of(path, "pretrain_gpt.py")
+        if "--num-layers" not in flags:
+            flags.update(as_flags(architecture(plan["model"]["config"])))
         number = lambda name: int(flags.get(name, 1))
         fields = {f for f in TransformerConfig.__dataclass_fields__}
         taken = {}
@@ -91,7 +97,7 @@ def megatron_core():
                     taken[field] = True
                 elif isinstance(value, list):
                     taken[field] = [int(v) if v.isdigit() else v for v in value]
-                elif list in [typing.get_origin(k) or k for k in kinds]:
+                elif str not in kinds and list in [typing.get_origin(k) or k for k in kinds]:
                     taken[field] = [value]
                 else:
                     taken[field] = int(value) if re.fullmatch(r"\d+", value) else value
@@ -297,7 +303,7 @@ def main():
     parser.add_argument("--megatron")
     parser.add_argument("--only")
     parser.add_argument("words", nargs="*")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     ithaca = str(pathlib.Path(options.ithaca).resolve())
     warnings.simplefilter("ignore")
     makers = {"megatron": (lambda: megatron_whole(options.megatron)) if options.megatron else megatron_core,

@@ -3,6 +3,7 @@
 //
 //   apt-get install -y chromium; npm install --prefix /tmp/check playwright-core
 //   for p in …; do ithaca report $p.json -o $p.html; done
+//   ithaca plan … --mode serve … --report serving.html
 //   NODE_PATH=/tmp/check/node_modules node tests/report/check.mjs SCREENSHOTS *.html
 //
 // It writes a picture of each part to the folder SCREENSHOTS, to be looked at, and exits with 1 after a failure.
@@ -44,7 +45,7 @@ for (const file of files) {
       await check(page, what);
       await page.addStyleTag({ content: "nav { position: static !important; }" });
       await page.screenshot({ path: join(pictures, `${name}-${width}-${scheme}.png`), fullPage: true });
-      for (const part of ["alternatives", "timeline", "memory", "traffic", "layout", "kernels"]) {
+      for (const part of ["alternatives", "deployments", "timeline", "memory", "traffic", "layout", "kernels"]) {
         const section = page.locator(`#${part}`);
         if (await section.isVisible()) await section.screenshot({ path: join(pictures, `${name}-${width}-${scheme}-${part}.png`) });
       }
@@ -95,21 +96,34 @@ async function check(page, what) {
   await page.keyboard.press("Space");
 
   // Sorting, by keyboard: two presses order a column downwards.
+  await page.locator("#plans th button").nth(1).focus();
+  await page.keyboard.press("Enter");
   const button = page.locator("#plans th button").nth(5);
   await button.focus();
   await page.keyboard.press("Enter");
   await page.keyboard.press("Enter");
   expect((await page.locator("#plans th").nth(5).getAttribute("aria-sort")) === "descending", `${what}: sorting is not told`);
   const order = await page.evaluate(() => {
-    const { rows: plans } = JSON.parse(document.querySelector("#data").textContent).alternatives;
-    return [...document.querySelectorAll("#plans tbody tr")].map((row) => plans[Number(row.id.slice(5))].memory);
+    const { alternatives, frontier, others } = JSON.parse(document.querySelector("#data").textContent);
+    const sizes = alternatives ? alternatives.rows.map((row) => row.memory) : [...frontier, ...others].map((row) => row.gpus);
+    return [...document.querySelectorAll("#plans tbody tr")].map((row) => sizes[Number(row.id.slice(4))]);
   });
-  expect(order.every((memory, i) => i === 0 || memory <= order[i - 1]), `${what}: not sorted by memory`);
+  expect(order.length > 0 && order.every((size, i) => i === 0 || size <= order[i - 1]), `${what}: not sorted by size`);
   const time = page.locator("#plans th button").nth(1);
   await time.focus();
   await page.keyboard.press("Enter");
 
-  // The timeline, by keyboard.
+  if (await page.isVisible("#runs")) await timeline(page, what);
+
+  // A point of the scatter, by keyboard.
+  await page.locator("#scatter [role=button]").last().focus();
+  await page.keyboard.press("Enter");
+  expect((await page.locator("tr.found").count()) === 1, `${what}: a point does not find its row`);
+  await page.evaluate(() => { document.querySelector("tr.found").classList.remove("found"); document.activeElement.blur(); scrollTo(0, 0); document.querySelectorAll(".scroll").forEach((of) => of.scrollTo(0, 0)); });
+}
+
+/** The timeline, by keyboard. */
+async function timeline(page, what) {
   await page.focus("#runs");
   const window = () => page.locator("#window").innerText();
   const whole = await window();
@@ -120,10 +134,4 @@ async function check(page, what) {
   expect((await page.locator("#run").innerText()).includes("rank"), `${what}: a run is not told`);
   await page.keyboard.press("0");
   expect((await window()) === whole, `${what}: the timeline does not return`);
-
-  // A point of the scatter, by keyboard.
-  await page.locator("#scatter [role=button]").last().focus();
-  await page.keyboard.press("Enter");
-  expect((await page.locator("tr.found").count()) === 1, `${what}: a point does not find its row`);
-  await page.evaluate(() => { document.querySelector("tr.found").classList.remove("found"); document.activeElement.blur(); scrollTo(0, 0); document.querySelectorAll(".scroll").forEach((of) => of.scrollTo(0, 0)); });
 }

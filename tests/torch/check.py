@@ -3,8 +3,8 @@
     python tests/torch/check.py PATH/TO/ithaca [WORD ...]
 
 Every line of tests/gpu/strategies.txt and of lines.txt beside this script that contains all WORDs is planned, emitted and run,
-a process per rank, by gloo: a prefill by its logits, a training step by its loss and gradients, decoding by its
-tokens and logits. Needs torch and safetensors.
+a process per rank, by gloo: a prefill by its logits, a training step by its loss and gradients, by our backward pass (train) and
+by PyTorch's (autograd), decoding by its tokens and logits. Needs torch and safetensors.
 """
 
 import importlib.util
@@ -25,7 +25,10 @@ WORKERS = 8
 STEPS = 23  # of decoding
 
 # The file beside a model that has the inputs and what they give, by mode.
-FILES = {"prefill": "io.safetensors", "train": "io.safetensors", "decode": "decode.safetensors"}
+FILES = {"prefill": "io.safetensors", "train": "io.safetensors", "autograd": "io.safetensors", "decode": "decode.safetensors"}
+
+# Options of `emit`, by mode.
+EMIT = {"autograd": ["--autograd"], "decode": ["--chunk", "16"]}
 
 
 def shapes(path):
@@ -50,7 +53,7 @@ def emitted(ithaca, case, folder):
     mode, subject, options = case
     of = shapes(TESTS / subject / FILES[mode])
     batch, sequence = of["prompt_ids" if mode == "decode" else "input_ids"]
-    workload = ["--mode", mode, "--batch", str(batch)]
+    workload = ["--mode", "train" if mode == "autograd" else mode, "--batch", str(batch)]
     workload += ["--context", str(sequence + STEPS + 1)] if mode == "decode" else ["--seq", str(sequence)]
     if "decoder_input_ids" in of:
         workload += ["--target-seq", str(of["decoder_input_ids"][1])]
@@ -60,7 +63,7 @@ def emitted(ithaca, case, folder):
         options = ["--strategy", "single", "--mesh", "dp=1", *options]
     plan, program = folder / "plan.json", folder / f"program{abs(hash(str(case)))}.py"
     for command in (["plan", TESTS / subject, *workload, *options, "-o", plan],
-                    ["emit", plan, "--target", "torch", "-o", program, *(["--chunk", "16"] if mode == "decode" else [])]):
+                    ["emit", plan, "--target", "torch", "-o", program, *EMIT.get(mode, [])]):
         done = subprocess.run([ithaca, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode:
             return None, done.stderr.strip().splitlines()[0]
@@ -95,12 +98,16 @@ def worker(rank, connection):
             module = importlib.util.module_from_spec(spec)
             sys.modules[program.stem] = module
             spec.loader.exec_module(module)
-            (module.decode if mode == "decode" else module.main)()
+            getattr(module, {"decode": "decode", "autograd": "train"}.get(mode, "main"))()
             status = 0
         except SystemExit as end:
             status = end.code
         except BaseException:
             status = traceback.format_exc()
+        finally:
+            # The next case starts anew, however this one ended.
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
         connection.send((status, out.getvalue()))
 
 

@@ -1,6 +1,6 @@
-//! A page about a plan: one HTML file with its data, which needs no network.
+//! Pages about a plan and about a deployment: one HTML file with its data, which needs no network.
 //!
-//! The page has the data as JSON in a `<script type="application/json">` and draws it with D3 and Observable Plot, whose
+//! A page has the data as JSON in a `<script type="application/json">` and draws it with D3 and Observable Plot, whose
 //! builds are in `vendor` (ISC licence, `vendor/LICENSE-*`): d3 7.9 and plot 0.6, about 490 kB, which draw elements that a screen
 //! reader and a keyboard reach. The page computes positions, rates and sums for its tables, and no figure of the plan. Drawings of
 //! functions are those of [`crate::svg`].
@@ -11,12 +11,16 @@ use serde_json::Value;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-const SCRIPTS: [&str; 4] = [
-    include_str!("vendor/d3.min.js"),
-    include_str!("vendor/plot.umd.min.js"),
-    include_str!("tables.js"),
-    include_str!("page.js"),
-];
+const PLAN: Kind = Kind { body: include_str!("plan.html"), script: include_str!("plan.js") };
+const SERVING: Kind = Kind { body: include_str!("serving.html"), script: include_str!("serving.js") };
+const LIBRARIES: [&str; 2] = [include_str!("vendor/d3.min.js"), include_str!("vendor/plot.umd.min.js")];
+const SHARED: [&str; 2] = [include_str!("tables.js"), include_str!("charts.js")];
+
+/// The parts of a page that differ by its subject.
+struct Kind {
+    body: &'static str,
+    script: &'static str,
+}
 
 /// The drawing of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +31,7 @@ pub struct Drawing {
     pub svg: String,
 }
 
-/// The page.
+/// The page about a plan.
 pub fn page(title: &str, data: &Value, drawings: &[Drawing]) -> String {
     let mut drawn = String::new();
     for (i, Drawing { title, svg }) in drawings.iter().enumerate() {
@@ -40,22 +44,38 @@ pub fn page(title: &str, data: &Value, drawings: &[Drawing]) -> String {
              <div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"Graph of {title}\">{svg}</div></details>"
         );
     }
-    let scripts: String = SCRIPTS.iter().map(|script| format!("<script>{script}</script>\n")).collect();
-    let parts = [
-        ("{{title}}", escaped(title)),
-        ("{{style}}", STYLE.to_owned()),
-        ("{{drawings}}", drawn),
-        // `</script>` and `<!--` in a text would end the element.
-        ("{{data}}", data.to_string().replace('<', "\\u003c")),
-        ("{{scripts}}", scripts),
-    ];
-    // In the order of the page, so that a mark in a text is text.
+    PLAN.page(title, data, &drawn)
+}
+
+/// The page about the deployments that answer requests at a rate.
+pub fn serving(title: &str, data: &Value) -> String {
+    SERVING.page(title, data, "")
+}
+
+impl Kind {
+    fn page(&self, title: &str, data: &Value, drawings: &str) -> String {
+        let scripts = LIBRARIES.iter().chain(&SHARED).chain([&self.script]);
+        let scripts: String = scripts.map(|script| format!("<script>{script}</script>\n")).collect();
+        let parts = [
+            ("{{title}}", escaped(title)),
+            ("{{style}}", STYLE.to_owned()),
+            ("{{body}}", filled(self.body, [("{{drawings}}", drawings.to_owned())])),
+            // `</script>` and `<!--` in a text would end the element.
+            ("{{data}}", data.to_string().replace('<', "\\u003c")),
+            ("{{scripts}}", scripts),
+        ];
+        filled(PAGE, parts)
+    }
+}
+
+/// A text with its marks replaced, in the order of the text, so that a mark in a part is text.
+fn filled<const N: usize>(text: &str, parts: [(&str, String); N]) -> String {
     let mut page = String::new();
-    let mut rest = PAGE;
-    for (mark, text) in parts {
+    let mut rest = text;
+    for (mark, part) in parts {
         if let Some((before, after)) = rest.split_once(mark) {
             page.push_str(before);
-            page.push_str(&text);
+            page.push_str(&part);
             rest = after;
         }
     }
@@ -80,7 +100,8 @@ mod tests {
         let svg = "<svg></svg>".to_owned();
         let page = page(text, &json!({ "model": text }), &[Drawing { title: text.to_owned(), svg }]);
         assert!(!page.contains("<img"), "markup in a text");
-        let own = SCRIPTS[2..].iter().chain([&STYLE, &PAGE]);
+        let kinds = [PLAN, SERVING].into_iter().flat_map(|kind| [kind.body, kind.script]);
+        let own = SHARED.into_iter().chain([STYLE, PAGE]).chain(kinds);
         for part in own {
             for outside in ["http:", "https:", "@import", "url(", "fetch(", "XMLHttpRequest", "src="] {
                 assert!(!part.contains(outside), "`{outside}`");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 /// Files of the runtime, in the order in which their parts stand in a module.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     include_str!("runtime/layout.py"),
     include_str!("runtime/collectives.py"),
     include_str!("runtime/tensors.py"),
@@ -15,6 +15,7 @@ const FILES: [&str; 10] = [
     include_str!("runtime/cache.py"),
     include_str!("runtime/run.py"),
     include_str!("runtime/decode.py"),
+    include_str!("runtime/autograd.py"),
 ];
 
 /// A function, a class or constants, with the blank lines around it cut off.

@@ -3,6 +3,7 @@
 //! The generated part has the mesh, the dimensions and the functions; every line is an operation, and what differs by rank is in
 //! the types that it names. `runtime/*.py` is the same for every program: of it a module has the functions that it uses.
 
+mod autograd;
 mod expression;
 mod function;
 mod library;
@@ -13,6 +14,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::ops::Cache;
 use ithaca_ir::{Diagnostics, Dim, Module, Op, Order, Space};
 
+pub use autograd::Optimizer;
 use function::Printer;
 use python::{string, tuple};
 
@@ -32,6 +34,22 @@ pub struct Steps<'a> {
 /// # Errors
 /// `S43` for an operation that has no form in PyTorch; `S42` for dropout that follows a device.
 pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
+    let constants = ranks.prompts.map(|prompts| caches(ranks.step, prompts)).unwrap_or_default();
+    let main = if ranks.prompts.is_some() { "decode" } else { "main" };
+    written(ranks, whole, &constants, main)
+}
+
+/// The program that trains: PyTorch differentiates the forward pass `ranks`, which computes a loss, and updates the weights.
+///
+/// # Errors
+/// As [`emit`]; `S44` for a program that cannot be differentiated so.
+pub fn emit_autograd(ranks: &Module, whole: &Module, optimizer: &Optimizer) -> Result<String, Diagnostics> {
+    autograd::check(ranks).map_err(|refusal| vec![refusal])?;
+    let of = |step| Steps { step, prompts: None };
+    written(of(ranks), of(whole), &optimizer.constants(), "train")
+}
+
+fn written(ranks: Steps<'_>, whole: Steps<'_>, constants: &str, main: &str) -> Result<String, Diagnostics> {
     let modules = [
         ("RANKS", "", Some(ranks.step)),
         ("PROMPTS", "prompts_", ranks.prompts),
@@ -53,13 +71,11 @@ pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
         }
         groups.extend(printer.groups);
     }
-    let constants = ranks.prompts.map(|prompts| caches(ranks.step, prompts)).unwrap_or_default();
     let generated = format!(
         "{spaces}# Axes along which ranks communicate, and streams between stages.\nAXES = {}\n\nBLOCKS = {}\n{constants}{body}",
         tuple(groups),
         tuple(blocks),
     );
-    let main = if ranks.prompts.is_some() { "decode" } else { "main" };
     let library = library::used_by(&format!("{generated} {main}"));
     Ok(format!(
         "{}{library}\n\n\n{}\n\n\nif __name__ == \"__main__\":\n    {main}()\n",

@@ -1,10 +1,13 @@
 //! `plan --mode serve`: the layouts, batches and GPUs that answer requests at a rate.
 
+mod document;
 mod points;
 mod text;
 
 use std::fmt::Write;
+use std::path::Path;
 
+use ithaca_codegen::report;
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::seconds;
@@ -14,19 +17,15 @@ use ithaca_passes::serve::{Demand, Deployment, Outcome, search};
 use super::session::{Done, Session};
 use crate::cli::{self, LayoutArgs, PlanArgs, WorkloadArgs};
 use crate::error::Result;
+use crate::kind::{self, Wanted};
 use crate::{files, subject};
+use document::{Document, Steps};
 use points::Pricer;
-use text::Document;
 
 pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<Done> {
     check_given(args)?;
-    if args.report.is_some() {
-        let refusal =
-            Diagnostic::new("C00", "`--report` does not go with `--mode serve`, which makes no plan");
-        return Err(refusal.help("write a report of a plan that its commands make").into());
-    }
     let (demand, file) = demand(args)?;
-    if let Some(path) = file {
+    for path in file.into_iter().chain(args.report.as_deref()) {
         files::check_file(path)?;
     }
     let model = args.model.as_deref().expect("the model is required without `--check`");
@@ -37,27 +36,45 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
     let demand = Demand { gpus: demand.gpus.min(pricer.devices()), ..demand };
     let replicas = pricer.replicas(&demand)?;
     let outcome = search(&demand, &replicas);
-    let path = args.model.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
-    let document = Document::new(&demand, &outcome, &path, args);
-    let Some(document) = document else {
+    let dtype = pricer.dtype(&demand)?;
+    let steps = Steps { model: &name, cluster: &pricer.decoding, dtype: &dtype };
+    let Some(document) = Document::new(steps, &demand, &outcome, args) else {
         return Err(refusal(&demand, &outcome, &pricer, replicas.is_empty()).into());
     };
-    let mut json =
-        serde_json::to_string_pretty(&document).expect("a document has string keys and finite numbers");
-    json.push('\n');
+    let json = format!("{:#}\n", document.to_value());
     if let Some(path) = file {
         files::write(path, json.as_bytes())?;
+    }
+    if let Some(path) = &args.report {
+        files::write(path, drawn(&document).as_bytes())?;
     }
     if args.json {
         return Ok(Done::success(json));
     }
-    let dtype = pricer.dtype(&demand)?;
-    let mut out = text::answer(&name, (&pricer.decoding, &dtype), &demand, (&document, &outcome), view);
-    if let Some(path) = file {
+    let mut out = text::answer(&document, view);
+    for path in file.into_iter().chain(args.report.as_deref()) {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done::success(out))
+}
+
+/// The page about the deployments in a file.
+///
+/// # Errors
+/// `C01` for a file that cannot be read, `C05` for one that does not describe deployments.
+pub(super) fn page(path: &Path) -> Result<String> {
+    let file = kind::read(path, Wanted::Reported)?;
+    let document: Document = serde_json::from_str(&file.text).map_err(|e| {
+        let refusal =
+            Diagnostic::new("C05", format!("`{}` does not describe deployments: {e}", path.display()));
+        refusal.help("write it again: `ithaca plan MODEL --mode serve … -o deployments.json`")
+    })?;
+    Ok(drawn(&document))
+}
+
+fn drawn(document: &Document) -> String {
+    report::serving(&format!("{}: serving", document.model), &document.to_value())
 }
 
 /// Refuses options that the search of a deployment does not take.
@@ -86,7 +103,7 @@ fn check_given(args: &PlanArgs) -> Result<()> {
 }
 
 /// The demand, and the file to write.
-fn demand(args: &PlanArgs) -> Result<(Demand, Option<&std::path::Path>)> {
+fn demand(args: &PlanArgs) -> Result<(Demand, Option<&Path>)> {
     let serving = &args.serving;
     let file = args.output.as_deref();
     // `--output 256` is a number of tokens.
@@ -130,7 +147,7 @@ fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits
     let near = |found: &Option<Deployment>, words: fn(&Deployment) -> String| {
         let found = found.as_ref()?;
         let repair = (found.gpus <= pricer.devices()).then(|| relaxed(demand, found));
-        Some((format!("{}: {}", words(found), text::deployment(found)), repair))
+        Some((format!("{}: {}", words(found), document::words(found)), repair))
     };
     let found = [
         near(&outcome.large, |d| format!("{} meet them", counted(d.gpus, "GPU"))),

@@ -4,6 +4,7 @@ mod strategies;
 
 use std::path::{Path, PathBuf};
 
+use crate::cli::said;
 use strategies::Places;
 
 fn root() -> &'static Path {
@@ -55,6 +56,18 @@ fn pages_of_strategies_are_in_step() {
     if is_whole {
         in_step(&strategies::folder().join("README.md"), &strategies::overview(&rows, &places));
     }
+}
+
+#[test]
+fn the_layer_in_pytorch_is_in_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json");
+    let request = "plan examples/llama-3-8b --gpus 8 --seq 128k --strategy ulysses -o";
+    said(root(), &format!("{request} {}", plan.display()));
+    let module = said(root(), &format!("emit {} --target torch", plan.display()));
+    let (_, rest) = module.split_once("\ndef block(").unwrap();
+    let (block, _) = rest.split_once("\n\n\n").unwrap();
+    in_step(Path::new("guide/llama-3-8b-ulysses.py"), &format!("def block({block}\n"));
 }
 
 #[test]

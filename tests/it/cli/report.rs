@@ -14,11 +14,15 @@ fn written(args: &str) -> (String, Value, Value) {
     let read = |name: &str| std::fs::read_to_string(at.join(name)).unwrap();
     let page = read("report.html");
     assert_eq!(page, read("first.html"), "`plan --report` and `report` write the same");
+    let data = data_of(&page);
+    (page, data, serde_json::from_str(&read("plan.json")).unwrap())
+}
+
+/// The data of a page.
+fn data_of(page: &str) -> Value {
     let (_, rest) = page.split_once("type=\"application/json\">").unwrap();
     let (data, _) = rest.split_once("</script>").unwrap();
-    let (data, plan) =
-        (serde_json::from_str(data).unwrap(), serde_json::from_str(&read("plan.json")).unwrap());
-    (page, data, plan)
+    serde_json::from_str(data).unwrap()
 }
 
 fn sum<'a>(items: impl IntoIterator<Item = &'a Value>) -> f64 {
@@ -125,7 +129,27 @@ fn a_report_is_written_of_plans_only() {
     assert!(refused(at, "report examples/llama-3-8b/config.json -o report.html").contains("[C05]"));
     let ran = line(at, "plan --check plan.json --report report.html");
     assert_eq!(ran.code, 2, "{ran:#?}");
-    let serve =
-        "plan examples/llama-3-8b --mode serve --rate 1 --input 1k --output-tokens 64 --report report.html";
-    assert!(refused(at, serve).contains("`--report` does not go with `--mode serve`"));
+}
+
+#[test]
+fn a_report_of_a_deployment_has_its_frontier() {
+    let folder = workplace();
+    let at = folder.path();
+    let serve = "plan examples/llama-3-8b --mode serve --rate 10 --input 1k --output-tokens 64 --gpus 2";
+    let out = said(at, &format!("{serve} -o deployments.json --report report.html"));
+    assert!(out.ends_with("wrote deployments.json\nwrote report.html\n"), "{out}");
+    let read = |name: &str| std::fs::read_to_string(at.join(name)).unwrap();
+    let (data, page) = (read("deployments.json"), read("report.html"));
+    let data: Value = serde_json::from_str(&data).unwrap();
+    assert_eq!(data, data_of(&page));
+    assert_eq!(said(at, "report deployments.json -o again.html"), "wrote again.html\n");
+    assert_eq!(page, read("again.html"), "`plan --report` and `report` write the same");
+    assert!(refused(at, "explain deployments.json").contains("ithaca report deployments.json"));
+    std::fs::write(at.join("some.json"), r#"{"demand": {}, "frontier": []}"#).unwrap();
+    assert!(refused(at, "report some.json -o again.html").contains("[C05]"));
+    let frontier = list(&data["frontier"]);
+    assert!(!frontier.is_empty() && frontier.last() == Some(&data["chosen"]));
+    for row in frontier {
+        assert!(out.contains(row["words"].as_str().unwrap()), "{row}");
+    }
 }

@@ -98,20 +98,26 @@ def fetched(space, of, into, giver, taker):
     return pairs
 
 
-def collective(kind, axes, parcels, group=None):
-    """Starts a collective of tensors, each with its type before and after; `wait` of the result gives them."""
+def collective(kind, axes, parcels, group=None, adjoint=False):
+    """Starts a collective of tensors, each with its type before and after; `wait` of the result gives them.
+
+    The adjoint takes gradients back: from the type after to that before."""
     space, process_group = here, GROUPS[group or axes]
     parcels = [(x, parse(start), parse(end)) for x, start, end in parcels]
     if kind == "all_reduce":
         return reduced(process_group, [x for x, _, _ in parcels])
-    plans = [blocks(space, kind, axes, start, end) for _, start, end in parcels]
+    if adjoint:
+        plans = [blocks(space, kind, axes, end, start) for _, start, end in parcels]
+        plans = [(peers, take, give) for peers, give, take in plans]
+    else:
+        plans = [blocks(space, kind, axes, start, end) for _, start, end in parcels]
     peers = plans[0][0]
     dtype = parcels[0][1].dtype
     device = next((x.device for x, _, _ in parcels if x is not None), DEVICE)
     send = [[x[relative(box, space.box(start, space.rank))].reshape(-1)
              for (x, start, _), (_, give, _) in zip(parcels, plans) for box in give[i]] for i in range(len(peers))]
     counts = [sum(elements(box) for _, _, take in plans for box in take[i]) for i in range(len(peers))]
-    sums = kind in ("reduce_scatter", "fetch_sum")
+    sums = adjoint or kind in ("reduce_scatter", "fetch_sum")
 
     def results(parts):
         results, offsets = [], [0] * len(peers)
@@ -132,7 +138,7 @@ def collective(kind, axes, parcels, group=None):
         return results[0] if len(results) == 1 else results
 
     start_of = point_to_point if kind == "permute" else at_once
-    works, received = start_of(kind, process_group, peers, send, counts, dtype, device)
+    works, received = start_of("all_to_all" if adjoint else kind, process_group, peers, send, counts, dtype, device)
     if kind == "permute" and not any(counts):
         # Who only sends has no result to wait for.
         SENT.append((works, send))

@@ -1,6 +1,8 @@
-def groups():
-    """Makes the process groups, in the same order on every rank."""
-    for axes in AXES:
+def groups(of):
+    """Makes the process groups that there are not yet, in the same order on every rank."""
+    for axes in of:
+        if axes in GROUPS:
+            continue
         if isinstance(axes, str):
             # Transfers between stages, which wait for no others.
             GROUPS[axes] = dist.new_group()
@@ -98,7 +100,7 @@ def start(args):
     with within(RANKS):
         if world > 1:
             dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
-            groups()
+            groups(AXES)
 
 
 def finish(right):

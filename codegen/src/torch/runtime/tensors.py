@@ -1,3 +1,26 @@
+# The leading parts of names that checkpoints of bare models lack; the text part of a model of text and images has more.
+PREFIXES = ("transformer.", "model.", "gpt_neox.", "bert.")
+# The tensors that have the matrices of all experts, and which of how many parts of an expert's rows.
+FUSED = {"gate_proj": ("gate_up_proj", 0, 2), "w1": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2),
+         "w3": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1), "w2": ("down_proj", 0, 1)}
+
+
+def other_names(name):
+    """The names under which a checkpoint may have a tensor, each with `(expert, part, parts)` in a tensor of all experts."""
+    names = [name, *(name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix))]
+    names += [prefix + name for prefix in PREFIXES] + ["language_model." + name]
+    if name.startswith("model."):
+        names.append("model.language_model." + name.removeprefix("model."))
+    names = [alias for one in names for alias in (one, one.replace(".block_sparse_moe.", ".mlp."))]
+    yield from ((one, None) for one in names)
+    for one in names:
+        module, _, rest = one.partition(".experts.")
+        expert, _, matrix = rest.partition(".")
+        if matrix.removesuffix(".weight") in FUSED:
+            fused, part, parts = FUSED[matrix.removesuffix(".weight")]
+            yield f"{module}.experts.{fused}", (int(expert), part, parts)
+
+
 class Checkpoint:
     """Tensors by name: a safetensors file, or all those of a folder."""
 
@@ -13,16 +36,24 @@ class Checkpoint:
             with safe_open(file, "pt") as tensors:
                 self.files.update((name, file) for name in tensors.keys())
 
+    def find(self, name):
+        return next((found for found in other_names(name) if found[0] in self.files), None)
+
     def __contains__(self, name):
-        return name in self.files
+        return self.find(name) is not None
 
     def __getitem__(self, name):
         from safetensors import safe_open
 
-        if name not in self.files:
+        found = self.find(name)
+        if found is None:
             raise SystemExit(f"{self.path}: no tensor `{name}`")
-        with safe_open(self.files[name], "pt") as tensors:
-            return tensors.get_tensor(name)
+        stored, window = found
+        with safe_open(self.files[stored], "pt") as tensors:
+            if window is None:
+                return tensors.get_tensor(stored)
+            expert, part, parts = window
+            return tensors.get_slice(stored)[expert].chunk(parts)[part]
 
 
 WEIGHTS, INPUTS = None, None

@@ -1,9 +1,9 @@
 //! What is asked of a deployment, and what it gives.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What requests ask.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Demand {
     /// Requests a second.
     pub rate: f64,
@@ -20,7 +20,7 @@ pub struct Demand {
 }
 
 /// A pool: equal replicas that do the same work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Part {
     /// Replicas.
     pub replicas: u64,
@@ -33,7 +33,7 @@ pub struct Part {
 }
 
 /// A way to serve.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Deployment {
     /// The pool that decodes; without another pool it computes prompts, too.
     pub decode: Part,

@@ -1,5 +1,7 @@
 //! The search for deployments, from priced steps.
 
+use std::collections::BTreeSet;
+
 use super::deployment::{Demand, Deployment, Part, wait};
 
 /// The most replicas of a pool for prompts whose queue is tried beyond those that are busy at all times.
@@ -113,6 +115,18 @@ impl Outcome {
         }
         found.reverse();
         found
+    }
+
+    /// Of each number of GPUs up to the most of the frontier, with one pool and with two, the fastest for a user: those that are
+    /// not on the frontier.
+    pub fn others(&self) -> Vec<&Deployment> {
+        let frontier = self.frontier();
+        let most = frontier.first().map_or(0, |deployment| deployment.gpus);
+        let kind = |deployment: &Deployment| (deployment.gpus, deployment.prefill.is_some());
+        let mut seen = BTreeSet::new();
+        // The fastest of a kind comes first.
+        let fastest = self.meets.iter().filter(|d| d.gpus <= most && seen.insert(kind(d)));
+        fastest.filter(|d| !frontier.contains(d)).collect()
     }
 }
 
@@ -261,6 +275,12 @@ mod tests {
         let frontier = outcome.frontier();
         assert!(frontier.len() > 1);
         assert!(frontier.is_sorted_by(|a, b| a.token_seconds < b.token_seconds && a.gpus > b.gpus));
+        let others = outcome.others();
+        assert!(!others.is_empty() && others.iter().all(|d| !frontier.contains(d)));
+        let is_worse = |d: &&&Deployment| {
+            frontier.iter().any(|f| f.gpus <= d.gpus && f.token_seconds <= d.token_seconds)
+        };
+        assert_eq!(others.iter().filter(is_worse).count(), others.len());
         let fast = Demand { token_seconds: Some(0.011), ..demand() };
         let outcome = search(&fast, &[replica()]);
         assert!(outcome.meets.iter().all(|d| d.prefill.is_some() && d.decode.batch == 10), "{outcome:?}");

@@ -304,7 +304,7 @@ impl Search<'_> {
             let is_tried = match zero {
                 Zero::Off => self.training.offload == Offload::Optimizer,
                 Zero::Optimizer | Zero::Gradients => true,
-                Zero::Parameters => false,
+                Zero::Parameters | Zero::ParametersAbove(_) => false,
             };
             if !is_tried {
                 return None;

@@ -1,54 +1,12 @@
 "use strict";
-// Draws the data of a report. Everything is drawn again when the width or the colour scheme changes.
+// Draws the data of the report of a plan.
 
 const data = JSON.parse(document.querySelector("#data").textContent);
-const at = (id) => document.querySelector(id);
-const drawings = [];
-const widthOf = (id) => Math.max(260, Math.floor(at(id).getBoundingClientRect().width));
-const isNarrow = () => innerWidth < 640;
-
-/** Options of all charts. */
-function options(id, height, label) {
-  return {
-    width: widthOf(id), height, ariaLabel: label,
-    marginLeft: 58, marginRight: 18, marginTop: 22, marginBottom: 40,
-    style: { fontSize: "12px", color: colour("text"), background: "transparent" },
-  };
-}
-
-/** Draws now and again. */
-function drawn(draw) {
-  drawings.push(draw);
-  draw();
-}
-
-/** Hides labels that would overlap earlier ones or leave the chart. */
-function apart(labels, { left, right }) {
-  const kept = [];
-  for (const label of labels) {
-    const box = label.getBoundingClientRect();
-    const meets = (other) => box.left < other.right + 3 && other.left < box.right + 3 && box.top < other.bottom && other.top < box.bottom;
-    const fits = box.left >= left && box.right <= right && !kept.some(meets);
-    label.style.display = fits ? "" : "none";
-    if (fits) kept.push(box);
-  }
-}
-
-/** Ticks of seconds in one unit. */
-function unitOfTime(most) {
-  return most >= 1 ? [1, "s"] : most >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-}
 
 // ---- Answer
 
 function answer() {
-  at("#model").textContent = data.model;
-  at("#request").textContent = data.request;
-  at("#answer-text").textContent = data.answer;
-  at("#figures").replaceChildren(...data.figures.map((figure) => element("div", {},
-    element("dt", {}, figure.name),
-    element("dd", {}, figure.value),
-    figure.detail ? element("dd", { class: "detail" }, figure.detail) : "")));
+  heading(data);
   const pairs = data.details.flatMap((one) => [element("dt", {}, one.name), element("dd", {}, one.value)]);
   at("#details").replaceChildren(...pairs);
   const notes = data.notes.length ? data.notes : ["none"];
@@ -66,8 +24,7 @@ function alternatives() {
   const columns = [
     { name: "Layout", long: true, text: (row) => row.layout, fill: (row) => [
       row.layout,
-      row.is_chosen ? element("span", { class: "badge" }, "plan") : "",
-      row.is_frontier ? element("span", { class: "badge frontier" }, "frontier") : "",
+      ...badges(row, "plan"),
       row.flags ? element("small", {}, row.flags) : "",
       row.also.length ? element("small", {}, `the same program as ${row.also.join(", ")}`) : "",
     ] },
@@ -78,19 +35,18 @@ function alternatives() {
     { name: "Memory", text: (row) => bytes(row.memory), number: (row) => row.memory },
     { name: "Reason", text: (row) => row.reason, long: true },
   ];
-  const number = new Map(rows.map((row, i) => [row, i]));
-  const name = (row) => ({ id: `plan-${number.get(row)}`, class: row.is_chosen ? "chosen" : undefined });
-  const plans = table(at("#plans"), columns, rows, { caption: "Plans that fit", sorted: 1, name, most: 20, more: at("#more") });
-  const filter = () => {
-    const words = at("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const only = at("#frontier-only").checked;
-    const text = (row) => [row.layout, row.flags, row.reason, ...row.also].join(" ").toLowerCase();
-    const shown = plans.show((row) => (!only || row.is_frontier) && words.every((word) => text(row).includes(word)));
-    at("#count").textContent = `${shown} of ${counted(rows.length, "plan")}`;
-  };
-  at("#filter").addEventListener("input", filter);
-  at("#frontier-only").addEventListener("change", filter);
-  filter();
+  const [factor, unit] = unitOfTime(d3.max(rows, (row) => row.step));
+  const gib = (size) => size / 2 ** 30;
+  ranked({
+    rows, columns, sorted: 1, caption: "Plans that fit", unit: "plan", title: "Time of a step against memory of a GPU",
+    words: (row) => [row.layout, row.flags, row.reason, ...row.also],
+    says: (row) => `${row.layout}${row.flags ? `\n${row.flags}` : ""}\nstep ${seconds(row.step)}, memory ${bytes(row.memory)}` +
+      `\n${row.is_chosen ? "the plan" : row.is_frontier ? "on the frontier" : "slower or larger than another"}`,
+    x: { of: (row) => row.step * factor, label: `Step (${unit}) →` },
+    y: { of: (row) => gib(row.memory), label: "↑ Memory of a GPU (GiB)" },
+    curve: "step-after",
+    limit: d3.max(rows, (row) => row.memory) > 0.6 * usable ? [gib(usable), "usable"] : undefined,
+  });
 
   at("#too-large").hidden = tooLarge.length === 0;
   at("#too-large summary").textContent = `${counted(tooLarge.length, "layout")} that ${tooLarge.length === 1 ? "does" : "do"} not fit`;
@@ -110,53 +66,6 @@ function alternatives() {
     one.helps.map((help) => element("p", {}, element("small", {}, help))),
     element("ul", {}, one.layouts.map(([layout, repairs]) =>
       element("li", {}, layout, repairs.length ? element("small", {}, ` (legal with ${repairs.join(" or ")})`) : ""))))));
-
-  const choose = (i) => {
-    at("#filter").value = "";
-    at("#frontier-only").checked = false;
-    filter();
-    plans.all();
-    for (const row of document.querySelectorAll("tr.found")) row.classList.remove("found");
-    const row = at(`#plan-${i}`);
-    row.classList.add("found");
-    row.setAttribute("tabindex", "-1");
-    row.scrollIntoView({ block: "center" });
-    row.focus({ preventScroll: true });
-    tip.hide();
-  };
-  drawn(() => {
-    const [factor, unit] = unitOfTime(d3.max(rows, (row) => row.step));
-    const frontier = rows.filter((row) => row.is_frontier).sort((a, b) => a.step - b.step);
-    const x = (row) => row.step * factor;
-    const y = (row) => row.memory / 2 ** 30;
-    const order = rows.map((_, i) => i).sort((a, b) => rows[a].is_chosen - rows[b].is_chosen);
-    const most = d3.max(rows, y);
-    const [first, last] = d3.extent(rows, x);
-    const isLong = last > 8 * first;
-    const pad = Math.max(0.02 * first, 0.05 * (last - first));
-    const limit = most > 0.6 * usable / 2 ** 30 ? [usable / 2 ** 30] : [];
-    const chart = Plot.plot({
-      ...options("#scatter", isNarrow() ? 280 : 340, "Time of a step against memory of a GPU"),
-      x: { label: `Step (${unit}) →`, type: isLong ? "log" : "linear", domain: isLong ? [first / 1.2, last * 1.2] : [first - pad, last + pad], ticks: isNarrow() ? 4 : 8, tickFormat: "~g" },
-      y: { label: "↑ Memory of a GPU (GiB)", zero: true, nice: true, grid: true },
-      marks: [
-        Plot.ruleY(limit, { stroke: colour("bad"), strokeDasharray: "5 4" }),
-        Plot.text(limit, { y: (d) => d, text: () => "usable", frameAnchor: "right", dy: -8, fill: colour("bad") }),
-        Plot.line(frontier, { x, y, curve: "step-after", stroke: colour("link"), strokeWidth: 1.5 }),
-        Plot.dot(order, { x: (i) => x(rows[i]), y: (i) => y(rows[i]), r: (i) => (rows[i].is_chosen ? 8 : 5), className: "plans",
-          fill: (i) => (rows[i].is_chosen ? colour("good") : rows[i].is_frontier ? colour("link") : colour("soft")),
-          fillOpacity: 0.85, stroke: colour("back"), symbol: (i) => (rows[i].is_chosen ? "star" : "circle") }),
-      ],
-      symbol: { type: "identity" },
-      r: { type: "identity" },
-      color: { type: "identity" },
-    });
-    at("#scatter").replaceChildren(chart);
-    const marks = [...chart.querySelectorAll(".plans-0, g[aria-label='dot'] > *")];
-    const text = (i) => `${rows[i].layout}${rows[i].flags ? `\n${rows[i].flags}` : ""}\nstep ${seconds(rows[i].step)}, memory ${bytes(rows[i].memory)}` +
-      `\n${rows[i].is_chosen ? "the plan" : rows[i].is_frontier ? "on the frontier" : "slower or larger than another"}`;
-    tips(marks, order.map(text), (n) => choose(order[n]));
-  });
 }
 
 // ---- One step
@@ -643,8 +552,3 @@ timeline();
 memory();
 traffic();
 kernels();
-let pending;
-const again = () => { clearTimeout(pending); pending = setTimeout(() => drawings.forEach((draw) => draw()), 120); };
-let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; again(); } });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
