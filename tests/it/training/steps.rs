@@ -103,7 +103,7 @@ fn plans() -> Vec<Plan> {
     plans.push(Plan { training: both, zero, ..plan("data-parallel+ulysses", "dp=2,ulysses=2") });
     let training = Training { micro_batches: 2, ..training.clone() };
     let zero = Zero::ParametersAbove(256);
-    plans.push(Plan { training: training.clone(), zero, ..plan("data-parallel", "dp=2") });
+    plans.push(Plan { training: training.clone(), zero, ..plan("ulysses", "ulysses=2") });
     plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
     plans
 }
