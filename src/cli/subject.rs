@@ -43,8 +43,9 @@ pub struct WorkloadArgs {
     /// Keep states in host memory: `optimizer` those of AdamW in training; in decoding `cache` the pages of caches that do
     /// not fit on the GPUs, `cache=N` so many of all pages.
     ///
-    /// The states of a weight are copied to the GPU during the update of the weight before it, and copied back during that of
-    /// the next. A layer's pages are copied while the layer before it runs. Each direction has a stream of its own.
+    /// The states of a weight are copied to the GPU during the update of the weight before it, with `--fuse prefetch` those of a
+    /// layer during that of the layer before, and copied back after it. A layer's pages are copied while the layer before it
+    /// runs. Each direction has a stream of its own.
     #[arg(long, value_name = "WHAT", help_heading = "Workload")]
     pub offload: Option<String>,
     /// Element type of caches: f32, f16, bf16, or f8e4m3, which has a scale for each token and head [default: that of

@@ -51,6 +51,7 @@ fn states_of_the_optimizer_are_in_host_memory() {
         "--mesh dp=2",
         "--mesh dp=2,tp=2 --zero 1 --train clip=1",
         "--mesh dp=2 --zero 2 --micro-batches 2",
+        "--mesh dp=2 --zero 1 --fuse prefetch+fold+pack",
         "--strategy ulysses --mesh ulysses=2 --zero 3",
         "--mesh pp=2,dp=2 --zero 1 --micro-batches 2",
     ] {

@@ -7,7 +7,7 @@ use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Work};
 use ithaca_layout::compile::Compiled;
 
 use crate::cluster::Cluster;
@@ -37,6 +37,17 @@ pub(super) struct Axes<'a> {
     pub(super) data: &'a [String],
     /// Those over which weights are gathered before the layer that needs them.
     pub(super) prefetched: &'a [String],
+    /// When states in host memory are copied.
+    pub(super) copies: Copies,
+}
+
+/// When states in host memory are copied for the update of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copies {
+    /// During the update.
+    InLayer,
+    /// During the update of the layer before.
+    Ahead,
 }
 
 /// A call of the model: a loop over layers, or one function.
@@ -102,16 +113,18 @@ impl Block {
     pub(super) fn of(
         cluster: &Cluster,
         (compiled, micro_batches): (&Compiled, u64),
-        Axes { data, prefetched }: Axes<'_>,
+        Axes { data, prefetched, copies }: Axes<'_>,
     ) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
         let frames = simulate_frames(cluster, schedule);
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
+        let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
         let is_gather = |(kind, axis): &(&str, String)| {
-            ["all_gather", "reduce_scatter"].contains(kind)
-                && axis.split('+').all(|a| prefetched.iter().any(|p| p == a))
+            let is_ahead = |a: &str| prefetched.iter().any(|p| p == a);
+            ["all_gather", "reduce_scatter"].contains(kind) && axis.split('+').all(is_ahead)
+                || copies == Copies::Ahead && is_copy(axis)
         };
         let exposed_gathers = |frame: &Simulation| -> f64 {
             let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
@@ -205,7 +218,12 @@ impl Block {
             let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
             let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
             owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
-            owner.update_frame = owner.update_frame.max(called.frame.bytes);
+            // The states of a layer are handed on while those of the next one arrive.
+            let ahead = match copies {
+                Copies::Ahead if called.layers > 1 => 2 * copied(schedule, called.frame),
+                Copies::Ahead | Copies::InLayer => 0,
+            };
+            owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
             hold((schedule, data), (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
@@ -286,6 +304,12 @@ fn hold(
     for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {
         hold((schedule, data), (called.frame, layers * called.layers), names, held);
     }
+}
+
+/// Bytes of the states that a frame copies from host memory.
+fn copied(schedule: &Schedule, frame: &Frame) -> u64 {
+    let uploads = frame.tasks.iter().filter(|task| task.stream == Stream::Host);
+    uploads.flat_map(|task| &task.reads).map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
 }
 
 /// The calls in a frame of functions of a phase.

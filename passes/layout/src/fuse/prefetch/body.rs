@@ -531,7 +531,7 @@ impl<'a> Writer<'a> {
         Ok(finished)
     }
 
-    /// The copy of a cache in host memory that the next layer reads.
+    /// The copy of a state in host memory that the next layer reads.
     fn upload_of_next(&mut self, gather: &Gather) -> Result<Option<(ValueId, ValueId)>, OpError> {
         let node = &self.function.nodes[gather.node];
         let source = &self.function.nodes[gather.sources[0]];

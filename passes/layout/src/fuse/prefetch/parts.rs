@@ -1,14 +1,13 @@
 //! The movable parts of a function: gathers of weights, and reductions of gradients.
 //!
 //! A *gather* is an all-gather, or a message of several, whose operands come from weights by local operations, or from other
-//! gathers, or a copy of a cache in host memory: it can start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
+//! gathers, or a copy of a state in host memory: it can start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
 //! to the assignments: nothing else waits for it, so it can run later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Op;
 use ithaca_ir::module::{Function, Node, ValueId};
-use ithaca_ir::ops::cache::HOST;
 use ithaca_ir::ops::{Binding, Cache, Target};
 
 use crate::fuse::graph::{Flow, Graph};
@@ -101,7 +100,7 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
         let reads = match op {
             Op::Param(binding) => !is_written(binding),
             // What a step appends is not read from the copy.
-            Op::State(binding) => binding.name.starts_with(HOST),
+            Op::State(binding) => binding.host,
             _ => false,
         };
         reads || matches!(op, Op::Cast { .. } | Op::Slice { .. } | Op::Scale { .. })
@@ -152,7 +151,7 @@ fn gathers(function: &Function, flow: &Flow<'_>) -> Vec<Gather> {
     found
 }
 
-/// Whether it copies a cache from host memory.
+/// Whether it copies a state from host memory.
 pub(super) fn is_upload(op: &Op) -> bool {
     matches!(op, Op::Cache(Cache::Upload))
 }

@@ -10,7 +10,7 @@ use ithaca_layout::shard::{Placement, ShardOptions, Strategy, Zero};
 
 use super::{Inside, Refused, Search, divisors};
 use crate::plan::{Choice, Narrowing};
-use crate::planner::block::{Axes, Block};
+use crate::planner::block::{Axes, Block, Copies};
 use crate::planner::candidates::candidates;
 use crate::planner::request::Request;
 
@@ -215,13 +215,14 @@ impl Search<'_> {
             (Zero::Parameters, Some(_)) => self.replica_axes(options),
             _ => Vec::new(),
         };
+        let copies = if options.fusion.prefetch.is_some() { Copies::Ahead } else { Copies::InLayer };
         let fusion = Fusion { prefetch: None, ..options.fusion };
         let options = ShardOptions { fusion, ..options.clone() };
         let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
         let names = |axes: &[AxisId]| axes.iter().map(|axis| options.mesh.axes[*axis].name.clone()).collect();
         let data: Vec<String> = names(&self.placement(&options).batch);
-        let axes = Axes { data: &data, prefetched: &prefetched };
+        let axes = Axes { data: &data, prefetched: &prefetched, copies };
         Block::of(self.cluster, (&compiled, training.micro_batches), axes).ok_or_else(stageless)
     }
 

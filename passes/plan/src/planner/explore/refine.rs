@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ithaca_differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
@@ -291,16 +291,23 @@ impl Search<'_> {
     }
 
     /// Replaces the best steps of ZeRO 1 and 2 by those in which layers reduce the gradients of the layer above, where these
-    /// are faster: a layer hides more, but the first and the last of each call are functions of their own.
+    /// are faster: a layer hides more, but the first and the last of each call are functions of their own. The same for steps
+    /// whose updates copy states from host memory.
     pub(super) fn reduced_later(&self, tried: &mut Tried) {
         if !self.request.chooses_fusion {
             return;
         }
         tried.fits.sort_by(Priced::cmp_rank);
         let later = |one: &Priced| {
-            let ShardOptions { zero: Zero::Optimizer | Zero::Gradients, fusion, .. } = one.options else {
-                return None;
+            let ShardOptions { zero, fusion, .. } = one.options;
+            let is_tried = match zero {
+                Zero::Off => self.training.offload == Offload::Optimizer,
+                Zero::Optimizer | Zero::Gradients => true,
+                Zero::Parameters => false,
             };
+            if !is_tried {
+                return None;
+            }
             let options = ShardOptions { fusion: fusion.ahead(Prefetch::default()), ..one.options.clone() };
             let short = |t: &&Training| t.stages * t.micro_batches <= SHORT;
             let training = one.training.as_ref().filter(short)?.clone();
