@@ -15,7 +15,15 @@ fn modules_define_what_they_read() {
     for (i, plan) in tier::one_in(9, PLANS.iter().copied()).into_iter().enumerate() {
         let Proof { plan: _, small } = proof(plan);
         let steps = Steps { step: &small, prompts: None };
-        let module = emit(steps, steps).unwrap_or_else(|refusal| panic!("{plan:?}: {refusal:?}"));
+        let module = match emit(steps, steps) {
+            Ok(module) => module,
+            // PyTorch has no states in host memory.
+            Err(refusal) if plan.3.contains("offload=") => {
+                assert!(refusal.iter().all(|d| d.code == "S43"), "{plan:?}: {refusal:?}");
+                continue;
+            }
+            Err(refusal) => panic!("{plan:?}: {refusal:?}"),
+        };
         let path = dir.path().join(format!("program{i}.py"));
         std::fs::write(&path, module).unwrap();
         files.push(path);
