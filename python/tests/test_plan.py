@@ -109,10 +109,15 @@ def test_a_call_can_be_interrupted():
             ran.append(time.monotonic())
         signal.pthread_kill(main, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        while True:
-            ithaca.plan(ROOT / "examples/llama-3.1-405b", mode="train", gpus=16384, seq=8192, batch=2048)
-    thread.join()
+    # A shell has its background jobs ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                ithaca.plan(ROOT / "examples/llama-3.1-405b", mode="train", gpus=16384, seq=8192, batch=2048)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(ran) == 5
