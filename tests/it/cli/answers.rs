@@ -155,3 +155,14 @@ fn a_plan_is_checked_against_its_own_request() {
     let refusal = refused(at, "plan --check plan.json --seq 64");
     assert!(refusal.contains("`--seq` does not go with `--check`"), "{refusal}");
 }
+
+/// A plan says how many layouts its search passed over, and is read again.
+#[test]
+fn plans_of_large_searches_are_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json").display().to_string();
+    let dir = repository("examples/llama-3.1-405b");
+    said(&dir, &format!("plan . --gpus 16384 --seq 131072 -o {file}"));
+    let explained = said(&dir, &format!("explain {file}"));
+    assert!(explained.contains("were not compiled (`--effort high`)"), "{explained}");
+}

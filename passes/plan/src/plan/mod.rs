@@ -97,8 +97,25 @@ pub struct Plan {
     pub model_flops: f64,
     /// What was tried, best first.
     pub alternatives: Vec<Alternative>,
+    /// The number of legal layouts that were not compiled.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub n_passed_over: usize,
     /// What the user should know: copied heads, padding, dimensions that stay whole.
     pub notes: Vec<String>,
+}
+
+/// The note that so many candidates were not compiled.
+pub fn passed_over(n: usize) -> Option<String> {
+    (n > 0).then(|| {
+        format!(
+            "{n} layouts that cannot fit, or join strategies far from the best, were not compiled (`--effort high`)"
+        )
+    })
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// The model of a plan.

@@ -5,7 +5,8 @@ use ithaca_layout::compile::Compiled;
 use serde_json::Value;
 
 use super::{
-    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded, why_chosen,
+    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, passed_over, rounded,
+    why_chosen,
 };
 use crate::memory;
 use crate::simulate::simulate;
@@ -79,7 +80,7 @@ impl Plan {
             memory,
             time,
             alternatives,
-            notes: compiled.notes.clone(),
+            notes: compiled.notes.iter().cloned().chain(passed_over(self.n_passed_over)).collect(),
             ..self.clone()
         })
     }

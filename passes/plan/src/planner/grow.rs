@@ -99,15 +99,6 @@ fn hopeless(
     candidates.into_iter().partition(|options| is_long(options) && cannot_fit(options))
 }
 
-/// The note that so many candidates were passed over.
-pub(super) fn note(n: usize) -> Option<String> {
-    (n > 0).then(|| {
-        format!(
-            "{n} layouts that cannot fit, or join strategies far from the best, were not compiled (`--effort high`)"
-        )
-    })
-}
-
 /// The strategies of a product.
 fn strategies(options: &ShardOptions) -> Vec<&str> {
     options.strategy.split('+').collect()

@@ -123,7 +123,7 @@ impl Ranked {
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
         let Ranked { chosen, compiled, alternatives, n_passed_over } = self;
         let Priced { options, simulation, memory, .. } = chosen;
-        let passed_over = grow::note(n_passed_over);
+        let passed_over = plan::passed_over(n_passed_over);
         let Subject { model, workload, model_flops } = subject;
         Plan {
             version: plan::VERSION,
@@ -144,6 +144,7 @@ impl Ranked {
             time: plan::Time::of(cluster, &compiled.schedule, &simulation),
             model_flops: rounded(model_flops),
             alternatives,
+            n_passed_over,
             notes: compiled.notes.into_iter().chain(passed_over).collect(),
         }
     }
