@@ -140,7 +140,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                     seen |= static_cast<uint32_t>(own) << (u * kRows + r);
                     any = any || own;
                 }
-                // A key that nobody sees is not read: what lies there may be no number. One without a page is zero.
+                // A key that no row sees is not read: its memory may hold NaN. A key without a page is zero.
                 int64_t at_k = 0, at_v = 0;
                 if (any && pages.table != nullptr) {
                     const int64_t row = pages.row_of(front, at_key[u]);

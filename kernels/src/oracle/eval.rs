@@ -178,8 +178,9 @@ fn fits<T: Real>(
 ) -> Result<(), RunError> {
     let held_by_some = match op {
         Op::Attention(a) if a.is_of_keys(i) => return Ok(()),
-        // Behind the positions of first queries comes the table.
-        Op::AttendPages { .. } if i > 0 && i != 3 && i != TABLE => return Ok(()),
+        Op::AttendPages { attention: a, .. } if i > 0 && a.start_operand() != Some(i) && i != TABLE => {
+            return Ok(());
+        }
         Op::AttentionBackward(_) if i != result => return Ok(()),
         Op::Scores { .. } if i == 1 => return Ok(()),
         Op::Weigh { .. } if i == 2 => return Ok(()),

@@ -31,10 +31,12 @@ struct NotCopied {
     NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// Weights and gradients have a stream of their own, and so have copies from host memory and copies to it. Each stage of a pipeline sends on streams of its own, by direction and by
-// the parity of the stage; those to a stage of equal parity are on a third.
+// Weights and gradients have a stream of their own, and so have copies from host memory and copies to it. Each stage of a
+// pipeline sends on streams of its own, by direction and by the parity of the stage; those to a stage of equal parity are on a
+// third.
 enum Queue {
-    kCompute, kComm, kWeights, kHost, kToHost, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap, kBackwardWrap, kQueues
+    kCompute, kComm, kWeights, kHost, kToHost, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap,
+    kBackwardWrap, kQueues
 };
 
 // A task of a frame.

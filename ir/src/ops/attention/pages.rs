@@ -1,4 +1,4 @@
-//! Attention over caches in pages: that over the tokens that `gather_pages` finds there.
+//! Attention over caches in pages: attention over the tokens that `gather_pages` reads from them.
 
 use smallvec::SmallVec;
 
@@ -29,7 +29,7 @@ impl Attention {
         self.starts && !self.wraps && self.bias.is_none() && self.movement.is_none()
     }
 
-    /// What gathers the keys, values or scales of pages.
+    /// The operation that gathers keys, values or scales from pages.
     pub fn gather(&self, [pages, slots]: [DimId; 2]) -> Cache {
         Cache::GatherPages { pages, slots, over: self.keys, beyond: None }
     }

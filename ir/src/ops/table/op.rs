@@ -200,8 +200,8 @@ ops! {
             } = "join", "hp, … -> h" at most MAX_PARTS, Compute, Vector, Zero;
         }
         family Cache {
-            /// `attention` over a cache in pages, whose tokens are read where they are: as of what `gather_pages` makes of keys and
-            /// values, and of their scales. After q, k and v come the positions of first queries and the table.
+            /// `attention` over a cache in pages, without a copy of its tokens. The result is that of `attention` after
+            /// `gather_pages` of keys, values and their scales. After q, k and v come the positions of first queries and the table.
             AttendPages {
                 /// Roles and mask.
                 attention: Attention,
