@@ -34,7 +34,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Op;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{Buffer, BufferId, Frame, Place, Schedule, Task, Work};
 use ithaca_ir::{Arena, Dim, Order, Space, TensorType, text, traffic};
 use serde_json::{Value, json};
 
@@ -109,10 +109,7 @@ fn frame(schedule: &Schedule, frame: &Frame) -> Value {
 }
 
 fn buffer(space: &Space, frame: &Frame, buffer: &Buffer) -> Value {
-    let ty = match &buffer.content {
-        Content::Tensor(ty) => Some(show(space, ty)),
-        Content::Wire { .. } => None,
-    };
+    let ty = buffer.tensor().map(|ty| show(space, ty));
     let place = match &buffer.place {
         Place::Frame(offset) => json!({ "frame": offset }),
         Place::Wire { wire, part } => {

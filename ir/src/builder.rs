@@ -1,6 +1,7 @@
 //! Builds functions node by node, inferring types as it goes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -29,12 +30,20 @@ pub struct FunctionBuilder<'a> {
     functions: &'a Arena<FuncId, Function>,
     function: Function,
     names: BTreeSet<Box<str>>,
+    /// The types of its values, which share them.
+    types: HashSet<Arc<TensorType>>,
 }
 
 impl<'a> FunctionBuilder<'a> {
     /// Starts a function that lives in `space` and may call `functions`.
     pub fn new(name: impl Into<String>, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
-        Self { space, functions, function: Function::new(name), names: BTreeSet::new() }
+        Self {
+            space,
+            functions,
+            function: Function::new(name),
+            names: BTreeSet::new(),
+            types: HashSet::new(),
+        }
     }
 
     /// Starts a function with the name, the phase and the origin of `source`.
@@ -90,9 +99,9 @@ impl<'a> FunctionBuilder<'a> {
     }
 
     /// Adds a parameter; parameters come before nodes.
-    pub fn param(&mut self, ty: TensorType, name: Option<&str>) -> ValueId {
+    pub fn param(&mut self, ty: impl Into<Arc<TensorType>>, name: Option<&str>) -> ValueId {
         assert!(self.function.nodes.is_empty(), "parameters are numbered before nodes");
-        let value = self.value(ty);
+        let value = self.shared(ty.into());
         self.function.params.push(value);
         self.name(value, name);
         value
@@ -144,16 +153,16 @@ impl<'a> FunctionBuilder<'a> {
         node: &Node,
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
-        let types = node.results.iter().map(|&v| source.ty(v).clone());
         let mut pairs = node.operands.iter().zip(operands);
         let is_alike = !matches!(node.op, Op::Call { .. })
             && operands.len() == node.operands.len()
-            && pairs.all(|(&old, &new)| source.ty(old) == self.ty(new));
+            && pairs.all(|(&old, &new)| source.values[old].ty == self.function.values[new].ty);
         if is_alike {
-            let results = types.map(|ty| self.value(ty)).collect();
+            let results =
+                node.results.iter().map(|&v| self.shared(Arc::clone(&source.values[v].ty))).collect();
             return Ok(self.add_node(node.op.clone(), operands, results));
         }
-        let types: SmallVec<[TensorType; 1]> = types.collect();
+        let types: SmallVec<[TensorType; 1]> = node.results.iter().map(|&v| source.ty(v).clone()).collect();
         self.node(node.op.clone(), operands, &types)
     }
 
@@ -240,6 +249,18 @@ impl<'a> FunctionBuilder<'a> {
     }
 
     fn value(&mut self, ty: TensorType) -> ValueId {
+        let ty = match self.types.get(&ty) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let ty = Arc::new(ty);
+                self.types.insert(Arc::clone(&ty));
+                ty
+            }
+        };
+        self.shared(ty)
+    }
+
+    fn shared(&mut self, ty: Arc<TensorType>) -> ValueId {
         self.function.values.push(Value { ty, name: None, span: Span::default() })
     }
 }

@@ -4,6 +4,9 @@
 //! (parameters first), so a rewrite builds a new function instead of patching an old one, and handles always print
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
@@ -118,6 +121,19 @@ impl Function {
         &self.values[value].ty
     }
 
+    /// Changes the type of every value; a type that values share is changed once.
+    pub fn retype(&mut self, mut change: impl FnMut(&mut TensorType)) {
+        let mut changed: HashMap<Arc<TensorType>, Arc<TensorType>> = HashMap::new();
+        for value in self.values.values_mut() {
+            let new = changed.entry(Arc::clone(&value.ty)).or_insert_with_key(|old| {
+                let mut new = TensorType::clone(old);
+                change(&mut new);
+                Arc::new(new)
+            });
+            value.ty = Arc::clone(new);
+        }
+    }
+
     /// The types of a node's operands.
     pub fn operand_types(&self, node: &Node) -> SmallVec<[&TensorType; 4]> {
         node.operands.iter().map(|&v| self.ty(v)).collect()
@@ -146,8 +162,8 @@ impl PartialEq for Function {
 /// A value: defined once, by a parameter or a node.
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// Its type.
-    pub ty: TensorType,
+    /// Its type; of long functions many values share one.
+    pub ty: Arc<TensorType>,
     /// Its name without the `%`, if it has one; otherwise it prints as its number.
     pub name: Option<Box<str>>,
     /// Where the text form defines it.

@@ -19,8 +19,10 @@ pub use streams::{Stream, Streams};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::boxes::Side;
 use crate::dtype::DType;
@@ -304,10 +306,9 @@ pub struct Buffer {
 
 /// The content of a buffer.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "nearly all buffers hold tensors")]
 pub enum Content {
     /// A rank's part of a tensor, dense, row-major, unless it is in a wire.
-    Tensor(TensorType),
+    Tensor(Arc<TensorType>),
     /// Blocks as they are sent, one after another in order of peers.
     Wire {
         /// Element type.
@@ -318,6 +319,14 @@ pub enum Content {
 }
 
 impl Buffer {
+    /// The type of the tensor that it is for; nothing for a wire.
+    pub fn tensor(&self) -> Option<&TensorType> {
+        match &self.content {
+            Content::Tensor(ty) => Some(ty),
+            Content::Wire { .. } => None,
+        }
+    }
+
     /// Bytes on the busiest rank, unaligned.
     pub fn bytes(&self, space: &Space) -> u64 {
         match &self.content {

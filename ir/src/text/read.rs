@@ -1,6 +1,7 @@
 //! Parses modules.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -149,7 +150,7 @@ impl<'a> FunctionReader<'_, 'a> {
         if self.values.insert(name, id).is_some() {
             return Err(twice("value", name, span));
         }
-        Ok(self.function.values.push(Value { ty, name: known, span }))
+        Ok(self.function.values.push(Value { ty: Arc::new(ty), name: known, span }))
     }
 }
 

@@ -217,7 +217,7 @@ impl Checker<'_> {
                 Op::Fill { value } => *value != 0.0,
                 op => matches!(op, Op::Param(_) | Op::Input(_) | Op::Positions),
             };
-            if value.ty != *expected {
+            if *value.ty != *expected {
                 let space = &self.module.space;
                 let (expected, stated) = (show(space, expected), show(space, &value.ty));
                 let message = format!("`{name}` gives {expected}, not {stated}");

@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     fn buffer(name: &str, ty: &TensorType, place: Place) -> Buffer {
-        Buffer { name: name.into(), content: Content::Tensor(ty.clone()), place }
+        Buffer { name: name.into(), content: Content::Tensor(ty.clone().into()), place }
     }
 
     fn task(work: Work, reads: &[usize], writes: &[usize]) -> Task {

@@ -260,7 +260,7 @@ fn shrink_buffer(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     let (frame, b) = buffer(schedule, choices, can)?;
     Mutant::of(schedule, frame, |f| {
         if let Content::Tensor(ty) = &mut f.buffers[b].content {
-            ty.layout.split[0].push(axis);
+            std::sync::Arc::make_mut(ty).layout.split[0].push(axis);
         }
     })
 }
@@ -316,7 +316,7 @@ fn reverse_permute_and_buffer(schedule: &Schedule, choices: &mut Choices) -> Opt
             let written = f.tasks[j].writes.clone();
             for (b, parcel) in written.into_iter().zip(reversed.parcels()) {
                 if let Content::Tensor(ty) = &mut f.buffers[b].content {
-                    *ty = parcel.to.clone();
+                    *ty = parcel.to.clone().into();
                 }
             }
         }

@@ -388,7 +388,7 @@ fn program(module: &Module, change: &Change, choices: &mut Choices) -> Option<Mo
                     ty.dtype = to;
                 }
                 let (span, new) = (function.span, ValueId::new(first + k));
-                values.insert(first + k, Value { ty: ty.clone(), name: None, span });
+                values.insert(first + k, Value { ty: ty.clone().into(), name: None, span });
                 let (operands, results) = ([last].into_iter().collect(), [new].into_iter().collect());
                 nodes.push(Node { op, operands, results, span });
                 last = new;

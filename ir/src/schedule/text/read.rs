@@ -109,7 +109,7 @@ impl FrameReader<'_, '_> {
         let content = if self.cx.eat(Token::Word("wire")) {
             Content::Wire { dtype: read_dtype(self.cx)?, elements: self.cx.int()? }
         } else {
-            Content::Tensor(read_type(self.cx, &self.schedule.space)?)
+            Content::Tensor(read_type(self.cx, &self.schedule.space)?.into())
         };
         let (word, place_span) = self.cx.word("`at`, `in`, `argument`, `result`, `weight` or `input`")?;
         let place = match word {

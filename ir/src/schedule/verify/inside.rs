@@ -96,7 +96,7 @@ fn place<'s>(
         return Err(format!("`${shown}` has {} parts, and no part {part}", transfer.parcels().len()));
     };
     let carried = strided::end(parcel, *side);
-    if carried != ty {
+    if *carried != **ty {
         let (carried, ty) = (show(space, carried), show(space, ty));
         return Err(format!("part {part} of `${shown}` is {carried}, not {ty}"));
     }

@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use crate::boxes::Side;
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, counted};
@@ -166,7 +167,7 @@ fn call(
 struct Expression<'a> {
     op: Cow<'a, Op>,
     /// The types of the results; of a call, those at its caller.
-    types: Vec<TensorType>,
+    types: Vec<Arc<TensorType>>,
     results: Vec<Symbol>,
     /// The final values of the weights and states that it writes, in order.
     written: Vec<Symbol>,
@@ -180,7 +181,7 @@ struct Summary<'a> {
 }
 
 /// Values from outside, by type.
-type Given<'a> = HashMap<(Option<Target>, &'a Binding), Vec<(TensorType, Symbol)>>;
+type Given<'a> = HashMap<(Option<Target>, &'a Binding), Vec<(Arc<TensorType>, Symbol)>>;
 
 /// Values of one function, however they are made.
 struct Values<'a> {
@@ -222,7 +223,7 @@ impl<'a> Values<'a> {
     }
 
     /// The value given under a name: an input, or a weight or state before anything is written there.
-    fn given(&mut self, target: Option<Target>, binding: &'a Binding, ty: &TensorType) -> Symbol {
+    fn given(&mut self, target: Option<Target>, binding: &'a Binding, ty: &Arc<TensorType>) -> Symbol {
         let symbol = self.n;
         let bound = self.given.entry((target, binding)).or_default();
         // A state that is assigned has one type, and its type is no part of what a call reads.
@@ -248,7 +249,7 @@ impl<'a> Values<'a> {
         &mut self,
         op: Cow<'a, Op>,
         operands: Vec<Symbol>,
-        types: Vec<TensorType>,
+        types: Vec<Arc<TensorType>>,
         n_written: usize,
     ) -> (Vec<Symbol>, Vec<Symbol>) {
         let first = self.n;
@@ -266,7 +267,7 @@ impl<'a> Values<'a> {
     /// The results of collectives, each of one operand, whether or not they are coalesced.
     fn each(
         &mut self,
-        collectives: impl Iterator<Item = (&'a Op, TensorType)>,
+        collectives: impl Iterator<Item = (&'a Op, Arc<TensorType>)>,
         operands: &[Symbol],
     ) -> Vec<Symbol> {
         let ends = collectives.zip(operands);
@@ -280,7 +281,7 @@ impl<'a> Values<'a> {
         op: Cow<'a, Op>,
         callee: usize,
         mut operands: Vec<Symbol>,
-        types: Vec<TensorType>,
+        types: Vec<Arc<TensorType>>,
         lasting: &mut Lasting<'a>,
     ) -> Vec<Symbol> {
         let effects = self.effects;
@@ -303,7 +304,8 @@ impl<'a> Values<'a> {
         }
         for node in &function.nodes {
             let operands: Vec<Symbol> = node.operands.iter().map(|v| symbols[v.index()]).collect();
-            let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
+            let types: Vec<Arc<TensorType>> =
+                node.results.iter().map(|&v| Arc::clone(&function.values[v].ty)).collect();
             let home = match &node.op {
                 Op::Param(binding) => Some((Target::Param, binding)),
                 Op::State(binding) => Some((Target::State, binding)),
@@ -349,7 +351,7 @@ impl<'a> Values<'a> {
     }
 
     /// The content of a weight or state.
-    fn content(&mut self, lasting: &Lasting<'a>, home: Home<'a>, ty: &TensorType) -> Symbol {
+    fn content(&mut self, lasting: &Lasting<'a>, home: Home<'a>, ty: &Arc<TensorType>) -> Symbol {
         lasting.get(home).unwrap_or_else(|| self.given(Some(home.0), home.1, ty))
     }
 
@@ -454,7 +456,8 @@ impl<'a> Reader<'a> {
                 match frame.carried(*wire) {
                     Some((transfer, Side::Received)) => {
                         let parcel = transfer.parcels().get(*part);
-                        let parcel = parcel.map(|parcel| (&parcel.op, parcel.to.clone())).into_iter();
+                        let parcel =
+                            parcel.map(|parcel| (&parcel.op, Arc::new(parcel.to.clone()))).into_iter();
                         let arrived = values.each(parcel, &[on_wire]);
                         arrived.first().copied().ok_or_else(|| "it is no part of a message".to_owned())
                     }
@@ -494,7 +497,7 @@ impl<'a> Reader<'a> {
 
     fn task(&mut self, values: &mut Values<'a>, task: &'a Task) -> Result<(), String> {
         let frame = self.frame;
-        let types: Vec<TensorType> = task
+        let types: Vec<Arc<TensorType>> = task
             .writes
             .iter()
             .filter_map(|&b| match &frame.buffers[b].content {
@@ -565,5 +568,5 @@ fn arrive<'a>(
     if parcels.len() != sent.len() {
         return Err(format!("{} tensors arrive of {} that were sent", parcels.len(), sent.len()));
     }
-    Ok(values.each(parcels.iter().map(|parcel| (&parcel.op, parcel.to.clone())), sent))
+    Ok(values.each(parcels.iter().map(|parcel| (&parcel.op, Arc::new(parcel.to.clone()))), sent))
 }

@@ -127,7 +127,7 @@ impl<'s> Checker<'s> {
                 let there = self.frame.at(self.task.reads[0]);
                 let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
                 ensure!(
-                    stays && here(self.read(0)) == here(self.write(0)),
+                    stays && is_anywhere(self.read(0), &here(self.write(0))),
                     "S03",
                     "it copies between buffers of different content"
                 );
@@ -176,7 +176,7 @@ impl<'s> Checker<'s> {
         ensure!(op.is_computation(), "S03", "`{}` is no work on local tensors", op.name());
         self.host_memory(op)?;
         let tensor = |content: &'s Content| match content {
-            Content::Tensor(ty) => Ok(ty),
+            Content::Tensor(ty) => Ok(&**ty),
             Content::Wire { .. } => Err(OpError::new("S03", "it works on blocks as they travel")),
         };
         let contents = |i: usize| tensor(self.read(i));
@@ -250,7 +250,7 @@ impl<'s> Checker<'s> {
     fn holds(&self, content: &Content, ty: &TensorType) -> Result<(), OpError> {
         let space = &self.schedule.space;
         match content {
-            Content::Tensor(found) if found == ty => Ok(()),
+            Content::Tensor(found) if **found == *ty => Ok(()),
             Content::Tensor(found) => Err(OpError::new(
                 "S03",
                 format!("the collective needs {}, the buffer holds {}", show(space, ty), show(space, found)),
@@ -331,7 +331,7 @@ impl<'s> Checker<'s> {
         for buffer in frame.buffers.values() {
             let (fits, what) = match buffer.place {
                 Place::Argument(i) => (
-                    here(self.read(i)) == buffer.content
+                    is_anywhere(self.read(i), &buffer.content)
                         || is_sliced(scan.as_ref(), i, self.read(i), &buffer.content),
                     format!("argument {i}"),
                 ),
@@ -340,7 +340,7 @@ impl<'s> Checker<'s> {
                         (Some(scan), Content::Tensor(given), Content::Tensor(ty)) if i >= n_carried => {
                             given.located(None) == structure::stacked(ty, scan.over)
                         }
-                        (_, given, content) => here(given) == *content,
+                        (_, given, content) => is_anywhere(given, content),
                     };
                     (here, format!("result {i}"))
                 }
@@ -367,8 +367,16 @@ impl<'s> Checker<'s> {
 /// The content of a buffer for those that have it.
 fn here(content: &Content) -> Content {
     match content {
-        Content::Tensor(ty) => Content::Tensor(ty.located(None)),
+        Content::Tensor(ty) => Content::Tensor(ty.located(None).into()),
         Content::Wire { .. } => content.clone(),
+    }
+}
+
+/// Whether `given` is `whole`, the content of a buffer of all ranks, on whatever ranks it is.
+fn is_anywhere(given: &Content, whole: &Content) -> bool {
+    match (given, whole) {
+        (Content::Tensor(given), Content::Tensor(whole)) => given.is_anywhere(whole),
+        _ => given == whole,
     }
 }
 

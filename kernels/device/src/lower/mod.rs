@@ -154,7 +154,7 @@ impl<'a> Lowering<'a> {
                 return LowerError::invalid(format!("output `{name}` is a wire buffer"));
             };
             let address = self.locate(of, output.buffer)?.address();
-            Ok(Output { name, ty: ty.clone(), address, held: held::of_output(self.space(), ty) })
+            Ok(Output { name, ty: ty.as_ref().clone(), address, held: held::of_output(self.space(), ty) })
         };
         frame.outputs.iter().enumerate().map(output).collect()
     }

@@ -145,8 +145,11 @@ fn lower_function(
     for (i, output) in function.outputs.iter().enumerate() {
         let mut buffer = of[output.value.index()];
         if !is_main {
-            let result =
-                place(&mut frame, Content::Tensor(function.ty(output.value).clone()), Some(Place::Result(i)));
+            let result = place(
+                &mut frame,
+                Content::Tensor(function.values[output.value].ty.clone()),
+                Some(Place::Result(i)),
+            );
             frame.tasks.push(task(Work::Copy, vec![buffer], vec![result]));
             buffer = result;
         }

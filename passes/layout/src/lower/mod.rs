@@ -14,6 +14,7 @@ mod lasting;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
@@ -246,7 +247,7 @@ impl<'a> Lowering<'a> {
         let is_value = self.homes.of[value.index()].as_ref() == Some(&home);
         let name = self.name(value);
         let name = self.unique(if is_value { name } else { format!("{name}.kept") });
-        let content = Content::Tensor(self.function.ty(value).clone());
+        let content = Content::Tensor(Arc::clone(&self.function.values[value].ty));
         let place = match &home {
             (Target::Param, binding) => Place::Weight(binding.clone()),
             (Target::State, binding) => Place::State(binding.clone()),
@@ -455,10 +456,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether a task that reads argument `i` of the frame may write result `i`, which may share its place.
     fn may_overwrite(&self, task: &Task, i: usize, (read, written): (BufferId, BufferId)) -> bool {
-        let ty = |b: BufferId| match &self.frame.buffers[b].content {
-            Content::Tensor(ty) => Some(ty),
-            Content::Wire { .. } => None,
-        };
+        let ty = |b: BufferId| self.frame.buffers[b].tensor();
         match &task.work {
             Work::Compute(op) => {
                 let alike = ty(read).zip(ty(written)).is_some_and(|(a, b)| lasting::same_elements(a, b));
@@ -492,7 +490,7 @@ impl<'a> Lowering<'a> {
 
     fn value_buffer(&mut self, value: ValueId, place: Place) -> BufferId {
         let name = self.unique(self.name(value));
-        let content = Content::Tensor(self.function.ty(value).clone());
+        let content = Content::Tensor(Arc::clone(&self.function.values[value].ty));
         let buffer = self.frame.buffers.push(Buffer { name, content, place });
         self.buffers[value.index()] = Some(buffer);
         buffer

@@ -105,7 +105,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
     let new = |dim: &mut DimId| *dim = renamed.get(dim).copied().unwrap_or(*dim);
     let in_type = |ty: &mut TensorType| ty.dims.iter_mut().for_each(new);
     for function in module.functions.values_mut() {
-        function.values.values_mut().for_each(|v| in_type(&mut v.ty));
+        function.retype(in_type);
         function.nodes.iter_mut().for_each(|node| node.op.each_dim_mut(&mut { new }));
     }
 }

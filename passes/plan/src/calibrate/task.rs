@@ -3,7 +3,7 @@
 use ithaca_ir::Op;
 use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{Content, FrameId, Schedule, Work as TaskWork};
+use ithaca_ir::schedule::{FrameId, Schedule, Work as TaskWork};
 
 use super::kernel::Kernel;
 use super::point::{Group, Work};
@@ -19,11 +19,7 @@ pub fn of_task(schedule: &Schedule, frame: FrameId, task: usize) -> Option<Work>
     match &task.work {
         TaskWork::Compute(op) => {
             let types = |buffers: &[_]| -> Option<Vec<_>> {
-                let types = buffers.iter().map(|&b| match &frame.buffers[b].content {
-                    Content::Tensor(ty) => Some(ty.clone()),
-                    Content::Wire { .. } => None,
-                });
-                types.collect()
+                buffers.iter().map(|&b| frame.buffers[b].tensor().cloned()).collect()
             };
             let kernel = Kernel::new(space.clone(), op.clone(), types(&task.reads)?, types(&task.writes)?);
             (op.info().unit != Unit::NoKernel).then(|| Work::Kernel(Box::new(kernel)))

@@ -3,7 +3,7 @@
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{Buffer, Content, Frame, Place, Schedule, Stream, Work};
+use ithaca_ir::schedule::{Buffer, Frame, Place, Schedule, Stream, Work};
 
 use super::FilledSlots;
 use crate::cluster::Cluster;
@@ -44,10 +44,7 @@ fn of_uploads(schedule: &Schedule, frame: &Frame) -> f64 {
 /// Bytes of one run of a frame.
 fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
     let space = &schedule.space;
-    let tensor = |id| match &frame.buffers[id].content {
-        Content::Tensor(ty) => Some(ty),
-        Content::Wire { .. } => None,
-    };
+    let tensor = |id| frame.buffers[id].tensor();
     let is_state = |buffer: &&Buffer| matches!(buffer.place, Place::State(_)) && !buffer.is_in_host_memory();
     let states = frame.buffers.values().filter(is_state);
     let states = states.map(|buffer| buffer.bytes(space) as f64);

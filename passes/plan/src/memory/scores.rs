@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Attention;
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Frame, FrameId, Place, Schedule, Task, Work};
 use ithaca_ir::{Op, TensorType};
 
 use super::lives::lives;
@@ -95,7 +95,7 @@ impl Account<'_> {
             }
         }
         for (buffer, tasks) in lives(frame) {
-            let (Some(row), Some(ty)) = (rows.get(&buffer), tensor(frame, buffer)) else { continue };
+            let (Some(row), Some(ty)) = (rows.get(&buffer), frame.buffers[buffer].tensor()) else { continue };
             let bytes = row * self.schedule.space.max_local_elements(ty) as f64;
             during[tasks].iter_mut().for_each(|sum| *sum += bytes);
         }
@@ -105,7 +105,7 @@ impl Account<'_> {
 
     /// The queries of an attention, and the bytes of the scores of one of them.
     fn row<'f>(&self, op: &Op, frame: &'f Frame, task: &Task) -> Option<(&'f TensorType, f64)> {
-        let (q, k) = (tensor(frame, task.reads[0])?, tensor(frame, task.reads[1])?);
+        let (q, k) = (frame.buffers[task.reads[0]].tensor()?, frame.buffers[task.reads[1]].tensor()?);
         let (attention, axes) = op.attention_of(k)?;
         let keys = self.schedule.space.max_extent(attention.keys, axes);
         Some((q, keys as f64 * saved_bytes(self.scores, attention, q)))
@@ -115,12 +115,5 @@ impl Account<'_> {
     fn queries(&self, attention: &Attention, q: &TensorType) -> f64 {
         let space = &self.schedule.space;
         space.max_local_elements(q) as f64 / space.size(attention.width) as f64
-    }
-}
-
-fn tensor(frame: &Frame, buffer: BufferId) -> Option<&TensorType> {
-    match &frame.buffers[buffer].content {
-        Content::Tensor(ty) => Some(ty),
-        Content::Wire { .. } => None,
     }
 }

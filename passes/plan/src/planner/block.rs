@@ -345,11 +345,7 @@ fn products(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
     };
     let seconds = |task: &Task| {
         let types = |buffers: &[BufferId]| -> Option<Vec<_>> {
-            let ty = |&b: &BufferId| match &frame.buffers[b].content {
-                Content::Tensor(ty) => Some(ty),
-                Content::Wire { .. } => None,
-            };
-            buffers.iter().map(ty).collect()
+            buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
         };
         match (&task.work, types(&task.reads), types(&task.writes)) {
             (Work::Compute(op @ Op::Einsum), Some(reads), Some(writes)) => {

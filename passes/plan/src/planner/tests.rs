@@ -55,7 +55,11 @@ impl Fake {
         y.layout.partial.extend(tp);
         let mut frame = Frame { name: "main".into(), n_events: 8, ..Frame::default() };
         let mut buffer = |name: &str, ty: &TensorType, place| {
-            frame.buffers.push(Buffer { name: name.into(), content: Content::Tensor(ty.clone()), place })
+            frame.buffers.push(Buffer {
+                name: name.into(),
+                content: Content::Tensor(ty.clone().into()),
+                place,
+            })
         };
         let bx = buffer("x", &x, Place::Input(Binding::named("x")));
         let bw = buffer("w", &w, Place::Weight(Binding::named("w")));

@@ -6,7 +6,7 @@ use ithaca_ir::DType;
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{BufferId, Content, Frame, Schedule, Work};
+use ithaca_ir::schedule::{BufferId, Frame, Schedule, Work};
 use serde::Serialize;
 
 use crate::cost::OnRank;
@@ -91,9 +91,5 @@ impl Kernels {
 }
 
 fn types<'a>(frame: &'a Frame, buffers: &[BufferId]) -> Option<Vec<&'a TensorType>> {
-    let ty = |&buffer: &BufferId| match &frame.buffers[buffer].content {
-        Content::Tensor(ty) => Some(ty),
-        Content::Wire { .. } => None,
-    };
-    buffers.iter().map(ty).collect()
+    buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
 }

@@ -4,9 +4,7 @@ use std::rc::Rc;
 
 use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{
-    Buffer, BufferId, Content, Frame, Schedule, Stream, Streams, Task, Work, used_streams,
-};
+use ithaca_ir::schedule::{BufferId, Frame, Schedule, Stream, Streams, Task, Work, used_streams};
 use ithaca_ir::{Op, Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
@@ -151,7 +149,7 @@ pub(super) fn kernel_seconds(
     let seconds = match &task.work {
         Work::Compute(op) => {
             let types = |buffers: &[_]| -> Option<Vec<&TensorType>> {
-                buffers.iter().map(|&b| tensor(&frame.buffers[b])).collect()
+                buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
             };
             let (reads, writes) = (types(&task.reads), types(&task.writes));
             let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
@@ -205,12 +203,5 @@ pub(super) fn key(space: &Space, task: &Task) -> (&'static str, String) {
         Work::Copy if task.stream == Stream::ToHost => ("copy", Stream::ToHost.to_string()),
         Work::Copy => ("copy", String::new()),
         Work::Call { .. } => ("call", String::new()),
-    }
-}
-
-fn tensor(buffer: &Buffer) -> Option<&TensorType> {
-    match &buffer.content {
-        Content::Tensor(ty) => Some(ty),
-        Content::Wire { .. } => None,
     }
 }

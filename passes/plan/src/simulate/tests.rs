@@ -30,7 +30,7 @@ pub(super) fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     let reduce = cluster.message_seconds(&space, transfer.parcels());
     assert!(add > 0.0 && reduce > add, "{add} {reduce}");
     let mut frame = Frame { name: "main".into(), n_events: 4, tasks: tasks(&transfer), ..Frame::default() };
-    let buffer = Buffer { name: "x".into(), content: Content::Tensor(to), place: Place::Frame(0) };
+    let buffer = Buffer { name: "x".into(), content: Content::Tensor(to.into()), place: Place::Frame(0) };
     frame.buffers.push(buffer);
     let schedule =
         Schedule { name: "m".into(), pipeline: Vec::new(), space, frames: [frame].into_iter().collect() };
@@ -145,7 +145,11 @@ pub(super) fn attend(
 ) -> Schedule {
     let mut frame = Frame { name: "main".into(), n_events: keys.len(), ..Frame::default() };
     let mut buffer = |name: String, ty: &TensorType| {
-        frame.buffers.push(Buffer { name, content: Content::Tensor(ty.clone()), place: Place::Frame(0) })
+        frame.buffers.push(Buffer {
+            name,
+            content: Content::Tensor(ty.clone().into()),
+            place: Place::Frame(0),
+        })
     };
     let held: Vec<BufferId> = (0..keys.len()).map(|i| buffer(format!("k{i}"), &keys[i])).collect();
     let asked: Vec<BufferId> = (0..keys.len()).map(|i| buffer(format!("q{i}"), &queries[i])).collect();

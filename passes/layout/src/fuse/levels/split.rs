@@ -42,7 +42,7 @@ pub(super) fn split(module: &Module, axis: AxisId, inside: u64, last_axes: &[Las
     let mut module = module.clone();
     module.space.mesh = mesh(&module.space.mesh, axis, inside);
     for function in module.functions.values_mut() {
-        function.values.values_mut().for_each(|value| retype(&mut value.ty, axis, last_axes));
+        function.retype(|ty| retype(ty, axis, last_axes));
         for node in &mut function.nodes {
             if let Some(a) = axis_mut(&mut node.op) {
                 *a = moved(*a, axis);

@@ -42,7 +42,7 @@ fn plain(sharing: f64) -> Cluster {
 fn schedule(space: Space, types: &[TensorType], tasks: Vec<Task>, n_events: usize) -> Schedule {
     let mut frame = Frame { name: "main".into(), n_events, tasks, ..Frame::default() };
     for (i, ty) in types.iter().enumerate() {
-        let content = Content::Tensor(ty.clone());
+        let content = Content::Tensor(ty.clone().into());
         frame.buffers.push(Buffer { name: format!("x{i}"), content, place: Place::Frame(0) });
     }
     Schedule { name: "m".into(), pipeline: Vec::new(), space, frames: [frame].into_iter().collect() }
