@@ -14,6 +14,7 @@ use crate::identifier::is_identifier;
 use crate::module::{Function, Node, Output, Value};
 use crate::ops::context::Context;
 use crate::ops::error::OpError;
+use crate::ops::structure::has_signature;
 use crate::ops::table::elementwise::Binary;
 use crate::ops::table::op::Op;
 use crate::ops::table::source::Binding;
@@ -143,7 +144,7 @@ impl<'a> FunctionBuilder<'a> {
     }
 
     /// Adds `node` of a verified function in the same space, with other operands. Where they have the types of the old ones, so
-    /// have the results, which are not inferred again; only a call depends on more.
+    /// have the results, which are not inferred again; a call depends on its callee as well.
     ///
     /// # Errors
     /// As [`node`](Self::node).
@@ -154,9 +155,16 @@ impl<'a> FunctionBuilder<'a> {
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
         let mut pairs = node.operands.iter().zip(operands);
-        let is_alike = !matches!(node.op, Op::Call { .. })
-            && operands.len() == node.operands.len()
-            && pairs.all(|(&old, &new)| source.values[old].ty == self.function.values[new].ty);
+        let fits = || match &node.op {
+            Op::Call { callee, scan, .. } => self.functions.get(*callee).is_some_and(|function| {
+                let arguments = operands.iter().map(|&v| self.ty(v));
+                has_signature(function, scan.as_ref(), arguments, node.results.iter().map(|&v| source.ty(v)))
+            }),
+            _ => true,
+        };
+        let is_alike = operands.len() == node.operands.len()
+            && pairs.all(|(&old, &new)| source.values[old].ty == self.function.values[new].ty)
+            && fits();
         if is_alike {
             let results =
                 node.results.iter().map(|&v| self.shared(Arc::clone(&source.values[v].ty))).collect();

@@ -89,7 +89,7 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
                 Mode::Prefill | Mode::Train => None,
             };
             let (of_ranks, of_whole) =
-                prompts.as_ref().map(|(ranks, whole)| (&ranks.per_rank, whole)).unzip();
+                prompts.as_ref().map(|(ranks, whole)| (&*ranks.per_rank, whole)).unzip();
             torch::emit(
                 torch::Steps { step: &compiled.per_rank, prompts: of_ranks },
                 torch::Steps { step: &whole, prompts: of_whole },

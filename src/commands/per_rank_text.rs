@@ -1,10 +1,10 @@
 //! `verify` for a per-rank program in text form, perhaps written by hand: the checks without a program, and the comparison with
 //! a given whole program.
 
+use ithaca_ir::Module;
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::verify::verify as verify_program;
-use ithaca_ir::{Module, schedule};
-use ithaca_passes::compile::Compiled;
+use ithaca_ir::verify::VerifiedModule;
+use ithaca_passes::compile::{Compiled, verify_schedule};
 use ithaca_passes::lower::{Packing, lower_with};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::shard::ShardOptions;
@@ -44,12 +44,12 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
 
 /// The program with its schedule, both checked.
 fn compiled(file: &TextFile, per_rank: Module) -> Result<Compiled> {
-    let verified = verify_program(&per_rank).map_err(|e| file.refuse(e))?;
-    let schedule = lower_with(verified, Packing::default()).map_err(|e| file.refuse(e))?;
-    schedule::verify(&schedule)?;
-    schedule::verify_meaning(&schedule, verified)?;
+    let per_rank = VerifiedModule::new(per_rank).map_err(|e| file.refuse(e))?;
+    let schedule = lower_with(per_rank.verified(), Packing::default()).map_err(|e| file.refuse(e))?;
     let choices = Choices::default();
-    Ok(Compiled { schedule, attention: Vec::new(), notes: Vec::new(), choices, per_rank })
+    let compiled = Compiled { schedule, attention: Vec::new(), notes: Vec::new(), choices, per_rank };
+    verify_schedule(&compiled)?;
+    Ok(compiled)
 }
 
 /// What was checked of a program by itself.

@@ -56,7 +56,7 @@ fn per_rank(
     cluster: &Cluster,
 ) -> Result<Module> {
     if !matches!(kind, Kind::Program(_) | Kind::Text) {
-        return Ok(subject::plan(session.registry, path)?.compile(session.registry)?.per_rank);
+        return Ok(subject::plan(session.registry, path)?.compile(session.registry)?.per_rank.into_module());
     }
     let module = TextFile::read(path)?.program()?;
     let module = match module.level {

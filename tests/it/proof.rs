@@ -132,7 +132,8 @@ pub(crate) fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)
     let compiled = job.draft().unwrap_or_else(|e| panic!("{}", named(&e)));
     let small = shrink::job(&large, &job, &compiled.choices, &compiled.per_rank)
         .unwrap_or_else(|e| panic!("{}", named(&e)));
-    Proof { plan: compiled.per_rank, small: small.compile().unwrap().per_rank }
+    let small = small.compile().unwrap();
+    Proof { plan: compiled.per_rank.into_module(), small: small.per_rank.into_module() }
 }
 
 /// The program without its `n`-th collective, whose operands take the places of its results; `None` if that breaks its types.

@@ -69,12 +69,12 @@ fn training() -> Vec<Module> {
             .map(step)
             .into();
     let options = ShardOptions::new("megatron-tp", parse_mesh("tp=2").unwrap());
-    modules.push(compile(&modules[0], &options, &Volume).unwrap().per_rank);
+    modules.push(compile(&modules[0], &options, &Volume).unwrap().per_rank.into_module());
     let packed = ShardOptions {
         fusion: Fusion::PACK,
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
     };
-    modules.push(compile(&modules[0], &packed, &Volume).unwrap().per_rank);
+    modules.push(compile(&modules[0], &packed, &Volume).unwrap().per_rank.into_module());
     let sink = "ithaca 1 program\nmodel \"sink\"\ndim s = 4\ndim h = 2\ndim e = 3\n\nfunc @main() {\n  \
                 %o = input {name=\"o\"} : f32[s h e]\n  %before = input {name=\"before\"} : f32[s h]\n  \
                 %lse = input {name=\"lse\"} : f32[s h]\n  \
@@ -99,7 +99,7 @@ fn decoding() -> Vec<Module> {
     let both = |pages| {
         let workload = Workload { pages, ..Workload::decode(2, 32) };
         let module = step_of(&config, "llama-gqa", &workload).unwrap();
-        let laid_out = compile(&module, &options, &Volume).unwrap().per_rank;
+        let laid_out = compile(&module, &options, &Volume).unwrap().per_rank.into_module();
         [module, laid_out]
     };
     [None, pages(Some(3)), pages(None)].into_iter().flat_map(both).collect()

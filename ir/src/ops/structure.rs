@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use crate::dim::DimId;
 use crate::handles::{FuncId, Layers};
 use crate::layout::{At, AxisList};
+use crate::module::Function;
 use crate::ops::check::only;
 use crate::ops::context::{Context, Types};
 use crate::ops::error::{OpError, bail, ensure};
@@ -113,6 +114,32 @@ pub(super) fn infer_call(
     }
     results.iter_mut().for_each(|ty| ty.layout.at = at);
     Ok(results)
+}
+
+/// Whether `function` takes arguments and gives results of these types, as where a call of it with this `scan` is legal.
+pub(crate) fn has_signature<'t>(
+    function: &Function,
+    scan: Option<&Scan>,
+    arguments: impl ExactSizeIterator<Item = &'t TensorType>,
+    results: impl ExactSizeIterator<Item = &'t TensorType>,
+) -> bool {
+    let n_carried = scan.map_or(usize::MAX, |scan| scan.carried);
+    let is_result = |i: usize, ty: &TensorType, output: &TensorType| match scan {
+        Some(scan) if i >= n_carried => is_stack(ty, scan.over, output),
+        _ => ty.is_anywhere(output),
+    };
+    arguments.len() == function.params.len()
+        && results.len() == function.outputs.len()
+        && function.params.iter().zip(arguments).enumerate().all(|(i, (&param, ty))| {
+            let wanted = function.ty(param);
+            ty.is_anywhere(wanted) || is_sliced(scan, i, ty, wanted)
+        })
+        && function
+            .outputs
+            .iter()
+            .zip(results)
+            .enumerate()
+            .all(|(i, (o, ty))| is_result(i, ty, function.ty(o.value)))
 }
 
 pub(super) fn infer_reshard(

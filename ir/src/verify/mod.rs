@@ -12,6 +12,7 @@ pub use space::{MAX_AXES, MAX_BYTES, MAX_DIMS, MAX_RANKS};
 pub(crate) use space::{check_axis, check_dim, check_space, check_type};
 
 use std::collections::HashMap;
+use std::ops::Deref;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use crate::entity::Entity;
@@ -72,6 +73,20 @@ impl VerifiedModule {
     /// The module, which may be changed without the proof.
     pub fn into_module(self) -> Module {
         self.module
+    }
+}
+
+impl From<Verified<'_>> for VerifiedModule {
+    fn from(verified: Verified<'_>) -> Self {
+        Self { module: verified.module.clone() }
+    }
+}
+
+impl Deref for VerifiedModule {
+    type Target = Module;
+
+    fn deref(&self) -> &Module {
+        &self.module
     }
 }
 

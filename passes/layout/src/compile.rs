@@ -22,7 +22,7 @@ use crate::shard::{Shard, ShardOptions};
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// The program of one rank.
-    pub per_rank: Module,
+    pub per_rank: VerifiedModule,
     /// Its schedule.
     pub schedule: Schedule,
     /// How each attention of the model was to be distributed, before its movement became steps.
@@ -128,8 +128,12 @@ pub fn compile_by(
 /// # Errors
 /// `S` diagnostics when lowering broke an invariant.
 pub fn verify_schedule(compiled: &Compiled) -> Result<(), Diagnostics> {
-    ithaca_ir::schedule::verify(&compiled.schedule)?;
-    ithaca_ir::schedule::verify_meaning(&compiled.schedule, verify(&compiled.per_rank)?)
+    let Compiled { per_rank, schedule, .. } = compiled;
+    std::thread::scope(|scope| {
+        let right = scope.spawn(|| ithaca_ir::schedule::verify_meaning(schedule, per_rank.verified()));
+        ithaca_ir::schedule::verify(schedule)?;
+        right.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// As [`compile_with`], with a schedule that is not checked: enough to price a candidate that may never be run. Its
@@ -159,8 +163,8 @@ fn draft_by(
     let mut seen = Seen { attention: None, watched: instrument };
     let last = run_on(module, passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
-    let schedule = lower_with(last.as_ref().map_or(module, VerifiedModule::verified), packing)?;
-    let per_rank = last.map_or_else(|| module.module().clone(), VerifiedModule::into_module);
+    let per_rank = last.unwrap_or_else(|| module.into());
+    let schedule = lower_with(per_rank.verified(), packing)?;
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec(), choices: cx.choices().clone() })
 }
 

@@ -271,7 +271,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let agreed = agreed.transpose()?;
     progress("running the schedules");
     let mut traffic = [Vec::new(), Vec::new()];
-    let kinds = [0, 1].map(|i| (&jobs[i], &compiled[i].per_rank));
+    let kinds = [0, 1].map(|i| (&jobs[i], &*compiled[i].per_rank));
     let mut against_whole =
         (is_first && args.expect.is_none() && !args.unchecked).then(|| AgainstWhole::new(&kinds, storage));
     let stopping = (&stops, process);

@@ -58,7 +58,7 @@ fn case(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<C
 fn laid_out(module: &Module, what: &str, options: &ShardOptions) -> Result<Case, String> {
     let compiled = compile(module, options, &Volume).map_err(said)?;
     let title = format!("{} {}, {what}", options.strategy, options.mesh);
-    Ok(Case { title, per_rank: compiled.per_rank, schedule: compiled.schedule })
+    Ok(Case { title, per_rank: compiled.per_rank.into_module(), schedule: compiled.schedule })
 }
 
 fn said(diagnostics: Diagnostics) -> String {

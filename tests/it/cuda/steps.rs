@@ -65,7 +65,7 @@ fn layers_that_work_for_their_neighbours_over_steps() {
         fusion: Fusion::parse("prefetch+pack").unwrap(),
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
     };
-    let ranks = compile(&whole, &options, &SlowLinks).unwrap().per_rank;
+    let ranks = compile(&whole, &options, &SlowLinks).unwrap().per_rank.into_module();
     for name in ["block.backward.ahead.turn", "block.backward.assign", "block.shards"] {
         assert!(ranks.function(name).is_some(), "there is no @{name}");
     }

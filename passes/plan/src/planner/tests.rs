@@ -1,11 +1,12 @@
 //! The planner on a compiler of its own: one product and one collective, legal as a model of 32/8 heads is.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::Level;
+use ithaca_ir::module::{Function, Level};
 use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, EventId, Frame, Place, Schedule, Stream, Task, Transfer, Work,
 };
+use ithaca_ir::verify::VerifiedModule;
 use ithaca_ir::{Arena, DType, Diagnostic, Diagnostics, Dim, Module, Op, Space, TensorType};
 
 use ithaca_layout::compile::Compiled;
@@ -100,13 +101,15 @@ impl Compiler for Fake {
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         self.check(options).map_err(|d| vec![d])?;
         let schedule = self.schedule(options);
-        let per_rank = Module {
+        let mut functions = Arena::new();
+        functions.push(Function::new("main"));
+        let per_rank = VerifiedModule::new(Module {
             level: Level::PerRank,
             name: "fake".into(),
             pipeline: Vec::new(),
             space: schedule.space.clone(),
-            functions: Arena::new(),
-        };
+            functions,
+        })?;
         Ok(Compiled {
             per_rank,
             schedule,
