@@ -141,6 +141,9 @@ impl Checker<'_> {
             let error = OpError::new("V33", "only `@main` calls functions on stages");
             return self.refuse(error, node.span, "this call");
         }
+        if let Some(error) = torn_latents(node) {
+            return self.refuse(error, node.span, "this operation");
+        }
         if is_known {
             return;
         }
@@ -302,4 +305,16 @@ fn operands_help(error: &OpError, module: &Module, operands: &[&TensorType]) -> 
         let more = if operands.len() > SHOWN { ", …" } else { "" };
         format!("the operands are {}{more}", spelled.join(", "))
     })
+}
+
+/// Keys and values of latents are one value.
+fn torn_latents(node: &Node) -> Option<OpError> {
+    let (Op::Attention(attention) | Op::AttentionBackward(attention) | Op::AttendPages { attention, .. }) =
+        &node.op
+    else {
+        return None;
+    };
+    let [_, keys, values, ..] = node.operands[..] else { return None };
+    let message = "keys and values of latents are one operand, given twice";
+    (attention.latent && keys != values).then(|| OpError::new("V05", message))
 }

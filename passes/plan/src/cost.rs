@@ -196,7 +196,7 @@ impl<'a> OnRank<'a> {
                 })
             }
             Op::Attention(a) | Op::AttentionBackward(a) => {
-                let distinct = attention::distinct(operands);
+                let distinct = attention::distinct(a, operands);
                 // Of parts that are alike every rank holds as many bytes.
                 let alike = |types: &[&TensorType]| {
                     types.iter().all(|ty| space.is_even(ty)).then(|| local_bytes(space, types, Rank(0)))

@@ -61,6 +61,7 @@ impl Attention {
             starts: false,
             wraps: false,
             scaled: false,
+            latent: false,
             returns: Returns::Output,
             parts: None,
             movement: None,

@@ -74,12 +74,7 @@ impl Attention {
         of: impl FnOnce(&[&TensorType]) -> T,
     ) -> T {
         let types = self.gathered(space, paged, operands).expect("the operation is verified");
-        let mut types: SmallVec<[&TensorType; 8]> = types.iter().collect();
-        // A cache of latents is that of keys and of values: it is one operand still.
-        if std::ptr::eq(operands[1], operands[2]) {
-            types[2] = types[1];
-        }
-        of(&types)
+        of(&types.iter().collect::<SmallVec<[&TensorType; 8]>>())
     }
 
     pub(in crate::ops) fn infer_pages(

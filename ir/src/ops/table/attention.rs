@@ -46,6 +46,8 @@ attributes! {
         /// Keys and values of a cache have eight bits and a scale for each row: the last two operands, `f32` over the
         /// dimensions of keys and of values but the last.
         pub scaled: bool = false,
+        /// Keys and values are one tensor, of latents: the operand is given twice, and read once.
+        pub latent: bool = false,
         /// The results: `output` only; `with_lse`, lse in `f32` too; `part`, both in `f32`, of the keys that the rank holds.
         pub returns: Returns = Returns::Output,
         /// The dimension that distinguishes the results of ranks with the same queries and other keys.

@@ -145,6 +145,7 @@ impl Body<'_> {
         attention.starts = true;
         attention.wraps = wraps;
         attention.scaled = !cached.is_arithmetic();
+        attention.latent = caches.len() == 1;
         let (Some(keys), Some(values)) = (caches.first(), caches.last()) else { return Ok(vec![q]) };
         let mut operands = vec![q, keys[0], values[0], start];
         operands.extend(keys.get(1).into_iter().chain(values.get(1)));

@@ -27,6 +27,9 @@ pub(super) struct Held {
     pub(super) bytes: u128,
 }
 
+/// The operand that is the values.
+const VALUES: usize = 2;
+
 impl Held {
     /// That of the busiest rank.
     pub(super) fn most(
@@ -36,7 +39,7 @@ impl Held {
         results: &[&TensorType],
     ) -> Self {
         let (q, k) = (operands[0], operands[1]);
-        let read = distinct(operands);
+        let read = distinct(attention, operands);
         let bytes = read.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>();
         Self {
             pairs: attention.busiest_pairs(space, q, k),
@@ -47,10 +50,10 @@ impl Held {
     }
 }
 
-/// The operands without those that are given again, as a cache of latents is that of keys and of values: it is read once.
-pub(super) fn distinct<'a>(operands: &[&'a TensorType]) -> Vec<&'a TensorType> {
-    let is_first = |i: usize| !operands[..i].iter().any(|before| std::ptr::eq(*before, operands[i]));
-    (0..operands.len()).filter(|&i| is_first(i)).map(|i| operands[i]).collect()
+/// The operands without values that are the keys: they are read once.
+pub(super) fn distinct<'a>(attention: &Attention, operands: &[&'a TensorType]) -> Vec<&'a TensorType> {
+    let is_read = |i: usize| i != VALUES || !attention.latent;
+    operands.iter().enumerate().filter(|(i, _)| is_read(*i)).map(|(_, ty)| *ty).collect()
 }
 
 /// Bytes that the scores of a kernel take for each score, of a softmax in elements of `operand`.

@@ -122,6 +122,7 @@ pub(super) fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
         starts: false,
         wraps: false,
         scaled: false,
+        latent: false,
         returns: Returns::Part,
         parts: None,
         movement: None,
