@@ -63,7 +63,8 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
     let mut settings: Vec<Setting> = Vec::new();
     for (key, value) in flags {
         let flag = format!("--{}", key.replace('_', "-"));
-        of_training(&flag, value.is_some())?;
+        // Stages of a forward pass compute micro-batches side by side as well.
+        of_training(&flag, value.is_some() && key != "micro_batches")?;
         let setting = |value: &String| Setting {
             key: key.to_owned(),
             value: value.clone(),
@@ -108,9 +109,15 @@ pub fn training(settings: &[Setting]) -> Result<Training> {
 ///
 /// # Errors
 /// `C00`.
-pub fn pipeline(args: &WorkloadArgs, training: &Training, stages: Option<u64>) -> Result<()> {
-    for Setting { key, written, .. } in &settings(args, Mode::Train)? {
+pub fn pipeline(args: &WorkloadArgs, (workload, stages): (&Workload, Option<u64>)) -> Result<()> {
+    let Workload { mode, training, .. } = workload;
+    for Setting { key, written, .. } in &settings(args, *mode)? {
         let (is_ineffective, why, help) = match (key.as_str(), stages) {
+            ("micro_batches", Some(0 | 1)) => (
+                *mode != Mode::Train && training.micro_batches > 1,
+                "keeps the stages of a pipeline busy, and the layout has no stages".to_owned(),
+                "add stages, as in `--strategy pipeline --mesh pp=2`",
+            ),
             ("stages", Some(n)) if n > 1 => {
                 let why = format!("contradicts `{STAGE_AXIS}={n}` of the mesh");
                 (n != training.stages, why, "omit it: the mesh sets the number of stages")

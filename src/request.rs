@@ -93,10 +93,8 @@ impl PlanRequest {
         {
             workload.logits = Logits::Last;
         }
-        if workload.mode == Mode::Train {
-            let stages = ineffective::stages_of(registry, layout, mesh.as_ref());
-            ineffective::pipeline(workload_args, &workload.training, stages)?;
-        }
+        let stages = ineffective::stages_of(registry, layout, mesh.as_ref());
+        ineffective::pipeline(workload_args, (&workload, stages))?;
         let mut options = subject::layout_options(registry, layout, mesh.as_ref())?;
         let offload = subject::offload(workload_args)?;
         if offload != Offload::Nothing {
@@ -113,6 +111,12 @@ impl PlanRequest {
             chooses_fusion: layout.fuse.is_none(),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),
+            // A framework has its own way to keep stages busy.
+            chooses_micro_batches: workload.mode != Mode::Train
+                && workload_args.micro_batches.is_none()
+                && workload.batch > 1
+                && stages != Some(1)
+                && framework.is_none(),
             ..Request::new(gpus)
         };
         let name = import::described_name(&model.config, &workload.ignore)?;
@@ -263,7 +267,7 @@ impl PlanRequest {
         let program = Program {
             registry: registry.clone(),
             of_stages: Some(&in_stages),
-            of_step: is_step.then_some(&of_step),
+            of_step: Some(&of_step),
             forward: is_step.then_some(&forward),
             stop,
             ..Program::new(verify(module)?, cluster)

@@ -439,10 +439,8 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
     };
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let workload = workload(&args.workload, fallback)?;
-    if workload.mode == Mode::Train {
-        let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
-        ineffective::pipeline(&args.workload, &workload.training, Some(stages))?;
-    }
+    let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
+    ineffective::pipeline(&args.workload, (&workload, Some(stages)))?;
     let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
     let mut notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     let large = Large { config: &model.config, name: &model.name, workload: &workload };

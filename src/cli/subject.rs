@@ -78,7 +78,8 @@ pub struct WorkloadArgs {
     /// [default: chosen by `plan`, 1 otherwise].
     #[arg(long, value_name = "C", allow_hyphen_values = true, help_heading = "Training")]
     pub loss_chunks: Option<String>,
-    /// Accumulate gradients over M parts of the batch [default: chosen by `plan`, 1 otherwise].
+    /// Compute M parts of the batch one after another: in training gradients are accumulated over them; a pipeline's stages work
+    /// on several at once, in any mode [default: chosen by `plan`, 1 otherwise].
     #[arg(long, value_name = "M", allow_hyphen_values = true, help_heading = "Training")]
     pub micro_batches: Option<String>,
     /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved, zb-h1 [default: the fastest for

@@ -26,6 +26,8 @@ pub(super) fn summary(
     let step = plan.time.step_seconds;
     let batch = plan.workload.batch;
     let largest = largest_batch(registry, request, &plan.shard_options()?)?;
+    let each =
+        plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches,"));
     let least = if largest >= MOST { "at least " } else { "" };
     Ok(Some([
         format!(
@@ -35,7 +37,7 @@ pub(super) fn summary(
             batch as f64 / step
         ),
         format!(
-            "floor: {} to read the weights ({}) and caches ({}) of a GPU once; the step takes {:.2} times as long",
+            "floor: {} to read the weights ({}){each} and caches ({}) of a GPU once; the step takes {:.2} times as long",
             seconds(floor),
             bytes(plan.memory.parameters),
             caches(plan.memory.states, plan.memory.host),

@@ -69,6 +69,9 @@ fn layout(choices: &mut Choices) -> String {
     if layout.contains("--page") && choices.once_in(3) {
         write!(layout, " --offload cache={}", choices.one_of(&[2, 1, 4, 6])).unwrap();
     }
+    if layout.contains("pp=") && choices.once_in(2) {
+        write!(layout, " --micro-batches {}", choices.one_of(&[2, 4])).unwrap();
+    }
     if layout.contains("cp=") && choices.once_in(6) {
         layout += choices.one_of(&[" --order contiguous", " --order striped:4", " --order striped"]);
     }

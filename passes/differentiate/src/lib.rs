@@ -31,6 +31,7 @@ mod options;
 pub mod order;
 mod pipelined;
 mod regroup;
+mod sequences;
 mod split;
 mod stages;
 mod step;
@@ -40,6 +41,7 @@ mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, Offload, PipelineOrder, Recompute, Training};
 pub use pipelined::MAX_CALLS;
+pub use sequences::in_micro_batches;
 pub use stages::{chunk_layers, chunks, in_stages};
 
 use std::collections::BTreeMap;

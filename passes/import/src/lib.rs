@@ -137,13 +137,18 @@ fn parameters(module: &Module) -> u64 {
 /// # Errors
 /// As [`import`], `P50`–`P52` for programs that cannot be differentiated, and `P53` for stages without a layer.
 pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostics> {
-    let module = import(config, name, workload).map_err(|refusal| vec![refusal])?;
+    let import = |workload: &Workload| import(config, name, workload).map_err(|refusal| vec![refusal]);
     match workload.mode {
-        Mode::Prefill | Mode::Decode => match workload.training.stages {
-            1 => Ok(module),
-            n => Ok(differentiate::in_stages(&module, n)?),
+        Mode::Prefill | Mode::Decode => match (workload.training.stages, workload.training.micro_batches) {
+            (1, _) => Ok(import(workload)?),
+            (stages, 1) => Ok(differentiate::in_stages(&import(workload)?, stages)?),
+            (stages, n) => {
+                let one = import(&workload.of_micro_batch(n).map_err(|refusal| vec![refusal])?)?;
+                Ok(differentiate::in_micro_batches(&differentiate::in_stages(&one, stages)?, n)?)
+            }
         },
         Mode::Train => {
+            let module = import(workload)?;
             let pass: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
             run_passes(module, &[pass], &mut Context::new(&Volume), &mut Unwatched)
         }

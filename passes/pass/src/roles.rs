@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::module::{Function, Node};
 use ithaca_ir::ops::{Cache, Experts, Op, Window};
-use ithaca_ir::{DimId, Module, ValueId};
+use ithaca_ir::{DimId, Module, Part, ValueId};
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,11 +132,15 @@ impl Roles {
         let rows = |d: &DimId| module.space.size(*d);
         let most = roles.vocabularies.iter().map(rows).max();
         roles.vocabularies.retain(|d| Some(rows(d)) == most);
-        // Parts of a sequence are sequences.
-        let parts = module.space.dims.iter().filter_map(|(id, dim)| Some((id, dim.part?.of)));
-        let parts: Vec<DimId> =
-            parts.filter(|(_, of)| roles.sequences.contains(of)).map(|(id, _)| id).collect();
-        roles.sequences.extend(parts);
+        // Parts of a sequence are sequences, and those of a batch are batches.
+        for (part, dim) in module.space.dims.iter() {
+            let Some(Part { of, .. }) = dim.part else { continue };
+            for all in [&mut roles.sequences, &mut roles.batches] {
+                if all.contains(&of) {
+                    all.insert(part);
+                }
+            }
+        }
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));

@@ -159,6 +159,8 @@ impl Schedules {
         let ranks = steps.each_ref().map(|workload| {
             let mut workload = workload.clone();
             workload.training.stages = layout.mesh.axis("pp").map_or(1, |axis| layout.mesh.size(axis));
+            // Stages compute one batch of rows after another, and micro-batches of pages.
+            workload.training.micro_batches = pages.map_or(1, |_| workload.training.stages);
             compile(&module(&workload), layout, &Volume).unwrap().schedule
         });
         let whole = steps.map(|workload| lower(verify(&module(&workload)).unwrap()).unwrap());

@@ -130,7 +130,8 @@ pub(super) fn decide(
     experts::check(module, mesh, placement, roles)?;
     let degree = mesh.degree(&placement.batch);
     for &dim in &roles.batches {
-        let Dim { name, size, .. } = &module.space.dims[dim];
+        let Dim { name, size, part, .. } = &module.space.dims[dim];
+        let name = part.map_or(name, |part| &module.space.dims[part.of].name);
         if size % degree != 0 {
             let degrees = legal_degrees(*size, "batch", |p| size % p == 0);
             let Some(n) = micro_batches(module, dim) else {
@@ -254,6 +255,9 @@ fn idle(
 
 /// Of how many micro-batches `batch` is one, where it is one of several.
 fn micro_batches(module: &Module, batch: DimId) -> Option<u64> {
+    if let Some(part) = module.space.dims[batch].part {
+        return Some(part.count);
+    }
     let main = &module.functions[module.main()?];
     main.nodes.iter().find_map(|node| match (&node.op, main.ty(node.results.first().copied()?)) {
         (Op::Input(binding), ty) if !binding.view.is_empty() && ty.dims.get(1) == Some(&batch) => {

@@ -4,15 +4,16 @@ use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Unit;
 use ithaca_ir::schedule::{Buffer, Frame, Place, Schedule, Stream, Work};
+use ithaca_layout::shard::strategy::STAGE_AXIS;
 
 use super::FilledSlots;
 use crate::cluster::Cluster;
 
 /// Seconds in which the busiest rank reads, at the whole bandwidth of its memory, the weights that are multiplied and the states;
-/// of a pipeline, the ranks of all stages one after another. Of experts those count that some token chose. Caches in host memory
-/// are read at the bandwidth of the host, beside the others. Nothing where
-/// attention reads no caches.
-pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule) -> Option<f64> {
+/// of a pipeline, the ranks of all stages one after another, or, of micro-batches, each of which reads the weights, with as little
+/// waiting as there can be. Of experts those count that some token chose. Caches in host memory are read at the bandwidth of the
+/// host, beside the others. Nothing where attention reads no caches.
+pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule, micro_batches: u64) -> Option<f64> {
     let mut tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
     let reads_caches = |op: &Op| match op {
         Op::Attention(attention) => attention.starts,
@@ -32,7 +33,9 @@ pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule) -> Option<f64
         bytes(&|frame| of_frame(&filled, schedule, frame)) / cluster.accelerator.memory_bandwidth.value;
     let of_host = cluster.accelerator.host_bandwidth.as_ref();
     let of_host = of_host.map(|rate| bytes(&|frame| of_uploads(schedule, frame)) / rate.value);
-    Some(of_device.max(of_host.unwrap_or_default()))
+    let mesh = &schedule.space.mesh;
+    let (p, m) = (mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis)) as f64, micro_batches as f64);
+    Some(of_device.max(of_host.unwrap_or_default()) * (m + p - 1.0) / (m * p))
 }
 
 /// Bytes that one run of a frame copies from host memory.

@@ -180,6 +180,9 @@ pub struct Workload {
     /// What a training step does, where the mode is train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
+    /// Micro-batches of a forward pass in stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<u64>,
     /// Fields of the description that were declared to have no influence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ignore: Vec<String>,
@@ -234,6 +237,8 @@ impl Workload {
             documents: workload.documents.clone(),
             logits: workload.logits,
             training: (workload.mode == Mode::Train).then(training),
+            micro_batches: Some(workload.training.micro_batches)
+                .filter(|&n| n > 1 && workload.training.stages > 1 && workload.mode != Mode::Train),
             ignore: workload.ignore.clone(),
         }
     }
@@ -258,6 +263,7 @@ impl Workload {
             documents,
             logits,
             training,
+            micro_batches,
             ignore,
         } = self;
         let parsed = |field: &str, name: &str| {
@@ -268,6 +274,8 @@ impl Workload {
         let cache_type = cache_type.as_deref().map(|name| parsed("cache_type", name)).transpose()?;
         let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
         let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
+        let mut training = differentiate::Training::from_pipeline(&options)?;
+        training.micro_batches = micro_batches.unwrap_or(training.micro_batches);
         Ok(import::Workload {
             capacity: *capacity,
             expert_bound: *expert_bound,
@@ -278,7 +286,7 @@ impl Workload {
             documents: documents.clone(),
             logits: *logits,
             labels,
-            training: differentiate::Training::from_pipeline(&options)?,
+            training,
             batch: *batch,
             sequence: *sequence,
             target_sequence: *target_sequence,
@@ -630,13 +638,17 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
 
 impl Time {
     /// The times of the simulation of a schedule, rounded.
-    pub fn of(cluster: &Cluster, schedule: &Schedule, simulation: &Simulation) -> Self {
+    pub fn of(
+        cluster: &Cluster,
+        (schedule, micro_batches): (&Schedule, Option<u64>),
+        simulation: &Simulation,
+    ) -> Self {
         let rows = simulation.communication.iter();
         Self {
             step_seconds: rounded(simulation.seconds),
             compute_seconds: rounded(simulation.compute),
             exposed_seconds: rounded(simulation.exposed()),
-            floor_seconds: read_seconds(cluster, schedule).map(rounded),
+            floor_seconds: read_seconds(cluster, schedule, micro_batches.unwrap_or(1)).map(rounded),
             communication: rows
                 .map(|((kind, axis), time)| Communication {
                     kind: (*kind).to_owned(),

@@ -55,7 +55,7 @@ impl Plan {
         let options = self.shard_options()?;
         let simulation = simulate(&self.cluster, &compiled.schedule);
         let memory = memory::of_schedule(&self.cluster, &compiled.schedule);
-        let time = Time::of(&self.cluster, &compiled.schedule, &simulation);
+        let time = Time::of(&self.cluster, (&compiled.schedule, self.workload.micro_batches), &simulation);
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {
             match &mut one.outcome {

@@ -20,6 +20,7 @@ mod repair;
 mod request;
 mod same;
 mod search;
+mod sequences;
 mod table;
 mod target;
 mod tried;
@@ -97,6 +98,7 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
     if request.chooses_fusion && !request.is_search_of_steps() {
         fusion::refine(compiler, cluster, &mut tried.fits);
     }
+    sequences::refine(compiler, cluster, request, &mut tried);
     let Some(compiled) = tried.check_winner(compiler) else {
         let diagnostic = repair::refusal(compiler, cluster, request, (&tried, &blocks));
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler, request) }));
@@ -125,6 +127,7 @@ impl Ranked {
         let Priced { options, simulation, memory, .. } = chosen;
         let passed_over = plan::passed_over(n_passed_over);
         let Subject { model, workload, model_flops } = subject;
+        let time = plan::Time::of(cluster, (&compiled.schedule, workload.micro_batches), &simulation);
         Plan {
             version: plan::VERSION,
             model,
@@ -141,7 +144,7 @@ impl Ranked {
             choices: compiled.choices,
             collectives: plan::collectives(&compiled.per_rank),
             memory,
-            time: plan::Time::of(cluster, &compiled.schedule, &simulation),
+            time,
             model_flops: rounded(model_flops),
             alternatives,
             n_passed_over,

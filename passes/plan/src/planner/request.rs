@@ -34,6 +34,8 @@ pub struct Request {
     pub continues: Option<u64>,
     /// The training step, where one is searched.
     pub steps: Option<Steps>,
+    /// Whether the number of micro-batches of a forward pass in stages is chosen.
+    pub chooses_micro_batches: bool,
     /// The framework that the plan is for.
     pub target: Option<Target>,
 }
@@ -113,6 +115,8 @@ impl Request {
             continues: continues(module),
             steps: (workload.mode == Mode::Train)
                 .then(|| Steps { training: workload.training.clone(), open: search.open.clone() }),
+            chooses_micro_batches: workload.mode != Mode::Train
+                && search.open.contains(&Choice::MicroBatches),
             target: None,
         })
     }
@@ -144,7 +148,11 @@ impl Request {
             narrowing: self.narrowing.clone(),
             options: plan::layout_options(&self.options),
             chooses_fusion: self.chooses_fusion,
-            open: self.steps.as_ref().map_or_else(Vec::new, |steps| steps.open.clone()),
+            open: match &self.steps {
+                Some(steps) => steps.open.clone(),
+                None if self.chooses_micro_batches => vec![Choice::MicroBatches],
+                None => Vec::new(),
+            },
         }
     }
 }
