@@ -29,13 +29,23 @@ pub(super) fn arrived(
         Plan::Reduce { axes, .. } => (axes, None),
         Plan::Gather | Plan::Groups { .. } | Plan::Steps(_) | Plan::TwoPass { .. } => (&[], None),
     };
-    let mut arrive = |value| match fetched {
+    let arrive = |value| match fetched {
         Some(to) => b.push(Op::Fetch { to }, &[value]),
         None => split_by(b, a.keys, axes, value),
     };
-    let kv = [arrive(kv[0])?, arrive(kv[1])?];
+    let kv = both(a, kv, arrive)?;
     a.keys = fetched.unwrap_or(a.keys);
     Ok(kv)
+}
+
+/// What `f` makes of keys and of values; of latents, which are both, once.
+pub(super) fn both(
+    a: &Attention,
+    [k, v]: [ValueId; 2],
+    mut f: impl FnMut(ValueId) -> Result<ValueId, OpError>,
+) -> Result<[ValueId; 2], OpError> {
+    let k = f(k)?;
+    Ok([k, if a.latent { k } else { f(v)? }])
 }
 
 /// `value` with `keys` whole on every rank.

@@ -63,11 +63,13 @@ fn steps_forward(
     n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
     let mut queries = Travellers::new(&qkv[..1], |step| &step.queries);
-    let mut keys = Travellers::new(&[&qkv[1..], scales].concat(), |step| &step.keys);
+    // Latents are keys and values, and travel once.
+    let n_keys = if a.latent { 1 } else { 2 };
+    let mut keys = Travellers::new(&[&qkv[1..=n_keys], scales].concat(), |step| &step.keys);
     let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
-        let part = attend(b, a, [q, kv[0], kv[1]], &[bias, &kv[2..]].concat())?;
+        let part = attend(b, a, [q, kv[0], kv[n_keys - 1]], &[bias, &kv[n_keys..]].concat())?;
         sums.add(b, &step.queries, &part)?;
     }
     sums.finish_first(b, n_wanted)

@@ -18,7 +18,7 @@
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
 
-use super::attend::{attend, gathered, gradients};
+use super::attend::{attend, both, gathered, gradients};
 
 /// The parts of heads, one of each for each group.
 #[derive(Clone, Copy)]
@@ -47,11 +47,10 @@ pub(super) fn forward(
     for own in groups.attentions(a) {
         let q = b.push(Op::Take { to: own.heads }, &[q])?;
         let bias = bias_of(b, &own, bias)?;
-        let mut gather = |value| {
+        let [k, v] = both(&own, [k, v], |value| {
             let taken = b.push(Op::Take { to: own.kv_heads }, &[value])?;
             gathered(b, own.keys, taken)
-        };
-        let (k, v) = (gather(k)?, gather(v)?);
+        })?;
         parts.push(attend(b, &own, [q, k, v], &bias)?);
     }
     joined(b, a.heads, &parts)
