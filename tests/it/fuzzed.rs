@@ -8,7 +8,7 @@ use crate::fuzz::{Choices, TARGETS, Target};
 use crate::tier;
 
 /// Mutations of a target: by default, and of the full tier.
-const MUTATIONS: [u64; 2] = [24, 4000];
+const MUTATIONS: [u64; 2] = [24, 2500];
 
 /// Requests run whole models; each counts for many mutations.
 const REQUESTS: [u64; 2] = [4, 150];
