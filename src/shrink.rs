@@ -11,6 +11,7 @@ use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::proof;
 use ithaca_passes::shard::{OrderChoice, ShardOptions};
 use num_integer::lcm;
+use serde_json::Value;
 
 use crate::error::{Failure, Result};
 use crate::job::{self, Job, Large};
@@ -51,6 +52,15 @@ pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -
         .unwrap_or_else(|| Diagnostic::new("P06", "no size of a small model was tried").help(help).into()))
 }
 
+/// The configuration of a small model for sequences of `tokens` as they are, on so many ranks in so many stages.
+///
+/// # Errors
+/// Those of the model's configuration.
+pub fn config(config: &Value, ignore: &[String], (tokens, ranks, stages): (u64, u64, u64)) -> Result<Value> {
+    let shrink = Shrink { chunks: stages, ..Shrink::to(tokens, tokens, ranks) };
+    Ok(import::shrink(config, ignore, &shrink)?)
+}
+
 /// A small model and workload whose sizes divide, or do not divide, in the same way as the large ones, and the layout with
 /// blocks of the small size.
 fn small(
@@ -58,7 +68,7 @@ fn small(
     job: &Job,
     choices: &Choices,
     detail: Detail,
-) -> Result<(serde_json::Value, Workload, ShardOptions)> {
+) -> Result<(Value, Workload, ShardOptions)> {
     let Large { config, workload, .. } = *large;
     let ranks = job.options.mesh.ranks();
     let training = &workload.training;

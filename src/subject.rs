@@ -375,7 +375,14 @@ pub fn continuing(
     }
     let steps = [Workload::cached(batch, chunk, context), Workload::decode(batch, context)];
     let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
-    let weights = args.weights.clone().or(has_weights(&model.folder).then(|| model.folder.clone()));
+    let config = if args.shrink {
+        let stages = staged(given.clone(), &options.mesh).training.stages;
+        shrink::config(&model.config, &given.ignore, (context, options.mesh.ranks(), stages))?
+    } else {
+        model.config.clone()
+    };
+    let of_model = || (!args.shrink && has_weights(&model.folder)).then(|| model.folder.clone());
+    let weights = args.weights.clone().or_else(of_model);
     if args.workload.offload.is_some() && args.layout.fuse.is_none() {
         for options in [&mut of_prompts, &mut options] {
             options.fusion = options.fusion.ahead(Prefetch::default());
@@ -394,7 +401,7 @@ pub fn continuing(
             ..given.clone()
         };
         let workload = grouped(staged(workload, &options.mesh), options.mesh.ranks());
-        let large = Large { config: &model.config, name: &model.name, workload: &workload };
+        let large = Large { config: &config, name: &model.name, workload: &workload };
         let job = large.job(registry, (options.clone(), cluster.clone()))?;
         Ok(Job { weights: weights.clone(), notes: notes.clone(), ..job })
     };

@@ -9,7 +9,7 @@ use ithaca_passes::lower::{Packing, lower_with};
 use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::shard::ShardOptions;
 
-use super::prove::{prove, refuse_hours};
+use super::prove::{prove, refuse_minutes};
 use super::run::lengths_of;
 use super::session::{Done, Session};
 use crate::cli::{SubjectArgs, VerifyArgs};
@@ -30,7 +30,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         );
         return Ok(Done::success(out));
     };
-    refuse_hours(&compiled.per_rank)?;
+    refuse_minutes(&compiled.per_rank, args.steps)?;
     let whole = SubjectArgs { subject: program.clone(), ..args.subject.clone() };
     let lengths = whole.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &whole, lengths)?;

@@ -15,7 +15,7 @@ use crate::job::Job;
 pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, about: &str) -> Result<Done> {
     (session.progress)("compiling");
     let compiled = job.compile()?;
-    refuse_hours(&compiled.per_rank)?;
+    refuse_minutes(&compiled.per_rank, args.steps)?;
     let data = Data::open(job, &args.subject, args.expect.as_deref())?;
     let inputs = data.inputs();
     let mut against_whole = AgainstWhole::new(&[(job, &compiled.per_rank)], Storage::Wide);
@@ -42,23 +42,24 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
     Ok(Done { text: out, code: u8::from(!passed) })
 }
 
-/// Refuses programs that take hours; the limit was measured on two cores.
-pub(super) fn refuse_hours(ranks: &Module) -> Result<()> {
+/// Refuses programs that take minutes; the limit was measured on two cores.
+pub(super) fn refuse_minutes(ranks: &Module, steps: u64) -> Result<()> {
     /// The most operations; five to ten thousand of a small model take a second.
-    const MOST: u128 = 10_000_000;
+    const MOST: u128 = 600_000;
     let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());
     let all: u128 = runs.map(|(n, function)| u128::from(n) * function.nodes.len() as u128).sum();
     let n_ranks = ranks.space.mesh.ranks();
-    let total = all * u128::from(n_ranks);
+    let total = all.saturating_mul(u128::from(n_ranks)).saturating_mul(u128::from(steps));
     if total <= MOST {
         return Ok(());
     }
     let message = format!(
-        "the run has {total} operations, {} on each of {}, which take more than half an hour on one processor",
+        "the comparison has {total} operations, {} on each of {} in {}, and one processor is given at most {MOST}, minutes",
         counted(all, "operation"),
-        counted(n_ranks, "rank")
+        counted(n_ranks, "rank"),
+        counted(steps, "step")
     );
     Err(Diagnostic::new("C14", message)
-        .help("use a smaller mesh of the same strategies, and fewer micro-batches")
+        .help("use a smaller mesh of the same strategies, fewer micro-batches, and fewer `--steps`")
         .into())
 }

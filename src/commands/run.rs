@@ -42,7 +42,7 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
     ineffective::run(args, &job.program)?;
-    refuse_hours(&job, args)?;
+    refuse_long(&job, args)?;
     Ok(job)
 }
 
@@ -218,24 +218,26 @@ pub(super) fn all<T: Real>(results: oracle::Results<T>) -> Outputs<T> {
     outputs
 }
 
-/// Refuses programs that take hours; the limits were measured on two cores.
-fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
+/// Refuses programs that take many minutes; the limits were measured on two cores.
+fn refuse_long(job: &Job, args: &RunArgs) -> Result<()> {
     // The oracle runs the whole program at about 1e9 FLOPs a second, and the runtime the schedule ten times as fast.
     let limit: u128 = match (args.device, args.expect.is_some() || args.unchecked) {
         (DeviceArg::Cuda, true) => return Ok(()),
-        (DeviceArg::Cpu, true) => 20_000_000_000_000,
-        (DeviceArg::Cpu | DeviceArg::Cuda, false) => 1_000_000_000_000,
+        (DeviceArg::Cpu, true) => 4_000_000_000_000,
+        (DeviceArg::Cpu | DeviceArg::Cuda, false) => 200_000_000_000,
     };
-    let flops = job.flops();
+    let flops = job.flops().saturating_mul(u128::from(args.steps.max(1)));
     if flops <= limit {
         return Ok(());
     }
     let message = format!(
-        "the program takes {:.1e} FLOPs, more than {:.1e} take hours on a processor",
-        flops as f64, limit as f64
+        "the run takes {:.1e} FLOPs in {}, and is given at most {:.1e}, minutes on a processor",
+        flops as f64,
+        counted(args.steps.max(1), "step"),
+        limit as f64
     );
-    let refusal =
-        Diagnostic::new("C14", message).help("run a small model of the same structure with `--shrink`");
+    let refusal = Diagnostic::new("C14", message)
+        .help("run a small model of the same structure with `--shrink`, or fewer `--steps`");
     let is_compared = args.expect.is_none() && !args.unchecked;
     let refusal = if is_compared {
         refusal.help("or add `--expect FILE`, so that the whole program is not run for comparison")

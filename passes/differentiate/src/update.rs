@@ -4,8 +4,6 @@
 //! gradients where no backward pass does, `.squares` adds up the squares of gradients, `.update` updates the weights.
 //! They run over the same layers.
 
-use std::collections::BTreeMap;
-
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{AdamW, Binding, Cache, OpError, Optimizer, Stage, Target, cast, state, sums_in};
 use ithaca_ir::phase::Phase;
@@ -134,7 +132,7 @@ pub(super) fn update(
     let mut b = owned.builder("update", space, &none);
     let step = b.param(scalar.clone(), Some("step"));
     let clip = b.param(scalar.clone(), Some("clip"));
-    let mut states = States { offload, copies: BTreeMap::new() };
+    let mut states = States { offload, copies: Vec::new() };
     let mut ahead = owned.weights.iter();
     states.copy(&mut b, ahead.next())?;
     for (binding, ty, _) in &owned.weights {
@@ -171,8 +169,8 @@ fn is_narrow(ty: &TensorType) -> bool {
 /// The states of an optimizer as an update reads them.
 struct States {
     offload: Offload,
-    /// By name, the copies on the device of states in host memory.
-    copies: BTreeMap<String, ValueId>,
+    /// The copies on the device of states in host memory; several may be windows of one stored tensor.
+    copies: Vec<(Binding, ValueId)>,
 }
 
 impl States {
@@ -191,7 +189,7 @@ impl States {
         for kind in master.into_iter().chain([state::FIRST_MOMENT, state::SECOND_MOMENT]) {
             let binding = self.binding(weight, kind);
             let state = b.push_as(Op::State(binding.clone()), &[], gradient_type(ty))?;
-            self.copies.insert(binding.name, b.push(Op::Cache(Cache::Upload), &[state])?);
+            self.copies.push((binding, b.push(Op::Cache(Cache::Upload), &[state])?));
         }
         Ok(())
     }
@@ -203,8 +201,8 @@ impl States {
         ty: &TensorType,
     ) -> Result<ValueId, OpError> {
         let binding = self.binding(weight, kind);
-        match self.copies.get(&binding.name) {
-            Some(&copy) => Ok(copy),
+        match self.copies.iter().find(|(of, _)| *of == binding) {
+            Some(&(_, copy)) => Ok(copy),
             None => b.push_as(Op::State(binding), &[], ty.clone()),
         }
     }

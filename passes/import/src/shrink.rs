@@ -1,14 +1,14 @@
 //! Small models of the same structure, to run a plan for many machines on one.
 //!
 //! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility, and how many
-//! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers and windows.
+//! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers, windows and experts.
 
 use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
 use serde_json::{Map, Value, json};
 
 use super::family::{self, text_part};
-use super::spec::{Bert, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
+use super::spec::{Bert, ExpertSpec, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 
 /// The target sizes of a small model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,8 +165,19 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         set("sliding_window", json!(tokens.window(width)));
     }
     if let (Spelling::DenseLayers | Spelling::Latent, Some(experts)) = (spec.spelling, &spec.experts) {
-        // The number of experts and their routing stay; their width shrinks like the MLP's.
         set("moe_intermediate_size", json!(alike(experts.ffn, multiple, 16)));
+    }
+    if let Some(experts) = &spec.experts {
+        let (count, top) = fewer(experts, multiple);
+        let name = match spec.spelling {
+            Spelling::Latent => "n_routed_experts",
+            Spelling::DenseLayers => "num_experts",
+            Spelling::Usual | Spelling::LayerTypes | Spelling::Gpt2 | Spelling::Quotient => {
+                "num_local_experts"
+            }
+        };
+        set(name, json!(count));
+        set("num_experts_per_tok", json!(top));
     }
     match spec.spelling {
         Spelling::Usual | Spelling::Gpt2 | Spelling::Quotient => {}
@@ -196,6 +207,15 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             }
         }
     }
+}
+
+/// Experts, and those of a token: enough for a choice, in as many groups as before.
+fn fewer(experts: &ExpertSpec, multiple: u64) -> (u64, u64) {
+    let top = experts.top.min(8);
+    let groups = experts.groups.as_ref().map_or(1, |groups| groups.count);
+    let least = (2 * top).max(2 * groups).max(16);
+    let count = alike(experts.count / groups, multiple, least.div_ceil(groups)) * groups;
+    (count.max(experts.top.min(count)), top)
 }
 
 fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
