@@ -62,7 +62,8 @@ fn states_of_the_optimizer_are_in_host_memory() {
         }
     }
     // Several weights are windows of one stored tensor.
-    let windows = "run tests/goldens/deepseek-v3-whole-queries --mode train --seq 16 --batch 2 --dtype bf16 --steps 2";
+    let windows =
+        "run tests/goldens/deepseek-v3-whole-queries --mode train --seq 16 --batch 2 --dtype bf16 --steps 2";
     let out = said(&root, &format!("{windows} --offload optimizer"));
     assert!(out.contains(": no error is above "), "{out}");
     let args = "plan examples/llama-3-8b --gpus 4 --mode train --batch 4 --seq 4096 --mesh dp=4 --zero 1 \

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{Fused, MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
@@ -125,13 +126,15 @@ struct Grouping<'a> {
     graph: Graph,
     /// By node, whether its operand comes from sources by local operations, or by an earlier gather.
     sourced: Vec<bool>,
+    /// By node, the last attention that it waits for.
+    attended: Vec<Option<usize>>,
 }
 
 impl<'a> Grouping<'a> {
     fn of(pack: &'a Pack, space: &'a Space, function: &'a Function) -> Self {
         let graph = Graph::of(function);
         let sourced = graph.all_before(|n| is_local(&function.nodes[n].op));
-        Self { pack, space, function, graph, sourced }
+        Self { pack, space, function, graph, sourced, attended: attended(function) }
     }
 
     /// Whether a node sends between stages of a pipeline: each such message goes as soon as the stage has made it.
@@ -206,7 +209,10 @@ impl<'a> Grouping<'a> {
             let joined = alike.filter(|&at| {
                 let group = &groups[at];
                 let full = group.len() == MAX_COALESCED || !self.fits(group, i);
-                let may_join = !full && !self.other_chunk(group, i) && !self.delays(group, i);
+                let may_join = !full
+                    && !self.other_chunk(group, i)
+                    && !self.leaves_later(group, i)
+                    && !self.delays(group, i);
                 may_join && !paths.lead(&groups, at, i)
             });
             let at = match joined {
@@ -263,6 +269,12 @@ impl<'a> Grouping<'a> {
         own.is_some() && group.iter().filter_map(part).any(|index| Some(index) != own)
     }
 
+    /// Whether the group would leave after an attention beside which it leaves alone: in a ring keys and values are sent
+    /// during the step before, after which the sums are there that they would travel with.
+    fn leaves_later(&self, group: &[usize], i: usize) -> bool {
+        self.function.nodes[i].op == Op::Permute && self.attended[i] != self.attended[group[0]]
+    }
+
     /// Whether a bucket has room. All-to-alls need a copy even when sent separately and permutes need none, so they have no
     /// limit.
     fn fits(&self, group: &[usize], i: usize) -> bool {
@@ -289,6 +301,20 @@ impl<'a> Grouping<'a> {
     fn is_sourced(&self, i: usize) -> bool {
         self.sourced[i]
     }
+}
+
+/// For each node the last attention that it waits for.
+fn attended(function: &Function) -> Vec<Option<usize>> {
+    let mut of_values: Vec<Option<usize>> = vec![None; function.values.len()];
+    let mut of_nodes = Vec::with_capacity(function.nodes.len());
+    for (i, node) in function.nodes.iter().enumerate() {
+        let before = node.operands.iter().filter_map(|v| of_values[v.index()]).max();
+        of_nodes.push(before);
+        let attends = matches!(node.op, Op::Attention(_) | Op::AttentionBackward(_));
+        let after = if attends { Some(i) } else { before };
+        node.results.iter().for_each(|v| of_values[v.index()] = after);
+    }
+    of_nodes
 }
 
 /// Sources, local operations, and gathers.

@@ -61,6 +61,8 @@ fn steps_backward(
     let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate, partials));
     for (i, step) in steps.iter().enumerate() {
         let (rows, kv) = (queries.visit(b, steps, i)?, keys.visit(b, steps, i)?);
+        d_queries.approach(b, &step.queries)?;
+        d_keys.approach(b, &step.keys)?;
         let part = gradients(b, a, &rows, &kv, bias)?;
         d_queries.add(b, &step.queries, &part[..1])?;
         d_keys.add(b, &step.keys, &part[1..3])?;

@@ -69,6 +69,7 @@ fn steps_forward(
     let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
+        sums.approach(b, &step.queries)?;
         let part = attend(b, a, [q, kv[0], kv[n_keys - 1]], &[bias, &kv[n_keys..]].concat())?;
         sums.add(b, &step.queries, &part)?;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{OpError, cast};
-use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
+use ithaca_ir::{DType, FunctionBuilder, Mesh, Op, ValueId};
 use smallvec::SmallVec;
 
 use super::plan::{home_of, is_full};
@@ -176,14 +176,10 @@ fn carry(
     let mut carried = Vec::with_capacity(values.len());
     for &value in values {
         let ty = b.ty(value);
-        let (computed, is_wide) = (ty.dtype, ty.dims.len() == rank);
-        if ty.layout.moved == *seat || !is_wide {
-            carried.push(go(b, value, seat)?);
-            continue;
-        }
-        let narrow = cast(b, value, partials.wire(computed))?;
-        let moved = go(b, narrow, seat)?;
-        carried.push(cast(b, moved, computed)?);
+        let goes_narrow = ty.layout.moved != *seat && ty.dims.len() == rank;
+        let wire = if goes_narrow { partials.wire(ty.dtype) } else { ty.dtype };
+        let narrow = cast(b, value, wire)?;
+        carried.push(go(b, narrow, seat)?);
     }
     Ok(carried)
 }
@@ -205,7 +201,10 @@ pub(super) struct Sums {
 /// A sum so far, and its seat.
 struct Sum {
     at: Seat,
+    /// In the element type of partials once they have travelled.
     values: Vec<ValueId>,
+    /// The types in which they are computed.
+    types: Vec<DType>,
 }
 
 impl Sums {
@@ -221,9 +220,9 @@ impl Sums {
         seat: &Seat,
         values: &[ValueId],
     ) -> Result<(), OpError> {
-        let made = Sum { at: seat.clone(), values: values.to_vec() };
+        let made = Sum::new(b, values);
         if is_full(seat) {
-            return self.join_nearest(b, made, seat);
+            return self.join_nearest(b, Sum { at: seat.clone(), ..made }, seat);
         }
         let Some(home) = home_of(&b.space().mesh, seat) else {
             return Err(OpError::new(
@@ -232,22 +231,37 @@ impl Sums {
             ));
         };
         let values = carry(b, values, &home, self.partials)?;
-        self.join_nearest(b, Sum { at: home, values }, &Seat::new())
+        self.join_nearest(b, Sum { at: home, values, ..made }, &Seat::new())
+    }
+
+    /// Sends the nearest sum to `seat` while the values that it will take in there are made.
+    pub(super) fn approach(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<(), OpError> {
+        let partials = self.partials;
+        match self.nearest(&b.space().mesh, seat) {
+            Some(sum) if is_full(seat) => sum.travel(b, seat, partials),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Brings the nearest sum to `seat`, where `made` joins it, or starts a sum of its own.
     fn join_nearest(&mut self, b: &mut FunctionBuilder<'_>, made: Sum, seat: &Seat) -> Result<(), OpError> {
-        let mesh = &b.space().mesh;
-        let hops = |at: &Seat| way(mesh, at, seat).1;
-        let nearest = self.sums.iter_mut().rev().min_by_key(|sum| hops(&sum.at));
-        match nearest {
-            Some(sum) if hops(&sum.at) <= hops(&Seat::new()) || *seat == Seat::new() => {
-                sum.travel(b, seat, self.partials)?;
-                sum.values = (self.join)(b, &sum.values, &made.values)?;
+        let (partials, join) = (self.partials, self.join);
+        match self.nearest(&b.space().mesh, seat) {
+            Some(sum) => {
+                sum.travel(b, seat, partials)?;
+                let (before, made) = (sum.computed(b)?, made.computed(b)?);
+                sum.values = join(b, &before, &made)?;
             }
-            Some(_) | None => self.sums.push(made),
+            None => self.sums.push(made),
         }
         Ok(())
+    }
+
+    /// The nearest sum to `seat`, unless home is nearer.
+    fn nearest(&mut self, mesh: &Mesh, seat: &Seat) -> Option<&mut Sum> {
+        let hops = |at: &Seat| way(mesh, at, seat).1;
+        let nearest = self.sums.iter_mut().rev().min_by_key(|sum| hops(&sum.at));
+        nearest.filter(|sum| hops(&sum.at) <= hops(&Seat::new()) || *seat == Seat::new())
     }
 
     /// The sum of all, at home.
@@ -269,9 +283,10 @@ impl Sums {
         let mut total: Option<Vec<ValueId>> = None;
         for mut sum in self.sums {
             sum.travel(b, &Seat::new(), self.partials)?;
+            let values = sum.computed(b)?;
             total = Some(match total {
-                None => sum.values,
-                Some(total) => (self.join)(b, &total, &sum.values)?,
+                None => values,
+                Some(total) => (self.join)(b, &total, &values)?,
             });
         }
         Ok(total.unwrap_or_default())
@@ -279,6 +294,18 @@ impl Sums {
 }
 
 impl Sum {
+    /// A sum at home.
+    fn new(b: &FunctionBuilder<'_>, values: &[ValueId]) -> Self {
+        let types = values.iter().map(|&v| b.ty(v).dtype).collect();
+        Self { at: Seat::new(), values: values.to_vec(), types }
+    }
+
+    /// The values in the types in which they are computed. A kernel that makes them from what arrives waits for it, so they
+    /// are not made before they are read.
+    fn computed(&self, b: &mut FunctionBuilder<'_>) -> Result<Vec<ValueId>, OpError> {
+        self.values.iter().zip(&self.types).map(|(&value, &dtype)| cast(b, value, dtype)).collect()
+    }
+
     fn travel(
         &mut self,
         b: &mut FunctionBuilder<'_>,
