@@ -403,7 +403,7 @@ fn a_process_that_is_killed_ends_the_others() {
     let port = free_port();
     // More steps than anyone waits for.
     let args = ["llama-gqa", "--mode", "train", "--seq", "16", "--strategy", "ring", "--mesh", "ring=4"];
-    let args = [&args[..], &["--steps", "100000000", "--timeout", "120"]].concat();
+    let args = [&args[..], &["--unchecked", "--steps", "200000", "--timeout", "120"]].concat();
     let first = start(0, 4, ("ITHACA_PORT", port), &args);
     drop(wait_until(port, true));
     let mut children = vec![first];
