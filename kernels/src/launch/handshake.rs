@@ -100,7 +100,10 @@ impl Ranks {
 /// Why the other side is not a process of this job.
 pub(super) fn accept(stream: &mut TcpStream, key: &JobKey, own: u64) -> Result<u64, String> {
     let mut timed = Timed::of(stream);
-    let closed = |_| "closed without a handshake".to_owned();
+    let closed = |error: io::Error| match is_late(&error) {
+        true => unfinished(),
+        false => "closed without a handshake".to_owned(),
+    };
     let ours = opening(key)?;
     timed.write(&ours).map_err(closed)?;
     let theirs = timed.read::<OPENING>().map_err(closed)?;
@@ -114,23 +117,45 @@ pub(super) fn accept(stream: &mut TcpStream, key: &JobKey, own: u64) -> Result<u
     Ok(rank)
 }
 
-/// The connecting side.
+/// The connecting side; both are done by `deadline`, if that is before the time limit of a handshake.
 ///
 /// # Errors
 /// Why the other side is not the process of this job with that rank.
-pub(super) fn connect(stream: &mut TcpStream, key: &JobKey, ranks: Ranks) -> Result<(), String> {
+pub(super) fn connect(
+    stream: &mut TcpStream,
+    (key, ranks): (&JobKey, Ranks),
+    deadline: Instant,
+) -> Result<(), String> {
     let mut timed = Timed::of(stream);
-    let silent = |error| format!("sends nothing ({error})");
-    let theirs = timed.read::<OPENING>().map_err(silent)?;
+    timed.deadline = timed.deadline.min(deadline);
+    let theirs = timed.read::<OPENING>().map_err(|error| unopened(&error))?;
     check_opening(&theirs, key)?;
     let ours = opening(key)?;
     let bytes = ranks.bytes();
     let parts = [&theirs[..], &ours, &bytes];
     let proof = key.mac(b"connect", &parts).finalize().into_bytes();
-    let closed = |error| format!("closed the connection ({error}): it may have another secret");
+    let closed = |error: io::Error| match is_late(&error) {
+        true => unfinished(),
+        false => "closed the connection: it may have another secret".to_owned(),
+    };
     timed.write(&[&ours[..], &bytes[..8], &proof].concat()).map_err(closed)?;
     let answer = timed.read::<WORD>().map_err(closed)?;
     key.mac(b"accept", &parts).verify_slice(&answer).map_err(|_| unproven())
+}
+
+/// Whether a read or a write was not done before its deadline; systems have two names for it.
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
+}
+
+fn unfinished() -> String {
+    "does not finish the handshake".to_owned()
+}
+
+/// Why the opening of the other side was not read.
+fn unopened(error: &io::Error) -> String {
+    let how = if is_late(error) { "does not say what it is in time" } else { "closed the connection" };
+    format!("{how}: it may be no process of ithaca")
 }
 
 fn unproven() -> String {
@@ -212,6 +237,10 @@ mod tests {
 
     const RANKS: Ranks = Ranks { connecting: 3, listening: 0 };
 
+    fn later() -> Instant {
+        Instant::now() + HANDSHAKE
+    }
+
     #[test]
     fn both_sides_prove_the_secret() {
         for (secrets, ranks, known) in [
@@ -221,7 +250,7 @@ mod tests {
         ] {
             let (mut listening, mut connecting) = pair();
             let thread = std::thread::spawn(move || accept(&mut listening, &key(secrets[0]), 0));
-            let connected = connect(&mut connecting, &key(secrets[1]), ranks);
+            let connected = connect(&mut connecting, (&key(secrets[1]), ranks), later());
             drop(connecting);
             let accepted = thread.join().unwrap();
             assert_eq!((accepted == Ok(3), connected.is_ok()), (known, known), "{accepted:?} {connected:?}");
@@ -253,7 +282,7 @@ mod tests {
         let (into, out) = pair();
         let (theirs, mut out, thread) = record(into, out);
         // A rank connects to the recorder, which passes its messages on.
-        let rank = std::thread::spawn(move || connect(&mut real, &key("a"), RANKS));
+        let rank = std::thread::spawn(move || connect(&mut real, (&key("a"), RANKS), later()));
         relay.write_all(&theirs).unwrap();
         let mut message = [0; OPENING + 8 + WORD];
         relay.read_exact(&mut message).unwrap();

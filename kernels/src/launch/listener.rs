@@ -191,7 +191,7 @@ pub(super) enum ConnectError {
     Stray(String),
 }
 
-/// Tries once to connect to another process of the job.
+/// Tries once to connect to another process of the job, until `deadline` at most.
 pub(super) fn connect(
     (host, port): (&str, u16),
     (key, ranks): (&JobKey, Ranks),
@@ -212,7 +212,7 @@ pub(super) fn connect(
         if stream.local_addr().is_ok_and(|own| stream.peer_addr().is_ok_and(|peer| own == peer)) {
             continue;
         }
-        let proven = handshake::connect(&mut stream, key, ranks);
+        let proven = handshake::connect(&mut stream, (key, ranks), deadline);
         match proven.and_then(|()| set_timeouts(&stream).map_err(|error| error.to_string())) {
             Ok(()) => return Ok(stream),
             Err(why) => last = ConnectError::Stray(why),
