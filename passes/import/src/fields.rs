@@ -110,10 +110,9 @@ impl<'a> Fields<'a> {
         Ok(other)
     }
 
-    /// A count, which may be zero.
+    /// A count, which may be zero; callers have its limit.
     pub(super) fn count(&mut self, name: &str, default: u64) -> Result<u64, Diagnostic> {
-        let read = |value: &Value| value.as_u64().filter(|&n| n <= Dim::MAX_SIZE);
-        self.required(name, default, "a count, zero or more", read)
+        self.required(name, default, "a count, zero or more", Value::as_u64)
     }
 
     /// A finite number, `None` when absent or null.

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
 use ithaca_ir::{Diagnostic, Dim};
 
-use super::limits::{check_elements, check_heads, tokens};
+use super::limits::{check_elements, check_width, tokens};
 use crate::workload::Workload;
 
 /// The feed-forward part of a block.
@@ -62,7 +62,7 @@ impl ExpertSpec {
             return Err(Diagnostic::new("M10", message)
                 .help("choose GROUPS to divide the sequence in `--capacity FACTOR/GROUPS`"));
         }
-        let wide = check_heads(self.count, self.ffn)?;
+        let wide = check_width(self.count, "experts", self.ffn)?;
         check_elements(&[
             ("the experts", wide.into(), hidden),
             (
@@ -93,7 +93,7 @@ impl Latent {
     pub(super) fn check(&self, heads: u64, hidden: u64) -> Result<(), Diagnostic> {
         let wide =
             self.plain.checked_add(self.value).filter(|&n| n <= Dim::MAX_SIZE).unwrap_or(Dim::MAX_SIZE);
-        let wide = check_heads(heads, wide)?;
+        let wide = check_width(heads, "heads", wide)?;
         check_elements(&[
             ("the latents' projections", wide.into(), self.keys.max(self.queries.unwrap_or(1))),
             ("the latents", u128::from(self.keys) + u128::from(self.rotated), hidden),

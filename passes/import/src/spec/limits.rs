@@ -6,11 +6,11 @@ use ithaca_ir::{Diagnostic, Dim};
 
 use crate::workload::Workload;
 
-/// Elements of all heads together.
-pub(super) fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
-    let wide = heads.saturating_mul(head_dim);
+/// Elements of all heads together, or of the hidden layers of all experts.
+pub(super) fn check_width(n: u64, what: &str, each: u64) -> Result<u64, Diagnostic> {
+    let wide = n.saturating_mul(each);
     if wide > Dim::MAX_SIZE {
-        let message = format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE);
+        let message = format!("{n} {what} of {each} elements are more than {}", Dim::MAX_SIZE);
         return Err(Diagnostic::new("M04", message));
     }
     Ok(wide)

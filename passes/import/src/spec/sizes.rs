@@ -3,7 +3,7 @@
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Unary;
 
-use super::limits::{check_elements, check_heads, tokens};
+use super::limits::{check_elements, check_width, tokens};
 use crate::workload::Workload;
 
 /// The sizes and constants that BERT and every family of decoders have.
@@ -39,7 +39,7 @@ impl Sizes {
     /// Checks the sizes of tensors; `positions` are the rows of a table of learned positions.
     pub(super) fn check(&self, positions: Option<u64>, workload: &Workload) -> Result<(), Diagnostic> {
         let Sizes { hidden, heads, head_dim, ffn, vocab, .. } = *self;
-        let wide = check_heads(heads, head_dim)?;
+        let wide = check_width(heads, "heads", head_dim)?;
         let widest = hidden.max(wide).max(ffn).max(vocab);
         check_elements(&[
             ("the attention's projections", wide.into(), hidden),

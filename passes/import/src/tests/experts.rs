@@ -105,6 +105,12 @@ fn layers_without_experts_are_those_that_the_description_names() {
 #[test]
 fn what_is_not_computed_is_refused() {
     refused(&with(&mixtral(), json!({"num_experts_per_tok": 9})), "M07", &["9", "8 experts"]);
+    refused(
+        &with(&mixtral(), json!({"num_local_experts": 1_u64 << 31})),
+        "M04",
+        &["2147483648 experts of 14336"],
+    );
+    refused(&with(&mixtral(), json!({"num_hidden_layers": 1_u64 << 62})), "M04", &["1 to 65536 layers"]);
     refused(&with(&mixtral(), json!({"num_experts": 4})), "M07", &["num_local_experts", "4"]);
     refused(&with(&mixtral(), json!({"router_jitter_noise": 0.1})), "M05", &["router_jitter_noise"]);
     refused(&with(&mixtral(), json!({"output_router_logits": true})), "M05", &["output_router_logits"]);
