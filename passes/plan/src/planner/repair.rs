@@ -122,11 +122,24 @@ pub(super) fn refusal(
     let nothing = repairs.is_empty();
     let diagnostic = Diagnostic { repairs, ..diagnostic };
     match nothing && diagnostic.helps.len() < 2 {
-        true if !tried.too_large.is_empty() => {
-            diagnostic.help("no number of GPUs was found to help; use a smaller `--seq` or `--batch`")
-        }
+        true if !tried.too_large.is_empty() => diagnostic
+            .help(format!("no number of GPUs was found to help; {}", smaller(cluster, request, tried))),
         true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
         false => diagnostic,
+    }
+}
+
+/// What would help where no number of GPUs does.
+fn smaller(cluster: &Cluster, request: &Request, tried: &Tried) -> String {
+    let length = if request.continues.is_some() { "--context" } else { "--seq" };
+    let lasts = |Memory { parameters, gradients, optimizer, .. }: &Memory| parameters + gradients + optimizer;
+    let least = tried.too_large.iter().map(|(priced, _)| lasts(&priced.memory)).min();
+    match least.filter(|&least| least > cluster.usable_bytes()) {
+        Some(least) => format!(
+            "nor do `{length}` and `--batch`: what does not depend on them takes {}; use a smaller model, or GPUs of more memory",
+            units::bytes(least)
+        ),
+        None => format!("use a smaller `{length}` or `--batch`"),
     }
 }
 
