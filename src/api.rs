@@ -16,7 +16,6 @@ pub use crate::commands::{Done, Session};
 use crate::cli::{self, Cli, Command, Mode, PlanArgs};
 use crate::commands::{emit, explain, export, plan, repairs, verify};
 use crate::error::{Failure, Result};
-use crate::request::PlanRequest;
 use crate::subject::Model;
 
 /// The place of a model or a plan among the arguments.
@@ -90,11 +89,11 @@ pub fn repairs(
     options: &[String],
 ) -> Vec<Vec<String>> {
     let arguments = [&["plan".to_owned(), SUBJECT.to_owned()], options].concat();
-    let all = failure.diagnostics.iter().flat_map(|diagnostic| &diagnostic.repairs);
-    let repaired = all.filter(|repair| repair.starts_with("--")).filter_map(|repair| {
+    let all = failure.diagnostics.iter().flat_map(|d| d.repairs.iter().map(|repair| (&d.code, repair)));
+    let repaired = all.filter(|(_, repair)| repair.starts_with("--")).filter_map(|(code, repair)| {
         let options = repairs::repaired(&arguments, repair).split_off(2);
-        let PlanArgs { workload, layout, narrowing, .. } = plan_args(&options).ok()?;
-        PlanRequest::of_args(registry, model.clone(), &workload, &layout, &narrowing).ok()?;
+        let args = plan_args(&options).ok()?;
+        plan::replay(&args, model.clone(), registry, repairs::is_planned(code)).ok()?;
         Some(options)
     });
     repaired.collect()

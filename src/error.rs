@@ -158,9 +158,6 @@ impl From<RunError> for Failure {
         let code = code(&error);
         let diagnostic = Diagnostic::new(code, error.to_string());
         match error {
-            RunError::Memory { .. } => {
-                diagnostic.help("run a small model of the same structure with `--shrink`").into()
-            }
             RunError::NoSuchTask(_) => diagnostic
                 .help("`--trace FILE` without `--fault` lists every task with its frame and layer")
                 .into(),

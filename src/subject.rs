@@ -160,6 +160,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let training = ineffective::training(&ineffective::settings(args, mode)?)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     let host = offload(args)?.pages();
+    check_page(args)?;
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
         expert_bound: Some(match &args.expert_bound {
@@ -181,6 +182,16 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         pages: args.page.map(|tokens| Pages { tokens, count: args.pages, host }),
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// Refuses pages longer than a cache: all that is behind its end is never used.
+fn check_page(args: &WorkloadArgs) -> Result<()> {
+    let (Some(page), Some(context)) = (args.page, args.context) else { return Ok(()) };
+    if page <= context {
+        return Ok(());
+    }
+    let message = format!("a page of {} in caches of {context}", counted(page, "token"));
+    Err(Diagnostic::new("M09", message).repairs([format!("--page {context}")]).into())
 }
 
 /// Which states are in host memory.

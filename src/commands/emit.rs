@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, torch, trace};
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
 use ithaca_passes::compile::{Compiled, compile_with};
@@ -56,6 +57,23 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     }
 }
 
+/// Refuses programs of very many tasks, as rings of thousands of ranks have: the arguments of each differ along the ring.
+fn refuse_long_program(schedule: &Schedule) -> Result<()> {
+    /// The most tasks of all ranks along one axis: a program of as many is written in some ten seconds.
+    const MOST: u64 = 1 << 23;
+    let tasks: usize = schedule.frames.values().map(|frame| frame.tasks.len()).sum();
+    let ranks = schedule.space.mesh.axes.values().map(|axis| axis.size).max().unwrap_or(1);
+    if ranks.saturating_mul(tasks as u64) <= MOST {
+        return Ok(());
+    }
+    let message = format!(
+        "the program has {} on each of {} along an axis, and may have at most {MOST} in all",
+        counted(tasks as u64, "task"),
+        counted(ranks, "rank")
+    );
+    Err(Diagnostic::new("C14", message).help("use a shorter ring, or fewer micro-batches").into())
+}
+
 /// The code of a plan; its path and that of the output are not used.
 ///
 /// # Errors
@@ -96,6 +114,7 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
             )?
         }
         Target::Cuda => {
+            refuse_long_program(&compiled.schedule)?;
             (session.progress)("compiling the reference");
             let workload = plan.workload.to_import()?;
             let program = import::program(&plan.model.config, &plan.model.name, &workload)?;

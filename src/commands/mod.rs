@@ -1,5 +1,7 @@
 //! The commands, a file each.
 
+use std::path::PathBuf;
+
 mod calibrate;
 mod check;
 mod completions;
@@ -33,6 +35,7 @@ pub(crate) mod verify;
 
 use crate::cli::{Cli, Command};
 use crate::error::Result;
+use crate::kind::Kind;
 
 pub use session::{Done, Session};
 
@@ -41,7 +44,25 @@ pub use session::{Done, Session};
 /// # Errors
 /// The diagnostics of the refusal; the exit code is 2.
 pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
-    dispatch(cli, session).map_err(|failure| repairs::as_commands(failure, session))
+    let model = to_shrink(&cli.command).cloned();
+    dispatch(cli, session).map_err(|mut failure| {
+        let is_fixed = |path| matches!(Kind::of(path), Ok(Kind::Program(_) | Kind::Schedule));
+        let shrinks = |code: &str| code == "C11" && model.as_deref().is_some_and(|path| !is_fixed(path));
+        for diagnostic in failure.diagnostics.iter_mut().filter(|d| shrinks(&d.code)) {
+            diagnostic.helps.push("run a small model of the same structure with `--shrink`".to_owned());
+        }
+        repairs::as_commands(failure, session)
+    })
+}
+
+/// What `--shrink` would make smaller, where it is not given; prompts are continued as they are.
+fn to_shrink(command: &Command) -> Option<&PathBuf> {
+    let subject = match command {
+        Command::Run(args) if !generate::is_asked(args) => &args.subject,
+        Command::Verify(args) => &args.subject,
+        _ => return None,
+    };
+    (!subject.shrink).then_some(&subject.subject)
 }
 
 fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {

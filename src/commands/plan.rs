@@ -3,11 +3,12 @@
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
-use ithaca_ir::Diagnostic;
 use ithaca_ir::wrap::wrapped;
+use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::import::{self, Workload};
 use ithaca_passes::plan::{Plan, Rates};
 use ithaca_passes::planner::{self, View};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::printed::{heading, host_memory, noted, view};
@@ -92,13 +93,8 @@ pub(crate) fn answered(
     session: &mut Session<'_>,
     stop: Option<&AtomicBool>,
 ) -> Result<Answered> {
-    let request =
-        PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)?;
     (session.progress)("importing");
-    let module = request.program()?;
-    let PlanRequest { model, workload, .. } = &request;
-    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
-    let ineffective_dropout = ineffective::training_notes(workload, &module, as_configured)?;
+    let (request, module, ineffective_dropout) = requested(args, model, session.registry)?;
     (session.progress)("planning");
     let answer = request.answer_until(session.registry, &module, stop)?;
     let has_no_stages = |plan: &Plan| !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS);
@@ -107,6 +103,32 @@ pub(crate) fn answered(
     let of_pipeline = is_ineffective.then(|| "`--pipeline` has no effect: the plan has no stages".to_owned());
     let notes = of_pipeline.into_iter().chain(ineffective_dropout).collect();
     Ok(Answered { request, answer, notes })
+}
+
+/// The request of arguments, its program, and notes on options of training.
+fn requested(
+    args: &PlanArgs,
+    model: Model,
+    registry: &Registry,
+) -> Result<(PlanRequest, Module, Option<String>)> {
+    let request = PlanRequest::of_args(registry, model, &args.workload, &args.layout, &args.narrowing)?;
+    let module = request.program()?;
+    let PlanRequest { model, workload, .. } = &request;
+    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
+    let notes = ineffective::training_notes(workload, &module, as_configured)?;
+    Ok((request, module, notes))
+}
+
+/// Whether arguments have a plan; where that `is_planned` already, whether they are a request.
+///
+/// # Errors
+/// Those of the arguments and of the model, and why nothing satisfies the request.
+pub(crate) fn replay(args: &PlanArgs, model: Model, registry: &Registry, is_planned: bool) -> Result<()> {
+    let (request, module, _) = requested(args, model, registry)?;
+    if !is_planned {
+        request.answer(registry, &module)?.plan()?;
+    }
+    Ok(())
 }
 
 /// The plan for a terminal: the request, the ranked table, the notes.

@@ -1,16 +1,16 @@
 //! Repairs as whole commands: the arguments of the process with the options of a repair in place of theirs.
 //!
-//! A repair that replaces the layout also drops options that the new layout refuses. A command is offered only if its
-//! arguments are accepted; that it has a plan is known to the planner, which offers its options.
+//! A repair that replaces the layout also drops options that the new layout refuses. A command is offered only if it was
+//! replayed as it is printed: a plan is made, and the job of a run or a proof compiled.
 
 use clap::{CommandFactory, Parser};
 use ithaca_passes::shard::parse_mesh;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::session::Session;
+use super::{generate, plan, run, verify};
 use crate::cli::{Cli, Command, Mode};
 use crate::error::Failure;
-use crate::request::PlanRequest;
 use crate::subject;
 
 /// The failure with repairs that are commands.
@@ -24,7 +24,7 @@ pub(super) fn as_commands(mut failure: Failure, session: &Session<'_>) -> Failur
                 return Some(repair);
             }
             let repaired = repaired(arguments, &repair);
-            is_accepted(&repaired, session).then(|| {
+            works(&repaired, &diagnostic.code, session).then(|| {
                 let words = repaired.iter().map(|word| quoted(word));
                 std::iter::once(program.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
             })
@@ -89,22 +89,31 @@ fn takes_value(flag: &str) -> bool {
     same.any(|option| option.get_action().takes_values())
 }
 
-/// Whether the arguments are a command whose request is well formed.
-fn is_accepted(arguments: &[String], session: &Session<'_>) -> bool {
+/// Whether the arguments are a command that works, in place of one that was refused with this code.
+fn works(arguments: &[String], code: &str, session: &Session<'_>) -> bool {
     let Ok(cli) = Cli::try_parse_from(std::iter::once("ithaca").chain(arguments.iter().map(String::as_str)))
     else {
         return false;
     };
     match cli.command {
-        Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => true,
+        // The deployment was found, and the nearest form.
+        Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => code == "P33",
+        Command::Export(_) => code == "P34",
         Command::Plan(args) => args.model.as_deref().is_some_and(|model| {
-            let request = subject::described(model).and_then(|model| {
-                PlanRequest::of_args(session.registry, model, &args.workload, &args.layout, &args.narrowing)
-            });
-            request.is_ok()
+            let replayed = subject::described(model)
+                .and_then(|model| plan::replay(&args, model, session.registry, is_planned(code)));
+            replayed.is_ok()
         }),
-        _ => true,
+        Command::Run(args) if generate::is_asked(&args) => generate::replay(&args, session).is_ok(),
+        Command::Run(args) => run::replay(&args, session).is_ok(),
+        Command::Verify(args) => verify::replay(&args, session).is_ok(),
+        _ => false,
     }
+}
+
+/// Whether repairs of this code are the planner's, which has compiled a layout for each.
+pub(crate) fn is_planned(code: &str) -> bool {
+    code.starts_with('P')
 }
 
 /// A word as a shell reads it.

@@ -46,6 +46,18 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     Ok(job)
 }
 
+/// Compiles the job of the arguments.
+///
+/// # Errors
+/// Those of the arguments and of the job.
+pub(super) fn replay(args: &RunArgs, session: &Session<'_>) -> Result<()> {
+    let compiled = job(args, session)?.compile()?;
+    if !args.launch && args.device == DeviceArg::Cpu {
+        refuse_minutes(&compiled.per_rank)?;
+    }
+    Ok(())
+}
+
 /// The settings that processes must agree on, beside the schedule.
 pub(super) fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
     [
@@ -236,8 +248,14 @@ fn refuse_long(job: &Job, args: &RunArgs) -> Result<()> {
         counted(args.steps.max(1), "step"),
         limit as f64
     );
-    let refusal = Diagnostic::new("C14", message)
-        .help("run a small model of the same structure with `--shrink`, or fewer `--steps`");
+    let refusal = Diagnostic::new("C14", message);
+    let refusal = match (args.subject.shrink, args.steps > 1) {
+        (false, true) => {
+            refusal.help("run a small model of the same structure with `--shrink`, or fewer `--steps`")
+        }
+        (false, false) => refusal.help("run a small model of the same structure with `--shrink`"),
+        (true, _) => refusal.help("use fewer `--steps`, or a shorter `--seq`"),
+    };
     let is_compared = args.expect.is_none() && !args.unchecked;
     let refusal = if is_compared {
         refusal.help("or add `--expect FILE`, so that the whole program is not run for comparison")

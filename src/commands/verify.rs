@@ -42,6 +42,24 @@ fn proved(
     session: &mut Session<'_>,
     job_of: impl Fn(&SubjectArgs) -> Result<Job>,
 ) -> Result<Done> {
+    let (job, shrunk) = provable(args, job_of)?;
+    prove(&job, args, session, &shrunk)
+}
+
+/// Compiles the job of the arguments, for a plan or a model.
+///
+/// # Errors
+/// Those of the arguments and of the job.
+pub(super) fn replay(args: &VerifyArgs, session: &Session<'_>) -> Result<()> {
+    ineffective::verify(args)?;
+    let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
+    let (job, _) = provable(args, |subject| subject::job(session.registry, subject, lengths))?;
+    job.compile()?;
+    Ok(())
+}
+
+/// The job, or that of a small model, with a note that says so.
+fn provable(args: &VerifyArgs, job_of: impl Fn(&SubjectArgs) -> Result<Job>) -> Result<(Job, String)> {
     let mut job = job_of(&args.subject)?;
     let mut shrunk = String::new();
     if let Some(reason) = too_large(&job).filter(|_| !args.subject.shrink) {
@@ -52,7 +70,7 @@ fn proved(
         let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified instead");
     }
     ineffective::steps(args.steps, &job.program)?;
-    prove(&job, args, session, &shrunk)
+    Ok((job, shrunk))
 }
 
 /// Why a program is too large for the plain loops of the oracle, if it is.

@@ -16,11 +16,11 @@ pub(super) fn folded(steps: Vec<(Phase, Step)>) -> Vec<(Phase, Step)> {
     while at < steps.len() {
         let rest = &steps[at..];
         let longest = LONGEST_BODY.min(rest.len() / 2);
-        let bodies = (1..=longest).map(|n| (n, times(rest, n)));
+        // Few are worth it, and comparing what repeats takes longest.
+        let bodies = (1..=longest).filter(|&n| is_worth(&rest[..n])).map(|n| (n, times(rest, n)));
         // The shortest body among equals.
-        let best = bodies
-            .filter(|&(n, times)| times > 1 && is_worth(&rest[..n]))
-            .max_by_key(|&(n, times)| (n * times, usize::MAX - n));
+        let best =
+            bodies.filter(|&(_, times)| times > 1).max_by_key(|&(n, times)| (n * times, usize::MAX - n));
         match best {
             Some((n, times)) => {
                 let phase = rest[0].0;

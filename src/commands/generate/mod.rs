@@ -9,12 +9,16 @@ mod stops;
 
 use std::time::Duration;
 
-use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Binding;
+use ithaca_ir::ops::cache::CACHE;
+use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{self, Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, Storage, cpu, oracle};
+use ithaca_passes::import::Pages;
 
 use self::pages::PageTable;
 use self::prompts::Prompts;
@@ -27,6 +31,7 @@ use super::session::{Done, Session};
 use super::verdict::{AgainstWhole, Judgement, against, tolerance};
 use crate::cli::{Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
+use crate::job::Job;
 use crate::subject::Offload;
 use crate::{files, ineffective, subject};
 
@@ -183,16 +188,12 @@ impl Request {
     }
 }
 
-/// Runs the ranks of this process.
-pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
-    ineffective::decoding(args)?;
-    let stops = Stops::of(args)?;
-    let is_first = process.is_none_or(Process::is_first);
-    for path in [&args.output, &args.decoding.save_cache].into_iter().flatten().filter(|_| is_first) {
-        files::check_file(path)?;
-        store::check_writable(path)?;
-    }
-    let mut request = Request::of(args)?;
+/// The jobs of prompts and of tokens; the pages of caches, and the groups of sequences that have some of their own.
+fn jobs(
+    args: &RunArgs,
+    request: &Request,
+    session: &Session<'_>,
+) -> Result<([Job; 2], Option<(Pages, u64)>)> {
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
     let mut in_pages = None;
@@ -210,13 +211,57 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         let pages = pages::pages((tokens, workload.pages, host), &request.lengths, groups)?;
         in_pages = Some((pages, groups));
         Ok(Some(pages))
-    });
-    let jobs = jobs.map_err(|mut refusal| {
-        // A smaller cache would have no room for these prompts and steps.
-        let repairs = refusal.diagnostics.iter_mut().map(|d| &mut d.repairs);
-        repairs.for_each(|repairs| repairs.retain(|repair| !repair.starts_with("--context")));
-        refusal
     })?;
+    Ok((jobs, in_pages))
+}
+
+/// Compiles the jobs of the arguments.
+///
+/// # Errors
+/// Those of the arguments and of the jobs.
+pub(super) fn replay(args: &RunArgs, session: &Session<'_>) -> Result<()> {
+    ineffective::decoding(args)?;
+    Stops::of(args)?;
+    let (jobs, _) = jobs(args, &Request::of(args)?, session)?;
+    jobs.iter().try_for_each(|job| job.compile().map(drop))
+}
+
+/// A failure of a step; where caches are most of what does not fit in memory, with what makes them smaller.
+fn too_large(mut failure: Failure, program: &Module) -> Failure {
+    let runs = program.run_counts();
+    let elements = |is_counted: fn(&Op) -> Option<&Binding>| {
+        let nodes =
+            program.functions.iter().flat_map(|(id, f)| f.nodes.iter().map(move |node| (id, f, node)));
+        let sizes = nodes.filter_map(|(id, f, node)| {
+            let shape = is_counted(&node.op)?.stored_shape(&program.space, f.ty(*node.results.first()?));
+            Some(shape.into_iter().map(u128::from).product::<u128>() * u128::from(runs[id.index()]))
+        });
+        sizes.sum::<u128>()
+    };
+    let caches = elements(|op| match op {
+        Op::State(binding) if binding.name.starts_with(CACHE) => Some(binding),
+        _ => None,
+    });
+    let weights = elements(|op| if let Op::Param(binding) = op { Some(binding) } else { None });
+    for diagnostic in failure.diagnostics.iter_mut().filter(|d| d.code == "C11" && caches > weights) {
+        diagnostic
+            .helps
+            .push("caches need most of them: use fewer `--steps`, or a smaller `--context`".to_owned());
+    }
+    failure
+}
+
+/// Runs the ranks of this process.
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
+    ineffective::decoding(args)?;
+    let stops = Stops::of(args)?;
+    let is_first = process.is_none_or(Process::is_first);
+    for path in [&args.output, &args.decoding.save_cache].into_iter().flatten().filter(|_| is_first) {
+        files::check_file(path)?;
+        store::check_writable(path)?;
+    }
+    let mut request = Request::of(args)?;
+    let (jobs, in_pages) = jobs(args, &request, session)?;
     let [prompt, token] = &jobs;
     let mut progress = |activity: &str| {
         if is_first {
@@ -279,7 +324,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         generate(&request, &prompts, &before, table(), stopping, |kind, states, inputs, next| {
             let device = &devices[kind as usize];
             let execution = match &agreed {
-                None => device.execute(&compiled[kind as usize].schedule, states, inputs, &options)?,
+                None => device
+                    .execute(&compiled[kind as usize].schedule, states, inputs, &options)
+                    .map_err(|failure| too_large(failure, &token.program))?,
                 Some(agreed) => {
                     match device.step(&agreed[kind as usize], (states, inputs), &options, next)? {
                         Step::Full(execution) => execution,
@@ -300,7 +347,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let ends = generated.ends();
     let found = generated.outputs();
     let mut out = run::heading(token, &compiled[1].notes, &data);
-    if of_prompts.iter().any(|of| of.is_some()) {
+    if args.decoding.prompt_strategy.is_some() || args.decoding.prompt_mesh.is_some() {
         let places = shift::places(&compiled[0].schedule, &compiled[1].schedule)?;
         let layouts =
             [0, 1].map(|i| jobs[i].options.strategy.clone() + " " + &jobs[i].options.mesh.to_string());

@@ -36,6 +36,59 @@ fn repairs_work_as_they_are_printed() {
 }
 
 #[test]
+fn repairs_that_would_be_refused_are_not_offered() {
+    let root = repository("");
+    let qwen = "run tests/goldens/qwen2-late-windows --mode train --seed 157321 --shrink --seq 64 --batch 4 \
+                --order contiguous --fuse overlap --strategy megatron-tp+sparse-fetch --mesh tp=3,ring=1";
+    for (request, code, n) in [
+        ("plan examples/gpt2 --mode train --seq 2048 --batch 3 --micro-batches 2 --gpus 2", "M08", 0),
+        ("plan examples/gpt2 --seq 2048 --gpus 2 --strategy rsa+ring", "M08", 0),
+        ("plan examples/gpt2 --seq 2048 --gpus 2", "M08", 1),
+        ("run tests/goldens/bert --mode train --mesh tp=2 --batch 1 --seq 64", "M08", 0),
+        ("verify tests/goldens/bert --mode train --mesh tp=2 --batch 1 --seq 64", "M08", 0),
+        ("verify tests/goldens/bert --mesh tp=2 --batch 1 --seq 64", "M08", 1),
+        ("run tests/goldens/bert-masked-lm --mode decode --prompt 1,5,7", "M09", 0),
+        ("run tests/goldens/t5 --mode decode --context 32", "M09", 0),
+        ("run tests/goldens/bert-masked-lm --mode decode --seq 16", "M09", 1),
+        (qwen, "P20", 1),
+    ] {
+        let refusal = refused(&root, request);
+        assert!(refusal.contains(&format!("error[{code}]")), "{request}: {refusal}");
+        let commands = offered(&refusal);
+        assert_eq!(commands.len(), n, "{request}: {refusal}");
+        for command in commands {
+            let ran = line(&root, command.strip_prefix("ithaca ").unwrap());
+            assert_eq!(ran.code, 0, "{request}\n{command}: {ran:#?}");
+        }
+    }
+}
+
+#[test]
+fn refusals_for_memory_say_what_would_be_less() {
+    let root = repository("");
+    let decode = "run tests/goldens/llama-gqa --mode decode --prompt 1,2 --steps 1000000000";
+    for request in [decode.to_owned(), format!("{decode} --shrink")] {
+        let refusal = refused(&root, &request);
+        assert!(refusal.contains("error[C11]") && refusal.contains("fewer `--steps`"), "{refusal}");
+        assert!(!refusal.contains("--shrink"), "{refusal}");
+    }
+    let folder = workplace();
+    let mut config: Value =
+        serde_json::from_str(&std::fs::read_to_string(root.join("examples/llama-3-8b/config.json")).unwrap())
+            .unwrap();
+    config["num_hidden_layers"] = 4096.into();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let refusal = refused(
+        folder.path(),
+        "plan config.json --mode train --seq 1k --batch 8 --gpus 8 --strategy megatron-tp",
+    );
+    assert!(refusal.contains("nor do `--seq` and `--batch`"), "{refusal}");
+    let refusal = refused(&root, "plan examples/llama-3-8b --mode decode --context 8k --page 8193 --gpus 8");
+    assert!(refusal.contains("a page of 8193 tokens in caches of 8192"), "{refusal}");
+    assert_eq!(offered(&refusal).len(), 1, "{refusal}");
+}
+
+#[test]
 fn a_program_in_text_form_is_planned_with_its_own_workload() {
     let root = repository("");
     let folder = workplace();

@@ -51,7 +51,8 @@ fn unidentified(rank: u64, port: u16) -> TcpStream {
             Err(_) => std::thread::sleep(POLL),
         }
     };
-    handshake::connect(&mut stream, &key(), Ranks { connecting: rank, listening: 0 }).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    handshake::connect(&mut stream, (&key(), Ranks { connecting: rank, listening: 0 }), deadline).unwrap();
     stream
 }
 
