@@ -89,7 +89,7 @@ pub fn repairs(
     options: &[String],
 ) -> Vec<Vec<String>> {
     let arguments = [&["plan".to_owned(), SUBJECT.to_owned()], options].concat();
-    let all = failure.diagnostics.iter().flat_map(|d| d.repairs.iter().map(|repair| (&d.code, repair)));
+    let all = failure.diagnostics.iter().flat_map(|d| d.repairs.iter().map(|repair| (d.code, repair)));
     let repaired = all.filter(|(_, repair)| repair.starts_with("--")).filter_map(|(code, repair)| {
         let options = repairs::repaired(&arguments, repair).split_off(2);
         let args = plan_args(&options).ok()?;

@@ -48,7 +48,7 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
     dispatch(cli, session).map_err(|mut failure| {
         let is_fixed = |path| matches!(Kind::of(path), Ok(Kind::Program(_) | Kind::Schedule));
         let shrinks = |code: &str| code == "C11" && model.as_deref().is_some_and(|path| !is_fixed(path));
-        for diagnostic in failure.diagnostics.iter_mut().filter(|d| shrinks(&d.code)) {
+        for diagnostic in failure.diagnostics.iter_mut().filter(|d| shrinks(d.code)) {
             diagnostic.helps.push("run a small model of the same structure with `--shrink`".to_owned());
         }
         repairs::as_commands(failure, session)

@@ -24,7 +24,7 @@ pub(super) fn as_commands(mut failure: Failure, session: &Session<'_>) -> Failur
                 return Some(repair);
             }
             let repaired = repaired(arguments, &repair);
-            works(&repaired, &diagnostic.code, session).then(|| {
+            works(&repaired, diagnostic.code, session).then(|| {
                 let words = repaired.iter().map(|word| quoted(word));
                 std::iter::once(program.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
             })

@@ -188,12 +188,11 @@ impl Request {
     }
 }
 
-/// The jobs of prompts and of tokens; the pages of caches, and the groups of sequences that have some of their own.
-fn jobs(
-    args: &RunArgs,
-    request: &Request,
-    session: &Session<'_>,
-) -> Result<([Job; 2], Option<(Pages, u64)>)> {
+/// The pages of caches, and the groups of sequences that have some of their own.
+type InPages = Option<(Pages, u64)>;
+
+/// The jobs of prompts and of tokens, and the pages of their caches.
+fn jobs(args: &RunArgs, request: &Request, session: &Session<'_>) -> Result<([Job; 2], InPages)> {
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
     let mut in_pages = None;
