@@ -19,6 +19,9 @@ use crate::job::{self, Job, Large};
 /// The fewest tokens per sequence of a small model; a large mesh needs more.
 pub const TOKENS: u64 = 64;
 
+/// FLOPs of a model that is small as it is: it takes seconds.
+const SMALL: u128 = 4_000_000_000;
+
 /// Widths of heads and groups of layers that are tried, those that run fastest first.
 const DETAILS: [(u64, u64); 10] =
     [(8, 1), (16, 1), (8, 3), (32, 1), (16, 3), (64, 1), (32, 3), (128, 1), (64, 3), (128, 3)];
@@ -26,7 +29,7 @@ const DETAILS: [(u64, u64); 10] =
 /// The job of a small model in place of `job`, the job of `large`, whose choices and per-rank program are given.
 ///
 /// # Errors
-/// Those of the small model, and `P06` if no small model has every collective of `per_rank`.
+/// Those of the small model, and `P06` if no small model has every collective of `per_rank` and the large one takes long.
 pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -> Result<Job> {
     let mut refused: Option<Failure> = None;
     for (head_dim, groups) in DETAILS {
@@ -46,6 +49,9 @@ pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -
             }
             Err(failure) => refused = refused.or(Some(failure)),
         }
+    }
+    if job.flops() <= SMALL {
+        return Ok(Job { weights: None, choices: Some(choices.clone()), ..job.clone() });
     }
     let help = "report this plan: every plan is to have a small model that proves it";
     Err(refused

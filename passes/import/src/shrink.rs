@@ -212,10 +212,11 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
 /// Experts, and those of a token: enough for a choice, in as many groups as before.
 fn fewer(experts: &ExpertSpec, multiple: u64) -> (u64, u64) {
     let top = experts.top.min(8);
-    let groups = experts.groups.as_ref().map_or(1, |groups| groups.count);
-    let least = (2 * top).max(2 * groups).max(16);
-    let count = alike(experts.count / groups, multiple, least.div_ceil(groups)) * groups;
-    (count.max(experts.top.min(count)), top)
+    let (groups, kept) = experts.groups.as_ref().map_or((1, 1), |groups| (groups.count, groups.kept));
+    let least = (2 * top).max(16).div_ceil(groups).max(top.div_ceil(kept)).max(2);
+    let common = gcd(experts.count, multiple);
+    let counts = (least..experts.count / groups).map(|of_group| of_group * groups);
+    (counts.into_iter().find(|&count| gcd(count, multiple) == common).unwrap_or(experts.count), top)
 }
 
 fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {

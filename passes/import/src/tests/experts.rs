@@ -147,7 +147,8 @@ fn small_models_keep_the_structure() {
             |m: &Module| routes(m).into_iter().map(|r| (r.scoring, r.gates, r.groups)).collect::<Vec<_>>();
         assert_eq!(routed(&module), routed(&large));
         let size = |m: &Module, name: &str| m.space.size(m.space.dim(name).unwrap());
-        assert_eq!(size(&module, "e"), size(&large, "e"));
+        assert_eq!(size(&module, "e") % 8, size(&large, "e") % 8);
+        assert!(size(&module, "e") <= 16);
         assert!(size(&module, "x") <= 48 && size(&module, "m") <= 1024);
     }
 }
