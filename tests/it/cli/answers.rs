@@ -50,7 +50,7 @@ fn repairs_that_would_be_refused_are_not_offered() {
         ("run tests/goldens/bert-masked-lm --mode decode --prompt 1,5,7", "M09", 0),
         ("run tests/goldens/t5 --mode decode --context 32", "M09", 0),
         ("run tests/goldens/bert-masked-lm --mode decode --seq 16", "M09", 1),
-        (qwen, "P20", 1),
+        (qwen, "P20", 2),
     ] {
         let refusal = refused(&root, request);
         assert!(refusal.contains(&format!("error[{code}]")), "{request}: {refusal}");
