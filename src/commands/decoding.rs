@@ -25,7 +25,8 @@ pub(super) fn summary(
     let (Mode::Decode, Some(floor)) = (plan.workload.mode, plan.time.floor_seconds) else { return Ok(None) };
     let step = plan.time.step_seconds;
     let batch = plan.workload.batch;
-    let largest = largest_batch(registry, request, &plan.shard_options()?)?;
+    let layout = (&plan.shard_options()?, plan.workload.micro_batches.unwrap_or(1));
+    let largest = largest_batch(registry, request, layout)?;
     let each =
         plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches,"));
     let least = if largest >= MOST { "at least " } else { "" };
@@ -55,15 +56,16 @@ fn caches(device: u64, host: u64) -> String {
     }
 }
 
-/// The most sequences that fit in a layout, a multiple of the groups of ranks that share the batch.
+/// The most sequences that fit in a layout, a multiple of the groups of ranks that share a micro-batch.
 pub(super) fn largest_batch(
     registry: &Registry,
     request: &PlanRequest,
-    options: &ShardOptions,
+    (options, micro_batches): (&ShardOptions, u64),
 ) -> Result<u64> {
-    let unit = job::sequence_groups(registry, options)?;
+    let unit = job::sequence_groups(registry, options)? * micro_batches;
     let fits = |groups: u64| -> bool {
-        let workload = Workload { batch: groups * unit, ..request.workload.clone() };
+        let mut workload = Workload { batch: groups * unit, ..request.workload.clone() };
+        workload.training.micro_batches = micro_batches;
         let workload = subject::staged(workload, &options.mesh);
         let model = &request.model;
         let large = Large { config: &model.config, name: &model.name, workload: &workload };

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use ithaca_ir::wrap::wrapped;
 use ithaca_ir::{Diagnostic, Module};
-use ithaca_passes::import::{self, Workload};
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{Plan, Rates};
 use ithaca_passes::planner::{self, View};
 use ithaca_passes::registry::Registry;
@@ -98,10 +98,15 @@ pub(crate) fn answered(
     (session.progress)("planning");
     let answer = request.answer_until(session.registry, &module, stop)?;
     let has_no_stages = |plan: &Plan| !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS);
-    let is_ineffective =
-        args.workload.pipeline.is_some() && matches!(&answer, Answer::Plan(plan) if has_no_stages(plan));
-    let of_pipeline = is_ineffective.then(|| "`--pipeline` has no effect: the plan has no stages".to_owned());
-    let notes = of_pipeline.into_iter().chain(ineffective_dropout).collect();
+    let is_staged = !matches!(&answer, Answer::Plan(plan) if has_no_stages(plan));
+    let is_forward = request.workload.mode != Mode::Train;
+    let of_stages = [
+        ("--pipeline", args.workload.pipeline.is_some()),
+        ("--micro-batches", is_forward && request.workload.training.micro_batches > 1),
+    ];
+    let ineffective = of_stages.into_iter().filter(|(_, is_given)| *is_given && !is_staged);
+    let of_stages = ineffective.map(|(flag, _)| format!("`{flag}` has no effect: the plan has no stages"));
+    let notes = of_stages.chain(ineffective_dropout).collect();
     Ok(Answered { request, answer, notes })
 }
 

@@ -80,7 +80,7 @@ pub(super) fn infer_call(
     for (i, (&param, &operand)) in function.params.iter().zip(operands).enumerate() {
         let wanted = function.ty(param);
         ensure!(
-            operand.is_anywhere(wanted) || is_sliced(scan, i, operand, wanted),
+            is_taken(scan, i, operand, wanted),
             "V14",
             "argument {i} of `@{name}` has another type than its parameter"
         );
@@ -116,6 +116,11 @@ pub(super) fn infer_call(
     Ok(results)
 }
 
+/// Whether a call may pass argument `i` for a parameter.
+fn is_taken(scan: Option<&Scan>, i: usize, argument: &TensorType, parameter: &TensorType) -> bool {
+    argument.is_anywhere(parameter) || is_sliced(scan, i, argument, parameter)
+}
+
 /// Whether `function` takes arguments and gives results of these types, as where a call of it with this `scan` is legal.
 pub(crate) fn has_signature<'t>(
     function: &Function,
@@ -130,10 +135,12 @@ pub(crate) fn has_signature<'t>(
     };
     arguments.len() == function.params.len()
         && results.len() == function.outputs.len()
-        && function.params.iter().zip(arguments).enumerate().all(|(i, (&param, ty))| {
-            let wanted = function.ty(param);
-            ty.is_anywhere(wanted) || is_sliced(scan, i, ty, wanted)
-        })
+        && function
+            .params
+            .iter()
+            .zip(arguments)
+            .enumerate()
+            .all(|(i, (&param, ty))| is_taken(scan, i, ty, function.ty(param)))
         && function
             .outputs
             .iter()

@@ -225,7 +225,7 @@ pub(super) fn replay(args: &RunArgs, session: &Session<'_>) -> Result<()> {
     jobs.iter().try_for_each(|job| job.compile().map(drop))
 }
 
-/// A failure of a step; where caches are most of what does not fit in memory, with what makes them smaller.
+/// The failure of a step. Where caches take most of the memory that is missing, it says how to make them smaller.
 fn too_large(mut failure: Failure, program: &Module) -> Failure {
     let runs = program.run_counts();
     let elements = |is_counted: fn(&Op) -> Option<&Binding>| {

@@ -450,3 +450,33 @@ fn plans_of_decoding_are_emitted_with_the_step_of_prompts() {
         );
     }
 }
+
+#[test]
+fn a_large_model_is_shrunk_and_a_long_run_is_refused() {
+    let root = repository("");
+    let small = said(&root, "run examples/gemma-3-1b --mode decode --shrink --prompt 1,5,7 --steps 2");
+    assert!(small.contains("outputs agree"), "{small}");
+    let step = "tests/goldens/llama-gqa --mode train --seq 16";
+    for command in ["run", "verify"] {
+        let refusal = refused(&root, &format!("{command} {step} --steps 1000000000"));
+        assert!(refusal.contains("error[C14]") && refusal.contains("1000000000 steps"), "{refusal}");
+    }
+}
+
+/// The planner chooses micro-batches for stages, which a plan keeps; without stages they are said to do nothing.
+#[test]
+fn stages_compute_micro_batches_that_the_planner_chooses() {
+    let root = repository("");
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json").display().to_string();
+    let request = "plan examples/llama-3-70b --gpus 8 --mode decode --context 16k --batch 64";
+    let chosen = said(&root, &format!("{request} --mesh pp=8 -o {plan}"));
+    assert!(chosen.contains("--micro-batches 8; chosen"), "{chosen}");
+    assert!(
+        chosen.contains("for each of 8 micro-batches") && chosen.contains("fits in this layout: 80 "),
+        "{chosen}"
+    );
+    assert!(said(&root, &format!("verify {plan}")).contains("passed"));
+    let idle = said(&root, &format!("{request} --micro-batches 8"));
+    assert!(idle.contains("`--micro-batches` has no effect: the plan has no stages"), "{idle}");
+}
