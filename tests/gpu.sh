@@ -64,31 +64,30 @@ check() {
     fi
 }
 
-# later NAME COMMAND…: as check, but beside others; `settle` waits for all and says what came of them, in order.
+# later NAME COMMAND…: as check, but beside others, and says it when it ends; `settle` waits for all and counts them.
 jobs=${JOBS:-4}
 begun=0
 later() {
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
-    local at=$scratch/later-$begun
+    local at=$scratch/later-$begun name=$1
     begun=$((begun + 1))
-    echo "$1" >"$at.name"
     shift
-    ("$@" >"$at.log" 2>&1 </dev/null && touch "$at.good") &
+    (
+        if "$@" >"$at.log" 2>&1 </dev/null; then
+            touch "$at.good"
+            echo "ok      $name"
+        else
+            printf 'FAILED  %s\n%s\n' "$name" "$(sed 's/^/        /' "$at.log")"
+        fi
+    ) &
 }
 settle() {
     wait
-    for ((i = 0; i < begun; i++)); do
-        local at=$scratch/later-$i
-        if [ -e "$at.good" ]; then
-            passed=$((passed + 1))
-            echo "ok      $(cat "$at.name")"
-        else
-            failed=$((failed + 1))
-            echo "FAILED  $(cat "$at.name")"
-            sed 's/^/        /' "$at.log"
-        fi
-        rm -f "$at".*
-    done
+    local good
+    good=$(find "$scratch" -name 'later-*.good' | wc -l)
+    passed=$((passed + good))
+    failed=$((failed + begun - good))
+    rm -f "$scratch"/later-*
     begun=0
 }
 

@@ -204,7 +204,7 @@ fn timings_table(timings: &Timings) -> String {
         let seconds = timing.total.as_secs_f64();
         let share = 100.0 * seconds / all.as_secs_f64().max(f64::MIN_POSITIVE);
         let busy = timing.busy.as_secs_f64();
-        let _ = writeln!(table, "{seconds:>10.4}  {busy:>10.4}  {:>8}  {share:>4.0}%  {work}", timing.count);
+        let _ = writeln!(table, "{seconds:>10.6}  {busy:>10.6}  {:>8}  {share:>4.0}%  {work}", timing.count);
     }
     table
 }

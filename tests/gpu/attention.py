@@ -29,7 +29,8 @@ def measure(s, h, k, d, e):
     print(f"{s} tokens, {h} heads on {k}, {d},{e}: attention {time(forward):.3f} ms, forward and backward {time(both):.3f} ms")
 
 
-print(f"PyTorch {torch.__version__}")
-measure(4096, 32, 8, 128, 128)
-for d, e in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
-    measure(8192, 2048 // d, 2048 // d, d, e)
+if __name__ == "__main__":
+    print(f"PyTorch {torch.__version__}")
+    measure(4096, 32, 8, 128, 128)
+    for d, e in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
+        measure(8192, 2048 // d, 2048 // d, d, e)

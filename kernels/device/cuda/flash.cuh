@@ -39,15 +39,15 @@ struct Written {
 };
 
 // A warp's rows of a result, times a factor for each: row `first + i` goes to `row(i)`, in elements.
-template <int kM, int kN, typename Row, typename Factor>
+template <int kWarps, int kM, int kN, typename Row, typename Factor>
 __device__ inline void put_rows(const Written& z, const float (&sum)[kM][kN][4], int64_t n, int64_t width, const Row& row,
                                 const Factor& factor) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 * kM + lane / 4;
+    const int lane = threadIdx.x % 32;
     ITHACA_UNROLL
     for (int m = 0; m < kM; ++m) {
         ITHACA_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const int i = first + m * 16 + half * 8;
+            const int i = tile::row_of<kWarps>(m) + half * 8 + lane / 4;
             if (i >= n) continue;
             const int64_t at = row(i);
             const float by = factor(m, half);
@@ -69,9 +69,11 @@ struct Scoring {
     __device__ explicit Scoring(const AttentionShape& s)
         : scale(static_cast<float>(s.softcap > 0 ? s.scale / s.softcap : s.scale)), softcap(static_cast<float>(s.softcap)) {}
 
+    // By which a product, or what `bend` makes of it, becomes an exponent of two.
+    __device__ float exponent() const { return (softcap > 0 ? softcap : scale) * kLog2e; }
     // As tanh(x) = 1 - 2 / (1 + e^2x): its error is one of rounding, for a score is `softcap` times this.
     __device__ float bend(float product) const {
-        return 1.0f - 2.0f / (1.0f + warp::power_of_two(product * scale * (2.0f * kLog2e)));
+        return 1.0f - 2.0f * warp::reciprocal(1.0f + warp::power_of_two(product * scale * (2.0f * kLog2e)));
     }
 };
 
@@ -82,6 +84,7 @@ struct Drops {
     double rate;
     float kept;  // the factor of what is kept
 
+    __device__ Drops() : any(false), state(0), rate(0), kept(1) {}
     __device__ Drops(const AttentionShape& s, int64_t front, int64_t head) : any(s.dropout.rate > 0), state(0), rate(0), kept(1) {
         if (!any) return;
         int64_t sequence[1];
@@ -90,8 +93,17 @@ struct Drops {
         rate = s.dropout.rate;
         kept = static_cast<float>(1.0 / (1.0 - rate));
     }
-    __device__ float factor(int64_t query, int64_t key) const {
-        return is_below(mix(mix(state, static_cast<uint64_t>(query)), static_cast<uint64_t>(key)), rate) ? 0.0f : kept;
+    // Of `kN` pairs of a query and a key, their positions `query(i)` and `key(i)`, a bit each: whether the weight is dropped.
+    template <int kN, typename Query, typename Key>
+    __device__ uint32_t dropped(const Query& query, const Key& key) const {
+        uint32_t bits = 0;
+        if (!ITHACA_SELDOM(any)) return bits;
+        ITHACA_UNROLL_BY(1)
+        for (int i = 0; i < kN; ++i) {
+            const uint64_t of_query = mix(state, static_cast<uint64_t>(query(i)));
+            bits |= static_cast<uint32_t>(is_below(mix(of_query, static_cast<uint64_t>(key(i))), rate)) << i;
+        }
+        return bits;
     }
 };
 
@@ -127,6 +139,24 @@ __device__ inline Line line_of(const Rows& rows, int64_t front, int64_t head) {
     return {of_heads.at(head), rows.token, rows.token_block, static_cast<uint32_t>(rows.token_run)};
 }
 
+// Begins to copy the rows of `n` tokens from `first` on to shared memory.
+template <typename T, int kWidth, int kRows, int kThreads>
+__device__ inline void fetch_line(T* to, const T* x, const Line& line, int64_t first, int64_t n, int width) {
+    if (!ITHACA_SELDOM(line.run != 0))
+        return tile::fetch_rows<T, kWidth, kRows, kThreads>(to, x + line.at(first), line.token, static_cast<int>(n), width);
+    tile::fetch<T, kWidth, kRows, kThreads>(
+        to, x, width, [&](int i) -> const T* { return i < n ? x + line.at(first + i) : nullptr; });
+}
+
+// The same of keys or values, as many as there are; padding is zero.
+template <typename T, int kWidth, int kRows, int kThreads>
+__device__ inline void fetch_keys_of(T* to, const T* x, const Line& line, const AttentionShape& s, int64_t first, bool is_padded,
+                                     int width) {
+    if (!ITHACA_SELDOM(is_padded)) return fetch_line<T, kWidth, kRows, kThreads>(to, x, line, first, s.keys - first < kRows ? s.keys - first : kRows, width);
+    tile::fetch<T, kWidth, kRows, kThreads>(
+        to, x, width, [&](int i) -> const T* { return is_key(s, first + i, true) ? x + line.at(first + i) : nullptr; });
+}
+
 // Sizes of the forward kernel for these widths: shared memory below the 99 KiB that every GPU from sm_80 on has, for the
 // same kernel is to run on all.
 template <int kWidth, int kValueWidth>
@@ -136,6 +166,19 @@ struct FlashTile {
     static constexpr int kRows = 16 * kM * kWarps;
     static constexpr int kKeys = kWidth <= 192 ? 64 : 32;
 };
+
+// The block of rows that a block of threads takes, of a line: a head of a sequence.
+struct Share {
+    int64_t line, block;
+};
+
+// Lines whose operands, `bytes` each, fit into the device's cache together share it, and their first blocks come first.
+__device__ inline Share share_of(int64_t number, int64_t lines, int64_t blocks, int64_t bytes) {
+    constexpr int64_t kCache = int64_t{64} << 20;
+    const int64_t together = bytes < kCache ? kCache / bytes : 1, first = number / (together * blocks) * together;
+    const int64_t n = lines - first < together ? lines - first : together, rest = number - first * blocks;
+    return {first + rest % n, rest / n};
+}
 
 // What is seen of tile `t` of keys by queries at these positions; a tile that is not full is asked key by key.
 template <int kKeys>
@@ -156,6 +199,9 @@ __device__ inline int find_seen(Seen (&tiles)[kThreads], int64_t from, int64_t a
     return n;
 }
 
+// What is seen of tile `t` of `n`.
+__device__ inline Seen seen_at(const Seen* tiles, int t, int n) { return t < n ? tiles[t] : Seen::Nothing; }
+
 // The tile behind tile `t` of which anything is seen, or `n`.
 __device__ inline int next_seen(const Seen* tiles, int t, int n) {
     do ++t;
@@ -166,14 +212,67 @@ __device__ inline int next_seen(const Seen* tiles, int t, int n) {
 template <typename T, int kWidth, int kValueWidth>
 struct FlashShared {
     using Sizes = FlashTile<kWidth, kValueWidth>;
-    T q[Sizes::kRows * tile::pitch(kWidth)];
-    T k[Sizes::kKeys * tile::pitch(kWidth)];
-    T v[Sizes::kKeys * tile::pitch(kValueWidth)];
+    T q[tile::elements(Sizes::kRows, kWidth)];
+    T k[2][tile::elements(Sizes::kKeys, kWidth)];
+    T v[tile::elements(Sizes::kKeys, kValueWidth)];
     Asked queries[Sizes::kRows];
-    int64_t keys[Sizes::kKeys];
+    int keys[2][Sizes::kKeys];  // positions
     Line at_key, at_value;
     Seen tiles[Sizes::kThreads];
 };
+
+// Whether scores are products alone, of pairs that are all seen: known when the kernel is compiled.
+template <bool kIs>
+struct Plain {
+    static constexpr bool value = kIs;
+};
+
+// Turns the products of a warp's rows into weights, and adds these up; `shrink` is what becomes of sums before. `keys` are the
+// positions of this lane's keys, two neighbours of eight each, `query(half)` is what a row asks.
+template <bool kIsPlain, int kN, typename Query>
+__device__ inline void weigh(const Scoring& scoring, const AttentionShape& s, const Drops& drops, Seen seen, const Query& query,
+                             const int* keys, float (&score)[kN][4], float (&highest)[2], float (&weights)[2], float (&shrink)[2]) {
+    const auto x = [&](int half, int i) -> float& { return score[i / 2][2 * half + i % 2]; };
+    const auto key = [&](int i) { return keys[i / 2 * 8 + i % 2]; };
+    const auto each = [&](const auto& body) {
+        ITHACA_UNROLL
+        for (int i = 0; i < 2 * kN; ++i)
+            ITHACA_UNROLL
+            for (int half = 0; half < 2; ++half) body(half, i);
+    };
+    if (!kIsPlain && scoring.softcap > 0) each([&](int half, int i) { x(half, i) = scoring.bend(x(half, i)); });
+    if (!kIsPlain && asks(seen)) {
+        uint32_t bits[2];
+        ITHACA_UNROLL
+        for (int half = 0; half < 2; ++half) bits[half] = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half), key);
+        each([&](int half, int i) { x(half, i) = bits[half] >> i & 1 ? x(half, i) : nothing<float>(); });
+    }
+    // Two of each, for one would have to wait for itself.
+    float high[2][2] = {{highest[0], nothing<float>()}, {highest[1], nothing<float>()}}, base[2], sum[2][2] = {};
+    each([&](int half, int i) { high[half][i % 2] = fmaxf(high[half][i % 2], x(half, i)); });
+    const float exponent = scoring.exponent();
+    ITHACA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        const float most = tile::highest_of_row(fmaxf(high[half][0], high[half][1]));
+        // A row that has seen nothing yet is compared with zero, so that nothing stays nothing.
+        base[half] = most == nothing<float>() ? 0.0f : most * exponent;
+        shrink[half] = warp::power_of_two(highest[half] * exponent - base[half]);
+        highest[half] = most;
+    }
+    each([&](int half, int i) {
+        x(half, i) = warp::power_of_two(x(half, i) * exponent - base[half]);
+        sum[half][i % 2] += x(half, i);
+    });
+    ITHACA_UNROLL
+    for (int half = 0; half < 2; ++half) weights[half] = weights[half] * shrink[half] + (sum[half][0] + sum[half][1]);
+    if (!kIsPlain && drops.any) {
+        uint32_t dropped[2];
+        ITHACA_UNROLL
+        for (int half = 0; half < 2; ++half)
+            dropped[half] = drops.template dropped<2 * kN>([&](int) { return query(half).position; }, key);
+        each([&](int half, int i) { x(half, i) *= dropped[half] >> i & 1 ? 0.0f : drops.kept; });
+    }
+}
 
 template <typename T, int kWidth, int kValueWidth>
 __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flash(
@@ -182,21 +281,24 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
     constexpr int kM = Sizes::kM, kRows = Sizes::kRows, kKeys = Sizes::kKeys, kThreads = Sizes::kThreads;
     ITHACA_SHARED(memory);
     auto& shared = *reinterpret_cast<FlashShared<T, kWidth, kValueWidth>*>(memory);
-    const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16 * kM;
+    const int lane = threadIdx.x % 32;
     const int width = static_cast<int>(s.width), value_width = static_cast<int>(s.value_width);
     const int64_t row_blocks = (s.queries + kRows - 1) / kRows, key_tiles = (s.keys + kKeys - 1) / kKeys;
+    const int64_t bytes = s.keys * (s.width + s.value_width) * static_cast<int64_t>(sizeof(T)) / s.group;
     const Scoring scoring(s);
 
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {
         // Where the mask is causal the last queries have most to do: they come first.
-        const int64_t first = (row_blocks - 1 - block % row_blocks) * kRows, head = block / row_blocks % s.heads;
-        const int64_t front = block / row_blocks / s.heads, kv_head = s.served_by(head);
+        const Share share = share_of(block, s.front * s.heads, row_blocks, bytes);
+        const int64_t first = (row_blocks - 1 - share.block) * kRows, head = share.line % s.heads, front = share.line / s.heads;
+        const int64_t kv_head = s.served_by(head);
         const int64_t n_rows = s.queries - first < kRows ? s.queries - first : kRows;
         const int64_t start = s.start(front);
         Span positions = span_of(s.query_positions, first, n_rows);
         positions.first += start;
         positions.last += start;
         const Drops drops(s, front, head);
+        const bool is_plain = !drops.any && scoring.softcap <= 0;
 
         __syncthreads();  // the block before has been read
         if (threadIdx.x == 0) {
@@ -206,23 +308,13 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, s.position(front, first + i)) : Asked{0, 0, 0};
         const Line at_query = line_of(s.q, front, head);
-        tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, width, [&](int i) -> const T* {
-            return i < n_rows ? q + at_query.at(first + i) : nullptr;
-        });
+        fetch_line<T, kWidth, kRows, kThreads>(shared.q, q, at_query, first, n_rows, width);
         warp::commit_copies();
-        const auto fetch_keys = [&](int64_t t, bool is_padded) {
-            tile::fetch<T, kWidth, kKeys, kThreads>(shared.k, k, width, [&](int i) -> const T* {
-                const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? k + shared.at_key.at(key) : nullptr;
-            });
-            warp::commit_copies();
-        };
-        const auto fetch_values = [&](int64_t t, bool is_padded) {
-            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.v, v, value_width, [&](int i) -> const T* {
-                const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? v + shared.at_value.at(key) : nullptr;
-            });
-            warp::commit_copies();
+        // Begins to bring the keys of tile t to one of the buffers.
+        const auto fetch_keys = [&](int64_t t, Seen seen, int buffer) {
+            fetch_keys_of<T, kWidth, kKeys, kThreads>(shared.k[buffer], k, shared.at_key, s, t * kKeys, seen == Seen::Padded, width);
+            if (ITHACA_SELDOM((asks(seen) || drops.any) && threadIdx.x < kKeys))
+                shared.keys[buffer][threadIdx.x] = position_in_tile(s, t * kKeys + threadIdx.x);
         };
 
         float sum[kM][kValueWidth / 8][4], highest[kM][2], weights[kM][2];
@@ -239,79 +331,53 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         for (int64_t from = 0; from < key_tiles; from += kThreads) {
             const int n_tiles =
                 find_seen(shared.tiles, from, key_tiles, [&](int64_t t) { return seen_of_tile<kKeys>(s, positions, t); });
-            int t = next_seen(shared.tiles, -1, n_tiles);
-            if (t < n_tiles) fetch_keys(from + t, shared.tiles[t] == Seen::Padded);
-            while (t < n_tiles) {
-                const bool is_partial = asks(shared.tiles[t]);
-                if ((is_partial || drops.any) && threadIdx.x < kKeys) {
-                    const int64_t key = (from + t) * kKeys + threadIdx.x;
-                    shared.keys[threadIdx.x] = key < s.keys ? position_of(s.key_positions, key) : -1;
-                }
-                warp::wait_for_copies<0>();
-                __syncthreads();  // keys are there, and the values before have been read
-                fetch_values(from + t, shared.tiles[t] == Seen::Padded);
-
+            int t = next_seen(shared.tiles, -1, n_tiles), buffer = 0;
+            Seen seen = seen_at(shared.tiles, t, n_tiles);
+            if (t < n_tiles) fetch_keys(from + t, seen, buffer);
+            warp::commit_copies();
+            const auto add_tile = [&](auto plain, int then, Seen then_seen) {
+                fetch_keys_of<T, kValueWidth, kKeys, kThreads>(shared.v, v, shared.at_value, s, (from + t) * kKeys, seen == Seen::Padded,
+                                                               value_width);
+                warp::commit_copies();
+                const int* const keys = shared.keys[buffer] + lane % 4 * 2;
                 float score[kM][kKeys / 8][4];
-                tile::multiply_rows<T, kWidth>(score, shared.q + first_row * tile::pitch(kWidth), shared.k);
-                const float factor = scoring.softcap > 0 ? scoring.softcap * kLog2e : scoring.scale * kLog2e;
+                tile::begin_rows<T, kWidth, kRows, kKeys>(score, shared.q, shared.k[buffer]);
+                if (warp::is(then < n_tiles)) fetch_keys(from + then, then_seen, 1 - buffer);
+                warp::commit_copies();
                 ITHACA_UNROLL
                 for (int m = 0; m < kM; ++m) {
-                    if (scoring.softcap > 0) {
+                    tile::wait<kM - 1>(score[m]);
+                    const auto query = [&](int half) -> const Asked& {
+                        return shared.queries[tile::row_of<Sizes::kWarps>(m) + half * 8 + lane / 4];
+                    };
+                    float shrink[2];
+                    weigh<decltype(plain)::value>(scoring, s, drops, seen, query, keys, score[m], highest[m], weights[m], shrink);
+                    // What a row has seen most of seldom changes.
+                    if (warp::ballot(shrink[0] < 1 || shrink[1] < 1) != 0) {
                         ITHACA_UNROLL
-                        for (int c = 0; c < kKeys / 8; ++c)
+                        for (int c = 0; c < kValueWidth / 8; ++c)
                             ITHACA_UNROLL
-                            for (int i = 0; i < 4; ++i) score[m][c][i] = scoring.bend(score[m][c][i]);
+                            for (int i = 0; i < 4; ++i) sum[m][c][i] *= shrink[i / 2];
                     }
-                    ITHACA_UNROLL
-                    for (int half = 0; half < 2; ++half) {
-                        const int row = first_row + m * 16 + half * 8 + lane / 4;
-                        if (is_partial) {
-                            const auto key = [&](int i) { return shared.keys[i / 2 * 8 + lane % 4 * 2 + i % 2]; };
-                            const uint32_t seen = seen_keys<kKeys / 4>(s.mask, s.valid_keys, shared.queries[row], key);
-                            ITHACA_UNROLL
-                            for (int i = 0; i < kKeys / 4; ++i)
-                                score[m][i / 2][2 * half + i % 2] =
-                                    seen >> i & 1 ? score[m][i / 2][2 * half + i % 2] * factor : nothing<float>();
-                        } else {
-                            ITHACA_UNROLL
-                            for (int i = 0; i < kKeys / 4; ++i) score[m][i / 2][2 * half + i % 2] *= factor;
-                        }
-                        float high = highest[m][half];
-                        ITHACA_UNROLL
-                        for (int i = 0; i < kKeys / 4; ++i) high = fmaxf(high, score[m][i / 2][2 * half + i % 2]);
-                        high = tile::highest_of_row(high);
-                        // A row that has seen nothing yet is compared with zero, so that nothing stays nothing.
-                        const float base = high == nothing<float>() ? 0.0f : high;
-                        const float shrink = warp::power_of_two(highest[m][half] - base);
-                        highest[m][half] = high;
-                        weights[m][half] *= shrink;
-                        ITHACA_UNROLL
-                        for (int c = 0; c < kValueWidth / 8; ++c) {
-                            sum[m][c][2 * half] *= shrink;
-                            sum[m][c][2 * half + 1] *= shrink;
-                        }
-                        ITHACA_UNROLL
-                        for (int i = 0; i < kKeys / 4; ++i) {
-                            float& x = score[m][i / 2][2 * half + i % 2];
-                            x = warp::power_of_two(x - base);
-                            weights[m][half] += x;
-                        }
-                        if (drops.any) {
-                            const int64_t at = shared.queries[row].position;
-                            ITHACA_UNROLL
-                            for (int c = 0; c < kKeys / 8; ++c)
-                                ITHACA_UNROLL
-                                for (int i = 0; i < 2; ++i)
-                                    score[m][c][2 * half + i] *= drops.factor(at, shared.keys[c * 8 + lane % 4 * 2 + i]);
-                        }
+                    if (m == 0) {
+                        warp::wait_for_copies<1>();
+                        __syncthreads();  // values are there
                     }
+                    tile::begin_weighed<T, kValueWidth>(sum, score, m, shared.v);
                 }
-
+                ITHACA_UNROLL
+                for (int m = 0; m < kM; ++m) tile::wait<0>(sum[m]);
+            };
+            while (warp::is(t < n_tiles)) {
+                const int then = next_seen(shared.tiles, t, n_tiles);
+                const Seen then_seen = seen_at(shared.tiles, then, n_tiles);
                 warp::wait_for_copies<0>();
-                __syncthreads();  // values are there, and the keys have been read
-                t = next_seen(shared.tiles, t, n_tiles);
-                if (t < n_tiles) fetch_keys(from + t, shared.tiles[t] == Seen::Padded);
-                tile::add_weighed<T, kValueWidth>(sum, score, shared.v);
+                __syncthreads();  // keys are there, and the values and keys before have been read
+                if (warp::is(is_plain && seen == Seen::All)) add_tile(Plain<true>{}, then, then_seen);
+                else add_tile(Plain<false>{}, then, then_seen);
+                t = then;
+                seen = then_seen;
+                buffer = 1 - buffer;
             }
         }
         warp::wait_for_copies<0>();
@@ -321,16 +387,16 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             ITHACA_UNROLL
             for (int half = 0; half < 2; ++half) weights[m][half] = tile::sum_of_row(weights[m][half]);
         const Line at_output = line_of(s.o, front, head);
-        put_rows(o, sum, n_rows, s.value_width, [&](int i) { return at_output.at(first + i); },
+        put_rows<Sizes::kWarps>(o, sum, n_rows, s.value_width, [&](int i) { return at_output.at(first + i); },
                  [&](int m, int half) { return weights[m][half] > 0 ? 1.0f / weights[m][half] : 0.0f; });
         if (lse == nullptr || lane % 4 != 0) continue;
         ITHACA_UNROLL
         for (int m = 0; m < kM; ++m)
             ITHACA_UNROLL
             for (int half = 0; half < 2; ++half) {
-                const int i = first_row + m * 16 + half * 8 + lane / 4;
+                const int i = tile::row_of<Sizes::kWarps>(m) + half * 8 + lane / 4;
                 const float w = weights[m][half];
-                if (i < n_rows) lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * kLn2 + logarithm(w) : nothing<float>();
+                if (i < n_rows) lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * scoring.exponent() * kLn2 + logarithm(w) : nothing<float>();
             }
     }
 }

@@ -13,9 +13,8 @@ namespace ithaca::kernel {
 // dk and dv together do not, a block has one of them, and there are twice as many blocks.
 template <int kWidth, int kValueWidth>
 struct FlashBackwardTile {
-    static constexpr bool kIsWide = kWidth > 192;
-    static constexpr int kWarps = kIsWide ? 3 : 4, kThreads = 32 * kWarps, kRows = 16 * kWarps;
-    static constexpr int kOthers = kWidth <= 128 ? 32 : 16;  // rows of what is walked over, in two buffers
+    static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps;
+    static constexpr int kOthers = kWidth <= 128 ? 64 : kWidth <= 192 ? 32 : 16;  // rows of what is walked over, in two buffers
     static constexpr int kParts = kWidth + kValueWidth > 320 ? 2 : 1;
 };
 
@@ -23,44 +22,55 @@ template <typename T, int kWidth, int kValueWidth>
 struct FlashBackwardShared {
     using Sizes = FlashBackwardTile<kWidth, kValueWidth>;
     // Rows that stay, q and d_o or k and v, and those that are walked over.
-    T wide[Sizes::kRows * tile::pitch(kWidth)];
-    T narrow[Sizes::kRows * tile::pitch(kValueWidth)];
-    T others_wide[2][Sizes::kOthers * tile::pitch(kWidth)];
-    T others_narrow[2][Sizes::kOthers * tile::pitch(kValueWidth)];
-    Asked queries[Sizes::kRows];
-    Asked other_queries[2][Sizes::kOthers];
-    int64_t keys[Sizes::kRows];
-    int64_t other_keys[2][Sizes::kOthers];
-    Line at_wide, at_narrow;  // rows that are walked over, where they are keys
-    float lse[2][Sizes::kOthers], delta[2][Sizes::kOthers];
+    T wide[tile::elements(Sizes::kRows, kWidth)];
+    T narrow[tile::elements(Sizes::kRows, kValueWidth)];
+    T others_wide[2][tile::elements(Sizes::kOthers, kWidth)];
+    T others_narrow[2][tile::elements(Sizes::kOthers, kValueWidth)];
+    union {
+        struct {  // of blocks of queries
+            Asked queries[Sizes::kRows];
+            int other_keys[2][Sizes::kOthers];  // positions
+            Line at_wide, at_narrow;            // of keys and values
+        };
+        struct {  // of blocks of keys
+            Asked other_queries[2][Sizes::kOthers];
+            int keys[Sizes::kRows];  // positions
+            float lse[2][Sizes::kOthers], delta[2][Sizes::kOthers];
+        };
+    };
     Seen tiles[Sizes::kThreads];
 };
 
 // lse as an exponent of two; a query that has seen nothing, or that is none, has weights of zero.
 __device__ inline float exponent_of(float lse) { return lse == nothing<float>() ? INFINITY : lse * kLog2e; }
 
-// From products q.k and d_o.v: the weights, and in `gradient` those of q.k without the scale. `kept` is what dropout
-// makes of a weight.
-template <int kN, typename Kept>
-__device__ inline void weights_of(const Scoring& scoring, float (&score)[kN][4], float (&gradient)[kN][4], const float (&lse)[kN][4],
-                                  const float (&delta)[kN][4], uint32_t hidden, const Kept& kept) {
-    ITHACA_UNROLL
-    for (int c = 0; c < kN; ++c) {
+// From products q.k and d_o.v: the weights, and in `gradient` those of q.k without the scale. `lse(c, i)` and `delta(c, i)` are
+// those of the query, `hidden` and `dropped` have a bit for each pair.
+template <int kN, typename Lse, typename Delta>
+__device__ inline void weights_of(const Scoring& scoring, float (&score)[kN][4], float (&gradient)[kN][4], const Lse& lse,
+                                  const Delta& delta, uint32_t hidden, const Drops& drops, uint32_t dropped) {
+    const auto each = [&](const auto& body) {
         ITHACA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            float x = score[c][i] * scoring.scale, slope = 1;
-            if (scoring.softcap > 0) {
-                const float bend = scoring.bend(score[c][i]);
-                x = scoring.softcap * bend;
-                slope = 1.0f - bend * bend;
-            }
-            float p = warp::power_of_two(x * kLog2e - lse[c][i]);
-            if (hidden >> (4 * c + i) & 1) p = 0;
-            const float by = kept(c, i);
-            gradient[c][i] = p * (by * gradient[c][i] - delta[c][i]) * slope;
-            score[c][i] = p * by;
-        }
+        for (int c = 0; c < kN; ++c)
+            ITHACA_UNROLL
+            for (int i = 0; i < 4; ++i) body(c, i);
+    };
+    const auto kept = [&](int c, int i) { return dropped >> (4 * c + i) & 1 ? 0.0f : drops.kept; };
+    if (ITHACA_SELDOM(drops.any)) each([&](int c, int i) { gradient[c][i] *= kept(c, i); });
+    each([&](int c, int i) { gradient[c][i] -= delta(c, i); });
+    if (ITHACA_SELDOM(scoring.softcap > 0)) {
+        each([&](int c, int i) {
+            score[c][i] = scoring.bend(score[c][i]);
+            gradient[c][i] *= 1.0f - score[c][i] * score[c][i];
+        });
     }
+    if (ITHACA_SELDOM(hidden != 0)) each([&](int c, int i) { score[c][i] = hidden >> (4 * c + i) & 1 ? nothing<float>() : score[c][i]; });
+    const float exponent = scoring.exponent();
+    each([&](int c, int i) {
+        score[c][i] = warp::power_of_two(score[c][i] * exponent - lse(c, i));
+        gradient[c][i] *= score[c][i];
+    });
+    if (ITHACA_SELDOM(drops.any)) each([&](int c, int i) { score[c][i] *= kept(c, i); });
 }
 
 template <typename T, int kWidth, int kValueWidth>
@@ -73,12 +83,14 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16;
     const int width = static_cast<int>(s.width), value_width = static_cast<int>(s.value_width);
     const int64_t row_blocks = (s.queries + kRows - 1) / kRows, key_tiles = (s.keys + kKeys - 1) / kKeys;
+    const int64_t bytes = s.keys * (s.width + s.value_width) * static_cast<int64_t>(sizeof(T)) / s.group;
     const Scoring scoring(s);
     const T* const d_o = static_cast<const T*>(g.d_o.data);
 
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {
-        const int64_t first = (row_blocks - 1 - block % row_blocks) * kRows, head = block / row_blocks % s.heads;
-        const int64_t front = block / row_blocks / s.heads, kv_head = s.served_by(head);
+        const Share share = share_of(block, s.front * s.heads, row_blocks, bytes);
+        const int64_t first = (row_blocks - 1 - share.block) * kRows, head = share.line % s.heads, front = share.line / s.heads;
+        const int64_t kv_head = s.served_by(head);
         const int64_t n_rows = s.queries - first < kRows ? s.queries - first : kRows;
         const Span positions = span_of(s.query_positions, first, n_rows);
         const Drops drops(s, front, head);
@@ -92,31 +104,23 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         }
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
-        tile::fetch<T, kWidth, kRows, kThreads>(
-            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + at_query.at(first + i) : nullptr; });
-        tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, value_width, [&](int i) -> const T* {
-            return i < n_rows ? d_o + at_gradient.at(first + i) : nullptr;
-        });
+        fetch_line<T, kWidth, kRows, kThreads>(shared.wide, q, at_query, first, n_rows, width);
+        fetch_line<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, at_gradient, first, n_rows, value_width);
         float lse[2], delta[2];
         ITHACA_UNROLL
         for (int half = 0; half < 2; ++half) {
             const int i = first_row + half * 8 + lane / 4;
-            lse[half] = i < n_rows ? exponent_of(static_cast<float>(g.lse[row_of(i)])) : INFINITY;
-            delta[half] = i < n_rows ? static_cast<float>(g.delta[row_of(i)]) : 0.0f;
+            lse[half] = i < n_rows ? exponent_of(g.lse.single(row_of(i))) : INFINITY;
+            delta[half] = i < n_rows ? g.delta.single(row_of(i)) : 0.0f;
         }
         // Begins to bring tile t, and what is asked of it, to one of the buffers.
         const auto bring = [&](int64_t t, Seen seen, int buffer) {
             const bool is_padded = seen == Seen::Padded;
-            const auto is_there = [&](int i) { return is_key(s, t * kKeys + i, is_padded); };
-            tile::fetch<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, width, [&](int i) -> const T* {
-                return is_there(i) ? k + shared.at_wide.at(t * kKeys + i) : nullptr;
-            });
-            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, value_width, [&](int i) -> const T* {
-                return is_there(i) ? v + shared.at_narrow.at(t * kKeys + i) : nullptr;
-            });
-            const int64_t key = t * kKeys + threadIdx.x;
-            if ((asks(seen) || drops.any) && threadIdx.x < kKeys)
-                shared.other_keys[buffer][threadIdx.x] = key < s.keys ? position_of(s.key_positions, key) : -1;
+            fetch_keys_of<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, shared.at_wide, s, t * kKeys, is_padded, width);
+            fetch_keys_of<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, shared.at_narrow, s, t * kKeys, is_padded,
+                                                          value_width);
+            if (ITHACA_SELDOM((asks(seen) || drops.any) && threadIdx.x < kKeys))
+                shared.other_keys[buffer][threadIdx.x] = position_in_tile(s, t * kKeys + threadIdx.x);
         };
 
         float sum[1][kWidth / 8][4];
@@ -125,52 +129,47 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             const int n_tiles =
                 find_seen(shared.tiles, from, key_tiles, [&](int64_t t) { return seen_of_tile<kKeys>(s, positions, t); });
             int t = next_seen(shared.tiles, -1, n_tiles), buffer = 0;
-            if (t < n_tiles) bring(from + t, shared.tiles[t], buffer);
+            Seen seen = seen_at(shared.tiles, t, n_tiles);
+            if (t < n_tiles) bring(from + t, seen, buffer);
             warp::commit_copies();
-            while (t < n_tiles) {
+            while (warp::is(t < n_tiles)) {
                 const int then = next_seen(shared.tiles, t, n_tiles);
-                if (then < n_tiles) bring(from + then, shared.tiles[then], 1 - buffer);
+                const Seen then_seen = seen_at(shared.tiles, then, n_tiles);
+                warp::wait_for_copies<0>();
+                __syncthreads();  // the tile is there, and the one before has been read
+                if (warp::is(then < n_tiles)) bring(from + then, then_seen, 1 - buffer);
                 warp::commit_copies();
-                warp::wait_for_copies<1>();
-                __syncthreads();
 
                 float score[1][kN][4], gradient[1][kN][4];
-                tile::multiply_rows<T, kWidth>(score, shared.wide + first_row * tile::pitch(kWidth), shared.others_wide[buffer]);
-                tile::multiply_rows<T, kValueWidth>(gradient, shared.narrow + first_row * tile::pitch(kValueWidth),
-                                                    shared.others_narrow[buffer]);
-                const auto key = [&](int c, int i) { return shared.other_keys[buffer][c * 8 + lane % 4 * 2 + i % 2]; };
+                tile::begin_rows<T, kWidth, kRows, kKeys>(score, shared.wide, shared.others_wide[buffer]);
+                tile::begin_rows<T, kValueWidth, kRows, kKeys>(gradient, shared.narrow, shared.others_narrow[buffer]);
+                const int* const keys = shared.other_keys[buffer] + lane % 4 * 2;
+                const auto query = [&](int half) -> const Asked& { return shared.queries[first_row + half * 8 + lane / 4]; };
                 uint32_t hidden = 0;
-                if (asks(shared.tiles[t])) {
+                if (ITHACA_SELDOM(asks(seen))) {
                     ITHACA_UNROLL
                     for (int half = 0; half < 2; ++half) {
-                        const Asked& query = shared.queries[first_row + half * 8 + lane / 4];
-                        const uint32_t seen =
-                            seen_keys<2 * kN>(s.mask, s.valid_keys, query, [&](int i) { return key(i / 2, i % 2); });
+                        const uint32_t bits = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half), [&](int i) { return keys[i / 2 * 8 + i % 2]; });
                         ITHACA_UNROLL
-                        for (int i = 0; i < 2 * kN; ++i) hidden |= (~seen >> i & 1) << (i / 2 * 4 + 2 * half + i % 2);
+                        for (int i = 0; i < 2 * kN; ++i) hidden |= (~bits >> i & 1) << (i / 2 * 4 + 2 * half + i % 2);
                     }
                 }
-                float of_lse[kN][4], of_delta[kN][4];
-                ITHACA_UNROLL
-                for (int c = 0; c < kN; ++c)
-                    ITHACA_UNROLL
-                    for (int i = 0; i < 4; ++i) {
-                        of_lse[c][i] = lse[i / 2];
-                        of_delta[c][i] = delta[i / 2];
-                    }
-                weights_of<kN>(scoring, score[0], gradient[0], of_lse, of_delta, hidden, [&](int c, int i) {
-                    if (!drops.any) return 1.0f;
-                    return drops.factor(shared.queries[first_row + i / 2 * 8 + lane / 4].position, key(c, i));
-                });
-                tile::add_weighed<T, kWidth>(sum, gradient, shared.others_wide[buffer]);
-                __syncthreads();  // the tile has been read
+                const uint32_t dropped = drops.template dropped<4 * kN>([&](int i) { return query(i % 4 / 2).position; },
+                                                                       [&](int i) { return keys[i / 4 * 8 + i % 2]; });
+                tile::wait<0>(score[0]);
+                tile::wait<0>(gradient[0]);
+                weights_of<kN>(scoring, score[0], gradient[0], [&](int, int i) { return lse[i / 2]; },
+                               [&](int, int i) { return delta[i / 2]; }, hidden, drops, dropped);
+                tile::begin_weighed<T, kWidth>(sum, gradient, 0, shared.others_wide[buffer]);
+                tile::wait<0>(sum[0]);
                 t = then;
+                seen = then_seen;
                 buffer = 1 - buffer;
             }
         }
         warp::wait_for_copies<0>();
         const Line at_result = line_of(s.dq, front, head);
-        put_rows(dq, sum, n_rows, s.width, [&](int i) { return at_result.at(first + i); },
+        put_rows<Sizes::kWarps>(dq, sum, n_rows, s.width, [&](int i) { return at_result.at(first + i); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     }
 }
@@ -189,22 +188,19 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     const int64_t row_blocks = (s.keys + kRows - 1) / kRows, query_tiles = (s.queries + kQueries - 1) / kQueries;
     const Scoring scoring(s);
     const T* const d_o = static_cast<const T*>(g.d_o.data);
-    const int64_t first = block % row_blocks * kRows, kv_head = block / row_blocks % s.kv_heads;
-    const int64_t front = block / row_blocks / s.kv_heads;
+    const int64_t bytes = s.queries * (s.width + s.value_width) * static_cast<int64_t>(sizeof(T)) * s.group;
+    const Share share = share_of(block, s.front * s.kv_heads, row_blocks, bytes);
+    const int64_t first = share.block * kRows, kv_head = share.line % s.kv_heads, front = share.line / s.kv_heads;
     const int64_t n_rows = s.keys - first < kRows ? s.keys - first : kRows;
     const Span positions = span_of(s.key_positions, first, n_rows);
 
     __syncthreads();  // the block before has been read
     for (int i = threadIdx.x; i < kRows; i += kThreads)
-        shared.keys[i] = i < n_rows ? position_of(s.key_positions, first + i) : -1;
+        shared.keys[i] = i < n_rows ? position_in_tile(s, first + i) : -1;
     const bool is_padded = positions.last > s.valid_keys;
     const Line at_key = line_of(s.k, front, kv_head), at_value = line_of(s.v, front, kv_head);
-    tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, k, width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? k + at_key.at(first + i) : nullptr;
-    });
-    tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, v, value_width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? v + at_value.at(first + i) : nullptr;
-    });
+    fetch_keys_of<T, kWidth, kRows, kThreads>(shared.wide, k, at_key, s, first, is_padded, width);
+    fetch_keys_of<T, kValueWidth, kRows, kThreads>(shared.narrow, v, at_value, s, first, is_padded, value_width);
     const auto next_head = [&](int64_t head) {
         do ++head;
         while (head < s.heads && s.served_by(head) != kv_head);
@@ -225,21 +221,18 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         float lse = 0, delta = 0;
         Asked asked{};
         // Begins to bring a tile of queries to one of the buffers; what each has beside its rows waits in registers.
-        const auto bring = [&](int64_t head, int t, int buffer) {
+        const auto bring = [&](int64_t head, int t, Seen seen, int buffer) {
             const int64_t query = (from + t) * kQueries;
             const Line queries = line_of(s.q, front, head), gradients = line_of(s.d_o, front, head);
-            tile::fetch<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, width, [&](int i) -> const T* {
-                return query + i < s.queries ? q + queries.at(query + i) : nullptr;
-            });
-            tile::fetch<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, value_width, [&](int i) -> const T* {
-                return query + i < s.queries ? d_o + gradients.at(query + i) : nullptr;
-            });
+            const int64_t n = s.queries - query < kQueries ? s.queries - query : kQueries;
+            fetch_line<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, queries, query, n, width);
+            fetch_line<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, gradients, query, n, value_width);
             if (threadIdx.x >= kQueries) return;
             const bool is_there = query + threadIdx.x < s.queries;
             const int64_t row = s.row(front, query + threadIdx.x, head);
-            lse = is_there ? static_cast<float>(g.lse[row]) : nothing<float>();
-            delta = is_there ? static_cast<float>(g.delta[row]) : 0.0f;
-            if (drops || asks(shared.tiles[t]))
+            lse = is_there ? g.lse.single(row) : nothing<float>();
+            delta = is_there ? g.delta.single(row) : 0.0f;
+            if (ITHACA_SELDOM(drops || asks(seen)))
                 asked = is_there ? asked_of(s.mask, position_of(s.query_positions, query + threadIdx.x)) : Asked{0, 0, 0};
         };
         const auto leave = [&](int buffer) {
@@ -250,8 +243,9 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         };
         int64_t head = next_head(-1);
         int t = first_tile, buffer = 0;
+        Seen seen = shared.tiles[t];
         if (head < s.heads) {
-            bring(head, t, buffer);
+            bring(head, t, seen, buffer);
             leave(buffer);
         }
         warp::commit_copies();
@@ -262,55 +256,56 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
                 then = first_tile;
                 then_head = next_head(head);
             }
-            if (then_head < s.heads) bring(then_head, then, 1 - buffer);
+            const Seen then_seen = shared.tiles[then];
+            const Drops of_head = warp::is(drops) ? Drops(s, front, head) : Drops();
+            warp::wait_for_copies<0>();
+            __syncthreads();  // the tile is there, and the one before has been read
+            if (warp::is(then_head < s.heads)) bring(then_head, then, then_seen, 1 - buffer);
             warp::commit_copies();
-            warp::wait_for_copies<1>();
-            __syncthreads();
 
             // Rows are keys, columns are queries.
             float score[1][kN][4], gradient[1][kN][4];
-            tile::multiply_rows<T, kWidth>(score, shared.wide + first_row * tile::pitch(kWidth), shared.others_wide[buffer]);
+            tile::begin_rows<T, kWidth, kRows, kQueries>(score, shared.wide, shared.others_wide[buffer]);
             if constexpr (kSums != Sums::Values)
-                tile::multiply_rows<T, kValueWidth>(gradient, shared.narrow + first_row * tile::pitch(kValueWidth),
-                                                    shared.others_narrow[buffer]);
+                tile::begin_rows<T, kValueWidth, kRows, kQueries>(gradient, shared.narrow, shared.others_narrow[buffer]);
             else
                 tile::clear(gradient);
-            const int64_t keys[2] = {shared.keys[first_row + lane / 4], shared.keys[first_row + lane / 4 + 8]};
+            const int keys[2] = {shared.keys[first_row + lane / 4], shared.keys[first_row + lane / 4 + 8]};
+            const int columns = lane % 4 * 2;
             uint32_t hidden = 0;
-            float of_lse[kN][4], of_delta[kN][4];
-            ITHACA_UNROLL
-            for (int c = 0; c < kN; ++c)
+            if (ITHACA_SELDOM(asks(seen))) {
                 ITHACA_UNROLL
-                for (int i = 0; i < 2; ++i) {
-                    const int column = c * 8 + lane % 4 * 2 + i;
-                    of_lse[c][i] = of_lse[c][i + 2] = shared.lse[buffer][column];
-                    of_delta[c][i] = of_delta[c][i + 2] = shared.delta[buffer][column];
-                    if (!asks(shared.tiles[t])) continue;
-                    const Asked& query = shared.other_queries[buffer][column];
-                    const uint32_t seen = seen_keys<2>(s.mask, s.valid_keys, query, [&](int half) { return keys[half]; });
-                    hidden |= (~seen & 1) << (4 * c + i) | (~seen >> 1 & 1) << (4 * c + i + 2);
+                for (int i = 0; i < 2 * kN; ++i) {
+                    const Asked& query = shared.other_queries[buffer][columns + i / 2 * 8 + i % 2];
+                    const uint32_t bits = ~seen_keys<2>(s.mask, s.valid_keys, query, [&](int half) { return keys[half]; });
+                    hidden |= (bits & 1) << (i / 2 * 4 + i % 2) | (bits >> 1 & 1) << (i / 2 * 4 + i % 2 + 2);
                 }
-            const Drops of_head(s, front, head);
-            weights_of<kN>(scoring, score[0], gradient[0], of_lse, of_delta, hidden, [&](int c, int i) {
-                if (!of_head.any) return 1.0f;
-                return of_head.factor(shared.other_queries[buffer][c * 8 + lane % 4 * 2 + i % 2].position, keys[i / 2]);
-            });
-            if constexpr (kSums != Sums::Keys) tile::add_weighed<T, kValueWidth>(sum_v, score, shared.others_narrow[buffer]);
-            if constexpr (kSums != Sums::Values) tile::add_weighed<T, kWidth>(sum_k, gradient, shared.others_wide[buffer]);
+            }
+            const uint32_t dropped = of_head.template dropped<4 * kN>(
+                [&](int i) { return shared.other_queries[buffer][columns + i / 4 * 8 + i % 2].position; },
+                [&](int i) { return keys[i % 4 / 2]; });
+            tile::wait<0>(score[0]);
+            tile::wait<0>(gradient[0]);
+            weights_of<kN>(scoring, score[0], gradient[0], [&](int c, int i) { return shared.lse[buffer][columns + c * 8 + i % 2]; },
+                           [&](int c, int i) { return shared.delta[buffer][columns + c * 8 + i % 2]; }, hidden, of_head, dropped);
+            if constexpr (kSums != Sums::Keys) tile::begin_weighed<T, kValueWidth>(sum_v, score, 0, shared.others_narrow[buffer]);
+            if constexpr (kSums != Sums::Values) tile::begin_weighed<T, kWidth>(sum_k, gradient, 0, shared.others_wide[buffer]);
             if (then_head < s.heads) leave(1 - buffer);
-            __syncthreads();  // the tile has been read
+            if constexpr (kSums != Sums::Keys) tile::wait<0>(sum_v[0]);
+            if constexpr (kSums != Sums::Values) tile::wait<0>(sum_k[0]);
             t = then;
             head = then_head;
+            seen = then_seen;
             buffer = 1 - buffer;
         }
     }
     warp::wait_for_copies<0>();
     const Line at_dk = line_of(s.dk, front, kv_head), at_dv = line_of(s.dv, front, kv_head);
     if constexpr (kSums != Sums::Values)
-        put_rows(dk, sum_k, n_rows, s.width, [&](int i) { return at_dk.at(first + i); },
+        put_rows<Sizes::kWarps>(dk, sum_k, n_rows, s.width, [&](int i) { return at_dk.at(first + i); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     if constexpr (kSums != Sums::Keys)
-        put_rows(dv, sum_v, n_rows, s.value_width, [&](int i) { return at_dv.at(first + i); },
+        put_rows<Sizes::kWarps>(dv, sum_v, n_rows, s.value_width, [&](int i) { return at_dv.at(first + i); },
                  [&](int, int) { return 1.0f; });
 }
 

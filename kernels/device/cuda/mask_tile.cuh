@@ -99,29 +99,32 @@ __device__ inline bool is_key(const AttentionShape& s, int64_t key, bool has_pad
 
 // A query as partial tiles ask it: its position, and which runs are its own.
 struct Asked {
-    int64_t position;
-    int first_run, last_run;
+    int position, first_run, last_run;
 };
 
 __device__ inline Asked asked_of(const Mask& mask, int64_t position) {
     const Runs runs = runs_of(mask, position);
-    return {position, static_cast<int>(runs.first), static_cast<int>(runs.last)};
+    return {static_cast<int>(position), static_cast<int>(runs.first), static_cast<int>(runs.last)};
 }
 
-// Of `kN` pairs of keys, `key(i)` the position of the i-th or negative where there is none, a bit each: whether the query
-// sees it.
+// The position of a key as a tile has it; negative where there is none.
+__device__ inline int position_in_tile(const AttentionShape& s, int64_t key) {
+    return key < s.keys ? static_cast<int>(position_of(s.key_positions, key)) : -1;
+}
+
+// Of `kN` keys, `key(i)` the position of the i-th or negative where there is none, a bit each: whether the query sees it.
 template <int kN, typename Key>
 __device__ inline uint32_t seen_keys(const Mask& mask, int64_t valid, const Asked& query, const Key& key) {
     static_assert(kN <= 32, "a bit each");
     uint32_t seen = 0;
     for (int run = query.first_run; run < query.last_run; ++run) {
-        int64_t first = 0, last = valid;
-        narrow_to_run(mask, run, query.position, first, last);
-        ITHACA_UNROLL_BY(2)
-        for (int i = 0; i < kN; ++i) {
-            const int64_t at = key(i);
-            seen |= static_cast<uint32_t>(at >= first && at < last) << i;
-        }
+        int64_t from = 0, to = valid;
+        narrow_to_run(mask, run, query.position, from, to);
+        constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // positions have 31 bits
+        const int first = static_cast<int>(from < kMost ? from : kMost);
+        const int last = static_cast<int>(to < 0 ? 0 : to < kMost ? to : kMost);
+        ITHACA_UNROLL
+        for (int i = 0; i < kN; ++i) seen |= static_cast<uint32_t>(key(i) >= first && key(i) < last) << i;
     }
     return seen;
 }

@@ -22,6 +22,9 @@
 #define ITHACA_UNROLL_BY(n)
 #endif
 
+// A condition that is seldom true: what depends on it lies apart from what runs always.
+#define ITHACA_SELDOM(x) __builtin_expect(static_cast<bool>(x), false)
+
 #define ITHACA_FOR(i, n)                                                                                      \
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < (n);                   \
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
@@ -87,6 +90,10 @@ struct Reals {
             case Storage::BF16: return widen(static_cast<const __nv_bfloat16*>(data)[i]);
         }
         return 0;
+    }
+    // Without a detour by double precision.
+    __device__ float single(int64_t i) const {
+        return storage == Storage::F32 ? static_cast<const float*>(data)[i] : static_cast<float>((*this)[i]);
     }
 };
 

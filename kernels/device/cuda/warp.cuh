@@ -8,8 +8,11 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
-// The block's dynamic shared memory.
-#define ITHACA_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+// The block's dynamic shared memory, by a name that PTX knows.
+extern "C" {
+extern __shared__ __align__(1024) unsigned char ithaca_shared[];
+}
+#define ITHACA_SHARED(name) unsigned char* const name = ithaca_shared
 
 namespace ithaca::warp {
 
@@ -21,6 +24,9 @@ __device__ inline A other_lane(A x, int bits) {
 
 // A bit of every lane: whether its own is set.
 __device__ inline uint32_t ballot(bool own) { return __ballot_sync(0xFFFFFFFFu, own); }
+
+// A condition that is the same for all lanes. The compiler learns it here, and keeps what the lanes share in registers of the warp.
+__device__ inline bool is(bool condition) { return __any_sync(0xFFFFFFFFu, condition) != 0; }
 
 }  // namespace ithaca::warp
 

@@ -67,12 +67,12 @@ const fn flash(
 
 /// All, the narrowest first.
 pub const ALL: [Flash; 6] = [
-    flash([64, 64], [128, 128, 39_616], [64, 128, 40_640, 1]),
-    flash([96, 96], [128, 128, 56_000], [64, 128, 57_024, 1]),
-    flash([128, 128], [128, 128, 72_384], [64, 128, 73_408, 1]),
-    flash([192, 128], [64, 128, 70_336], [64, 128, 67_264, 1]),
-    flash([192, 192], [64, 128, 78_528], [64, 128, 79_552, 2]),
-    flash([256, 256], [64, 128, 69_056], [48, 96, 86_816, 2]),
+    flash([64, 64], [128, 128, 43_200], [64, 128, 52_096, 1]),
+    flash([96, 96], [128, 128, 84_160], [64, 128, 101_248, 1]),
+    flash([128, 128], [128, 128, 84_160], [64, 128, 101_248, 1]),
+    flash([192, 128], [64, 128, 91_584], [64, 128, 83_584, 1]),
+    flash([192, 192], [64, 128, 99_776], [64, 128, 99_968, 2]),
+    flash([256, 256], [64, 128, 83_136], [64, 128, 99_392, 2]),
 ];
 
 /// The properties of an attention that decide whether tensor cores take it.
@@ -90,6 +90,8 @@ pub(crate) struct Operands<'a> {
     pub(crate) rows: &'a [Rows],
     /// Whether something is added to the scores.
     pub(crate) bias: Bias,
+    /// The factor of products.
+    pub(crate) scale: f64,
 }
 
 /// Whether something is added to scores.
@@ -103,11 +105,12 @@ pub(crate) enum Bias {
 
 /// The kernels for an attention, the narrowest that have room for it; none where the simple ones compute it.
 pub(crate) fn kernels_for(operands: &Operands<'_>) -> Option<&'static Flash> {
-    let &Operands { width, value_width, dtypes, starts, rows, bias } = operands;
+    let &Operands { width, value_width, dtypes, starts, rows, bias, scale } = operands;
     let is_half = dtypes.iter().all(|&d| d == dtypes[0]) && matches!(dtypes[0], DType::F16 | DType::BF16);
     let is_aligned = starts == Starts::Aligned
         && rows.iter().all(|r| (r.front | r.token | r.head | r.token_block | r.head_block) % APART == 0);
-    if !is_half || !is_aligned || bias == Bias::Learned {
+    // The kernels look for the highest product before they scale it.
+    if !is_half || !is_aligned || bias == Bias::Learned || scale.is_nan() || scale <= 0.0 {
         return None;
     }
     for_widths(width, value_width)
@@ -168,7 +171,15 @@ mod tests {
     use super::*;
 
     fn operands(width: i64, dtypes: &[DType]) -> Operands<'_> {
-        Operands { width, value_width: width, dtypes, starts: Starts::Aligned, rows: &[], bias: Bias::None }
+        Operands {
+            width,
+            value_width: width,
+            dtypes,
+            starts: Starts::Aligned,
+            rows: &[],
+            bias: Bias::None,
+            scale: 1.0,
+        }
     }
 
     #[test]
@@ -189,6 +200,7 @@ mod tests {
             operands(264, &half),
             Operands { starts: Starts::Anywhere, ..operands(64, &half) },
             Operands { bias: Bias::Learned, ..operands(64, &half) },
+            Operands { scale: -1.0, ..operands(64, &half) },
         ];
         for operands in declined {
             assert_eq!(kernels_for(&operands), None, "{operands:?}");

@@ -57,11 +57,17 @@ pub struct Host {
 }
 
 impl HostKernels {
-    /// Compiles `kernels` with the C++ compiler `compiler` and the directory `headers` of substitutes for CUDA's headers.
+    /// Compiles `kernels` with the C++ compiler `compiler`, the directory `headers` of substitutes for CUDA's headers, and these
+    /// macros defined.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's log, [`CudaError::Failed`] where files or the library fail.
-    pub fn compile(compiler: &str, headers: &Path, kernels: &BTreeSet<String>) -> Result<Self, CudaError> {
+    pub fn compile(
+        compiler: &str,
+        headers: &Path,
+        kernels: &BTreeSet<String>,
+        macros: &[&str],
+    ) -> Result<Self, CudaError> {
         let io = |call: &'static str| {
             move |error: std::io::Error| CudaError::Failed { call, detail: error.to_string() }
         };
@@ -74,6 +80,7 @@ impl HostKernels {
         let run = Command::new(compiler)
             .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-isystem"])
             .arg(headers)
+            .args(macros.iter().map(|name| format!("-D{name}")))
             .arg("-o")
             .arg(&library)
             .arg(&source)

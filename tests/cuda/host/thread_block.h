@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -62,7 +63,7 @@ struct Thread {
 struct Warp {
     int at = 0, arrived = 0;
     unsigned meetings = 0;
-    void* lane[32] = {};
+    void* lane[128] = {};
 };
 
 struct Block;
@@ -75,6 +76,8 @@ struct Block {
     size_t shared_bytes = 0;
     unsigned n = 0, current = 0, live = 0, at_barrier = 0, barriers = 0, idle = 0;
     bool copies_late = false, backwards = false;
+    Warp four;                                                 // of four warps
+    std::vector<std::vector<std::function<void()>>> products;  // theirs, in groups; the last is not committed yet
     void (*body)(void*) = nullptr;
     void* argument = nullptr;
     Thread outside;
@@ -118,6 +121,8 @@ struct Block {
         backwards = number / 2 % 2 == 1;
         std::memset(shared, 0xFF, shared_bytes);
         warps.assign(n / 32, Warp{});
+        four = Warp{};
+        products.assign(1, {});
         at_barrier = idle = 0;
         live = n;
         for (unsigned i = 0; i < n; ++i) {
@@ -159,11 +164,14 @@ struct Block {
     // Comes to instruction `at` with `mine`; the last lane to come does `work` for all.
     template <typename Mine, typename Work>
     void meet(int at, Mine& mine, const Work& work) {
-        Warp& warp = warps[current / 32];
+        meet(warps[current / 32], 32, at, mine, work);
+    }
+    template <typename Mine, typename Work>
+    void meet(Warp& warp, int lanes, int at, Mine& mine, const Work& work) {
         if (warp.arrived > 0 && warp.at != at) wrong("lanes of its warp are at different instructions");
         warp.at = at;
-        warp.lane[current % 32] = &mine;
-        if (++warp.arrived == 32) {
+        warp.lane[current % lanes] = &mine;
+        if (++warp.arrived == lanes) {
             work([&](int lane) -> Mine& { return *static_cast<Mine*>(warp.lane[lane]); });
             warp.arrived = 0;
             idle = 0;
@@ -266,6 +274,86 @@ void multiply(int at, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32
     });
 }
 
+// `wgmma.m64nNk16`, by the figures of the PTX manual. A tile in shared memory is known by the address where it begins, in 16
+// bytes, and by how far the next 64 columns are of one that is read transposed. Rows have 128 bytes; in them the 16 bytes
+// that bits 4 to 6 of an address number are exchanged by bits 7 to 9.
+struct Tile {
+    uint32_t is;
+
+    uint16_t at(uint32_t bytes) const {
+        const uint32_t address = ((is & 0x3FFF) << 4) + bytes;
+        uint16_t bits;
+        if (address + 2 > the_block->shared_bytes) wrong("a tile outside shared memory");
+        std::memcpy(&bits, the_block->shared + (address ^ (address >> 7 & 7) << 4), 2);
+        return bits;
+    }
+    uint16_t row(uint32_t row, uint32_t column) const { return at(row * 128 + column * 2); }
+    uint16_t transposed(uint32_t column, uint32_t row) const {
+        return at(column / 64 * (is >> 16 << 4) + row * 128 + column % 64 * 2);
+    }
+};
+
+// What a lane brings to a product of four warps: its sums, rows of the left operand in registers or the tile of all, and the
+// right operand.
+struct OfFour {
+    float* sum;
+    uint32_t left[4];
+    Tile a, b;
+    bool adds;
+};
+
+template <typename Work>
+void meet_four(int at, OfFour mine, const Work& work) {
+    Block& block = *the_block;
+    if (block.n != 128) wrong("products of four warps in a block that has others");
+    block.meet(block.four, 128, at, mine, work);
+}
+
+// Done at once, or when it is waited for. Of a 64 x 8 kN result, lane l of the four warps has row l / 32 * 16 + l % 32 / 4, or 8
+// more where i % 4 >= 2, and column 8 (i / 4) + 2 (l % 4) + i % 2.
+template <int kN, typename Widen>
+void multiply_four(int at, const OfFour& mine, bool in_registers, const Widen& widen) {
+    meet_four(at, mine, [=](const auto& lane) {
+        std::vector<OfFour> lanes;
+        for (int l = 0; l < 128; ++l) lanes.push_back(lane(l));
+        const auto product = [=] {
+            for (int l = 0; l < 128; ++l) {
+                for (int i = 0; i < 4 * kN; ++i) {
+                    const int lower = i % 4 / 2, row = l / 32 * 16 + l % 32 / 4 + 8 * lower, column = i / 4 * 8 + l % 4 * 2 + i % 2;
+                    float sum = 0;
+                    for (int k = 0; k < 16; ++k) {
+                        const uint32_t pair = lanes[l / 4 * 4 + k % 8 / 2].left[lower + k / 8 * 2];
+                        const uint16_t left = in_registers ? static_cast<uint16_t>(pair >> 16 * (k % 2)) : lanes[l].a.row(row, k);
+                        sum += widen(left) * widen(in_registers ? lanes[l].b.transposed(column, k) : lanes[l].b.row(column, k));
+                    }
+                    lanes[l].sum[i] = (lanes[l].adds ? lanes[l].sum[i] : 0) + sum;
+                }
+            }
+        };
+        if (the_block->copies_late) the_block->products.back().push_back(product);
+        else product();
+    });
+}
+
+// The products of four warps that an element type has.
+template <typename Widen>
+struct OfFourWarps {
+    template <int kN>
+    static void multiply_rows(float (&sum)[kN][4], uint32_t a, uint32_t b, bool adds) {
+        multiply_four<kN>(10, {&sum[0][0], {}, {a}, {b}, adds}, false, Widen());
+    }
+    template <int kN>
+    static void add_weighed(float (&sum)[kN][4], const uint32_t (&left)[4], uint32_t b) {
+        multiply_four<kN>(11, {&sum[0][0], {left[0], left[1], left[2], left[3]}, {}, {b}, true}, true, Widen());
+    }
+};
+struct WidenBf16 {
+    float operator()(uint16_t bits) const { return __bfloat162float(__nv_bfloat16{bits}); }
+};
+struct WidenHalf {
+    float operator()(uint16_t bits) const { return __half2float(__half{bits}); }
+};
+
 template <typename A>
 struct Exchange {
     A x, z;
@@ -293,6 +381,7 @@ inline void copy_async(void* to, const void* from, bool is_there) {
     if (block.copies_late) block.threads[block.current].groups.back().push_back(copy);
     else block.copy(copy);
 }
+inline void copy_async(void* to, const void* from) { copy_async(to, from, true); }
 inline void commit_copies() {
     on_host::Block& block = *on_host::the_block;
     block.threads[block.current].groups.emplace_back();
@@ -312,20 +401,53 @@ inline float power_of_two(float x) {
     return z < 0x1p-126f ? 0.0f : z;
 }
 
+inline float reciprocal(float x) { return 1 / x; }
+
+#ifdef ITHACA_WARPGROUPS
+
+inline uint32_t in_shared(const void* at, int chunk) {
+    const ptrdiff_t place = static_cast<const unsigned char*>(at) - on_host::the_block->shared;
+    if (place % 1024 != 0) on_host::wrong("a tile that is at no multiple of 1024");
+    return static_cast<uint32_t>(place >> 4) | static_cast<uint32_t>(chunk >> 4) << 16;
+}
+template <int kN>
+void hold(float (&)[kN][4]) {}
+template <int kN>
+void begin_products(float (&)[kN][4]) {}
+inline void commit_products() {
+    on_host::meet_four(8, on_host::OfFour{}, [](const auto&) { on_host::the_block->products.emplace_back(); });
+}
+template <int kLeft>
+void wait_for_products() {
+    on_host::meet_four(9, on_host::OfFour{}, [](const auto&) {
+        auto& groups = on_host::the_block->products;
+        while (groups.size() > kLeft + 1) {
+            for (const auto& product : groups.front()) product();
+            groups.erase(groups.begin());
+        }
+    });
+}
+template <int kN, int kAll>
+float (&columns(float (&sum)[kAll][4], int first))[kN][4] {
+    return reinterpret_cast<float (&)[kN][4]>(sum[first]);
+}
+
+#endif
+
 template <typename T>
 struct Element;
 template <>
-struct Element<__nv_bfloat16> {
+struct Element<__nv_bfloat16> : on_host::OfFourWarps<on_host::WidenBf16> {
     static uint32_t pack(float x, float y) { return on_host::two_halves(__float2bfloat16(x).bits, __float2bfloat16(y).bits); }
     static void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        on_host::multiply(3, sum, a, b0, b1, [](uint16_t bits) { return __bfloat162float(__nv_bfloat16{bits}); });
+        on_host::multiply(3, sum, a, b0, b1, on_host::WidenBf16());
     }
 };
 template <>
-struct Element<__half> {
+struct Element<__half> : on_host::OfFourWarps<on_host::WidenHalf> {
     static uint32_t pack(float x, float y) { return on_host::two_halves(__float2half(x).bits, __float2half(y).bits); }
     static void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        on_host::multiply(4, sum, a, b0, b1, [](uint16_t bits) { return __half2float(__half{bits}); });
+        on_host::multiply(4, sum, a, b0, b1, on_host::WidenHalf());
     }
 };
 
@@ -346,6 +468,11 @@ inline uint32_t ballot(bool own) {
         for (int l = 0; l < 32; ++l) lane(l).all = all;
     });
     return mine.all;
+}
+inline bool is(bool condition) {
+    const uint32_t all = ballot(condition);
+    if (all != 0 && ~all != 0) on_host::wrong("lanes do not agree on a condition");
+    return condition;
 }
 
 }  // namespace ithaca::warp

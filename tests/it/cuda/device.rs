@@ -27,9 +27,14 @@ use super::{can_run, compiler, root};
 use crate::tier;
 
 pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
+    compile_with(kernels, &[])
+}
+
+/// The same with macros defined.
+pub(super) fn compile_with(kernels: &BTreeSet<String>, macros: &[&str]) -> Arc<HostKernels> {
     let headers = root().join("tests/cuda/host");
     Arc::new(
-        HostKernels::compile(&compiler().to_string_lossy(), &headers, kernels)
+        HostKernels::compile(&compiler().to_string_lossy(), &headers, kernels, macros)
             .unwrap_or_else(|e| panic!("{e}")),
     )
 }

@@ -126,7 +126,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
         "-std=c++17",
         "-I.",
         "-gencode",
-        "arch=compute_90,code=sm_90",
+        "arch=compute_90a,code=sm_90a",
         "--cuda",
         "-o",
         "main.ii",

@@ -137,18 +137,21 @@ fn tensor_cores_agree_with_the_oracle() {
         assert!(!named("attention"), "{:?} {}: {of_case:?}", case.widths, case.mask);
         kernels.extend(of_case);
     }
-    let kernels = device::compile(&kernels);
-    for (case, schedule, whole, tensors) in programs {
-        let host = Host::new(Arc::clone(&kernels));
+    // Products of a warp, as every architecture has them, and products of four warps, as on sm_90a.
+    let kernels = [&[][..], &["ITHACA_WARPGROUPS"]].map(|macros| device::compile_with(&kernels, macros));
+    for ((case, schedule, whole, tensors), kernels) in
+        programs.iter().flat_map(|program| kernels.iter().map(move |kernels| (program, kernels)))
+    {
+        let host = Host::new(Arc::clone(kernels));
         let collectives = InProcess::new(&host, 1).unwrap();
-        let run = cuda::execute_on(&schedule, &host, &collectives, (&tensors, &tensors), &Options::default());
+        let run = cuda::execute_on(schedule, &host, &collectives, (tensors, tensors), &Options::default());
         let found = run.unwrap().outputs;
-        for (output, expected) in oracle::run::<f64>(&whole, &tensors, &tensors).unwrap() {
+        for (output, expected) in oracle::run::<f64>(whole, tensors, tensors).unwrap() {
             let distance = device::distance(&found[&output].map(f64::from), &expected);
             // The logarithms are in single precision and show every weight; the rest is rounded where it is stored, and
             // weights and the gradients of scores on their way.
             let tolerance = if output == "lse" { 1e-6 } else { 8e-3 };
-            let Case { widths, mask, order, .. } = case;
+            let Case { widths, mask, order, .. } = *case;
             assert!(distance < tolerance, "{widths:?} {mask}{order}: {output} is {distance:.1e} off");
         }
     }

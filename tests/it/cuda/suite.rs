@@ -6,10 +6,12 @@ use std::process::Command;
 
 use ithaca_ir::text;
 use ithaca_ir::verify::verify;
+use ithaca_passes::compile::compile;
+use ithaca_passes::pass::Volume;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::parse_mesh;
 
-use super::{found, root};
+use super::{found, options, root};
 use crate::tier;
 
 #[test]
@@ -42,6 +44,9 @@ fn programs_of_the_gpu_suite_are_valid() {
         let source = std::fs::read_to_string(&path).unwrap();
         let program = text::parse(&source).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
         verify(&program).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
+        // As `run` compiles it.
+        let compiled = compile(&program, &options("single", &[]), &Volume);
+        compiled.unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
         found += 1;
     }
     assert!(found > 2, "only {found} programs");

@@ -39,7 +39,8 @@ inline const Source& source_named(const Program& program, const std::string& nam
 // Token ids of each sequence.
 class Prompts {
   public:
-    Prompts(const Continuing& programs, const Tensors& tensors) {
+    // Random ones have at most `room` tokens.
+    Prompts(const Continuing& programs, const Tensors& tensors, int64_t room) {
         const Source& input = source_named(programs.prompts, kIds);
         const std::vector<int64_t>& shape = input.stored_shape();
         chunk = shape[1];
@@ -48,7 +49,7 @@ class Prompts {
             const auto id = initial_elements(input, 0, tensors);
             for (int64_t row = 0; row < shape[0]; ++row) {
                 ids.emplace_back();
-                for (int64_t i = 0; i < chunk; ++i) ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
+                for (int64_t i = 0; i < std::min(chunk, std::max<int64_t>(room, 1)); ++i) ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
             }
             return;
         }
@@ -231,8 +232,8 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
     const Request request(options, 0);
     Tensors tensors;
     const World self = begin(options, programs.token, reference != nullptr, tensors);
-    const Prompts prompts(programs, tensors);
     const int64_t capacity = std::min(programs.prompts.capacity, programs.token.capacity);
+    const Prompts prompts(programs, tensors, capacity - request.steps);
     if (prompts.longest() + request.steps > capacity)
         throw Error("a prompt of " + std::to_string(prompts.longest()) + " tokens and " + std::to_string(request.steps) +
                     " steps do not fit a cache of " + std::to_string(capacity));

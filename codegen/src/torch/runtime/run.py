@@ -91,7 +91,8 @@ def start(args):
     if world != RANKS.ranks:
         raise SystemExit(f"this program has {RANKS.ranks} ranks, and {world} run: torchrun --nproc-per-node {RANKS.ranks}")
     if torch.cuda.is_available():
-        DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        # With fewer GPUs than ranks, NCCL 2.30.3 and later run several ranks on one.
+        DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(DEVICE)
     WEIGHTS = Checkpoint(args.weights)
     if args.compile:

@@ -63,6 +63,7 @@ impl Cx<'_> {
             starts: if is_aligned { Starts::Aligned } else { Starts::Anywhere },
             rows: &[s.q, s.k, s.v, s.o, s.d_o, s.dq, s.dk, s.dv],
             bias,
+            scale: s.scale,
         })
     }
 

@@ -229,10 +229,14 @@ impl Rewriter<'_, '_> {
         let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
         let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
         let results: Vec<&TensorType> = declared.iter().collect();
-        let rule = node.op.rule(&types, &results).ok_or_else(|| {
+        let Some(rule) = node.op.rule(&types, &results) else {
+            // Any operation takes whole values as they are.
+            if found.iter().all(|f| f.layout.is_whole()) {
+                return Ok(found.into_iter().map(|f| f.layout).collect());
+            }
             let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
-            OpError::new("P14", message)
-        })?;
+            return Err(OpError::new("P14", message));
+        };
         Ok(demand(&rule, &found, self.preferred(node).as_ref()))
     }
 
