@@ -1,4 +1,4 @@
-"""Times of PyTorch on the GPU, for steps that `tests/gpu.sh` measures ours in: step.py CONFIG TOKENS
+"""Times of PyTorch on the GPU, beside `--steps` of an emitted program: step.py CONFIG TOKENS
 
 A transformers model of random weights in bf16, with PyTorch's attention: one sequence forward, and forward, backward and AdamW.
 """

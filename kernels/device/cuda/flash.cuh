@@ -69,7 +69,7 @@ struct Scoring {
     __device__ explicit Scoring(const AttentionShape& s)
         : scale(static_cast<float>(s.softcap > 0 ? s.scale / s.softcap : s.scale)), softcap(static_cast<float>(s.softcap)) {}
 
-    // By which a product, or what `bend` makes of it, becomes an exponent of two.
+    // The factor that turns a product, or the result of `bend`, into an exponent of two.
     __device__ float exponent() const { return (softcap > 0 ? softcap : scale) * kLog2e; }
     // As tanh(x) = 1 - 2 / (1 + e^2x): its error is one of rounding, for a score is `softcap` times this.
     __device__ float bend(float product) const {
@@ -93,7 +93,7 @@ struct Drops {
         rate = s.dropout.rate;
         kept = static_cast<float>(1.0 / (1.0 - rate));
     }
-    // Of `kN` pairs of a query and a key, their positions `query(i)` and `key(i)`, a bit each: whether the weight is dropped.
+    // A bit for each of `kN` pairs of positions `query(i)` and `key(i)`: whether dropout drops the weight.
     template <int kN, typename Query, typename Key>
     __device__ uint32_t dropped(const Query& query, const Key& key) const {
         uint32_t bits = 0;
@@ -152,7 +152,8 @@ __device__ inline void fetch_line(T* to, const T* x, const Line& line, int64_t f
 template <typename T, int kWidth, int kRows, int kThreads>
 __device__ inline void fetch_keys_of(T* to, const T* x, const Line& line, const AttentionShape& s, int64_t first, bool is_padded,
                                      int width) {
-    if (!ITHACA_SELDOM(is_padded)) return fetch_line<T, kWidth, kRows, kThreads>(to, x, line, first, s.keys - first < kRows ? s.keys - first : kRows, width);
+    const int64_t n = s.keys - first < kRows ? s.keys - first : kRows;
+    if (!ITHACA_SELDOM(is_padded)) return fetch_line<T, kWidth, kRows, kThreads>(to, x, line, first, n, width);
     tile::fetch<T, kWidth, kRows, kThreads>(
         to, x, width, [&](int i) -> const T* { return is_key(s, first + i, true) ? x + line.at(first + i) : nullptr; });
 }
@@ -167,15 +168,16 @@ struct FlashTile {
     static constexpr int kKeys = kWidth <= 192 ? 64 : 32;
 };
 
-// The block of rows that a block of threads takes, of a line: a head of a sequence.
+// The block of rows that a thread block computes, and its line: a head of a sequence.
 struct Share {
     int64_t line, block;
 };
 
-// Lines whose operands, `bytes` each, fit into the device's cache together share it, and their first blocks come first.
+// Lines of `bytes` of operands each are taken in sections that fit in the L2 cache together. Within a section the first blocks of
+// all lines come first, so that callers can order blocks by decreasing work.
 __device__ inline Share share_of(int64_t number, int64_t lines, int64_t blocks, int64_t bytes) {
-    constexpr int64_t kCache = int64_t{64} << 20;
-    const int64_t together = bytes < kCache ? kCache / bytes : 1, first = number / (together * blocks) * together;
+    constexpr int64_t kCache = int64_t{64} << 20;  // a causal mask hides half of it
+    const int64_t together = bytes <= 0 ? kCache : bytes < kCache ? kCache / bytes : 1, first = number / (together * blocks) * together;
     const int64_t n = lines - first < together ? lines - first : together, rest = number - first * blocks;
     return {first + rest % n, rest / n};
 }
@@ -199,7 +201,7 @@ __device__ inline int find_seen(Seen (&tiles)[kThreads], int64_t from, int64_t a
     return n;
 }
 
-// What is seen of tile `t` of `n`.
+// How much of tile `t` of `n` is seen.
 __device__ inline Seen seen_at(const Seen* tiles, int t, int n) { return t < n ? tiles[t] : Seen::Nothing; }
 
 // The tile behind tile `t` of which anything is seen, or `n`.
@@ -221,14 +223,14 @@ struct FlashShared {
     Seen tiles[Sizes::kThreads];
 };
 
-// Whether scores are products alone, of pairs that are all seen: known when the kernel is compiled.
+// Whether a tile has no mask, softcap or dropout, as a compile-time constant.
 template <bool kIs>
 struct Plain {
     static constexpr bool value = kIs;
 };
 
-// Turns the products of a warp's rows into weights, and adds these up; `shrink` is what becomes of sums before. `keys` are the
-// positions of this lane's keys, two neighbours of eight each, `query(half)` is what a row asks.
+// Online softmax of a tile: turns products into weights and updates the maximum and the sum of each row; earlier sums are to be
+// multiplied by `shrink`. `keys` has the positions of this lane's keys, two of every eight; `query(half)` is the mask's view of a row.
 template <bool kIsPlain, int kN, typename Query>
 __device__ inline void weigh(const Scoring& scoring, const AttentionShape& s, const Drops& drops, Seen seen, const Query& query,
                              const int* keys, float (&score)[kN][4], float (&highest)[2], float (&weights)[2], float (&shrink)[2]) {
@@ -247,7 +249,7 @@ __device__ inline void weigh(const Scoring& scoring, const AttentionShape& s, co
         for (int half = 0; half < 2; ++half) bits[half] = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half), key);
         each([&](int half, int i) { x(half, i) = bits[half] >> i & 1 ? x(half, i) : nothing<float>(); });
     }
-    // Two of each, for one would have to wait for itself.
+    // Two independent chains for each row hide the latency of an instruction.
     float high[2][2] = {{highest[0], nothing<float>()}, {highest[1], nothing<float>()}}, base[2], sum[2][2] = {};
     each([&](int half, int i) { high[half][i % 2] = fmaxf(high[half][i % 2], x(half, i)); });
     const float exponent = scoring.exponent();
@@ -342,7 +344,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                 const int* const keys = shared.keys[buffer] + lane % 4 * 2;
                 float score[kM][kKeys / 8][4];
                 tile::begin_rows<T, kWidth, kRows, kKeys>(score, shared.q, shared.k[buffer]);
-                if (warp::is(then < n_tiles)) fetch_keys(from + then, then_seen, 1 - buffer);
+                if (warp::uniform(then < n_tiles)) fetch_keys(from + then, then_seen, 1 - buffer);
                 warp::commit_copies();
                 ITHACA_UNROLL
                 for (int m = 0; m < kM; ++m) {
@@ -352,7 +354,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                     };
                     float shrink[2];
                     weigh<decltype(plain)::value>(scoring, s, drops, seen, query, keys, score[m], highest[m], weights[m], shrink);
-                    // What a row has seen most of seldom changes.
+                    // The maximum of a row rarely changes after the first tiles.
                     if (warp::ballot(shrink[0] < 1 || shrink[1] < 1) != 0) {
                         ITHACA_UNROLL
                         for (int c = 0; c < kValueWidth / 8; ++c)
@@ -368,12 +370,12 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                 ITHACA_UNROLL
                 for (int m = 0; m < kM; ++m) tile::wait<0>(sum[m]);
             };
-            while (warp::is(t < n_tiles)) {
+            while (warp::uniform(t < n_tiles)) {
                 const int then = next_seen(shared.tiles, t, n_tiles);
                 const Seen then_seen = seen_at(shared.tiles, then, n_tiles);
                 warp::wait_for_copies<0>();
                 __syncthreads();  // keys are there, and the values and keys before have been read
-                if (warp::is(is_plain && seen == Seen::All)) add_tile(Plain<true>{}, then, then_seen);
+                if (warp::uniform(is_plain && seen == Seen::All)) add_tile(Plain<true>{}, then, then_seen);
                 else add_tile(Plain<false>{}, then, then_seen);
                 t = then;
                 seen = then_seen;
@@ -396,7 +398,9 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             for (int half = 0; half < 2; ++half) {
                 const int i = tile::row_of<Sizes::kWarps>(m) + half * 8 + lane / 4;
                 const float w = weights[m][half];
-                if (i < n_rows) lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * scoring.exponent() * kLn2 + logarithm(w) : nothing<float>();
+                if (i >= n_rows) continue;
+                const float most = highest[m][half] * scoring.exponent() * kLn2;
+                lse[s.row(front, first + i, head)] = w > 0 ? most + logarithm(w) : nothing<float>();
             }
     }
 }

@@ -64,7 +64,8 @@ __device__ inline void weights_of(const Scoring& scoring, float (&score)[kN][4],
             gradient[c][i] *= 1.0f - score[c][i] * score[c][i];
         });
     }
-    if (ITHACA_SELDOM(hidden != 0)) each([&](int c, int i) { score[c][i] = hidden >> (4 * c + i) & 1 ? nothing<float>() : score[c][i]; });
+    const auto shown = [&](int c, int i) { return hidden >> (4 * c + i) & 1 ? nothing<float>() : score[c][i]; };
+    if (ITHACA_SELDOM(hidden != 0)) each([&](int c, int i) { score[c][i] = shown(c, i); });
     const float exponent = scoring.exponent();
     each([&](int c, int i) {
         score[c][i] = warp::power_of_two(score[c][i] * exponent - lse(c, i));
@@ -132,12 +133,12 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             Seen seen = seen_at(shared.tiles, t, n_tiles);
             if (t < n_tiles) bring(from + t, seen, buffer);
             warp::commit_copies();
-            while (warp::is(t < n_tiles)) {
+            while (warp::uniform(t < n_tiles)) {
                 const int then = next_seen(shared.tiles, t, n_tiles);
                 const Seen then_seen = seen_at(shared.tiles, then, n_tiles);
                 warp::wait_for_copies<0>();
                 __syncthreads();  // the tile is there, and the one before has been read
-                if (warp::is(then < n_tiles)) bring(from + then, then_seen, 1 - buffer);
+                if (warp::uniform(then < n_tiles)) bring(from + then, then_seen, 1 - buffer);
                 warp::commit_copies();
 
                 float score[1][kN][4], gradient[1][kN][4];
@@ -149,7 +150,8 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
                 if (ITHACA_SELDOM(asks(seen))) {
                     ITHACA_UNROLL
                     for (int half = 0; half < 2; ++half) {
-                        const uint32_t bits = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half), [&](int i) { return keys[i / 2 * 8 + i % 2]; });
+                        const uint32_t bits = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half),
+                                                                [&](int i) { return keys[i / 2 * 8 + i % 2]; });
                         ITHACA_UNROLL
                         for (int i = 0; i < 2 * kN; ++i) hidden |= (~bits >> i & 1) << (i / 2 * 4 + 2 * half + i % 2);
                     }
@@ -257,10 +259,10 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
                 then_head = next_head(head);
             }
             const Seen then_seen = shared.tiles[then];
-            const Drops of_head = warp::is(drops) ? Drops(s, front, head) : Drops();
+            const Drops of_head = warp::uniform(drops) ? Drops(s, front, head) : Drops();
             warp::wait_for_copies<0>();
             __syncthreads();  // the tile is there, and the one before has been read
-            if (warp::is(then_head < s.heads)) bring(then_head, then, then_seen, 1 - buffer);
+            if (warp::uniform(then_head < s.heads)) bring(then_head, then, then_seen, 1 - buffer);
             warp::commit_copies();
 
             // Rows are keys, columns are queries.

@@ -107,12 +107,12 @@ __device__ inline Asked asked_of(const Mask& mask, int64_t position) {
     return {static_cast<int>(position), static_cast<int>(runs.first), static_cast<int>(runs.last)};
 }
 
-// The position of a key as a tile has it; negative where there is none.
+// The position of a key in 31 bits; negative beyond the last key.
 __device__ inline int position_in_tile(const AttentionShape& s, int64_t key) {
     return key < s.keys ? static_cast<int>(position_of(s.key_positions, key)) : -1;
 }
 
-// Of `kN` keys, `key(i)` the position of the i-th or negative where there is none, a bit each: whether the query sees it.
+// A bit for each of `kN` keys at positions `key(i)`, negative beyond the last key: whether the query sees it.
 template <int kN, typename Key>
 __device__ inline uint32_t seen_keys(const Mask& mask, int64_t valid, const Asked& query, const Key& key) {
     static_assert(kN <= 32, "a bit each");

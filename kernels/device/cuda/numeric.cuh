@@ -22,7 +22,7 @@
 #define ITHACA_UNROLL_BY(n)
 #endif
 
-// A condition that is seldom true: what depends on it lies apart from what runs always.
+// A condition that is rarely true, as a hint for the placement of code.
 #define ITHACA_SELDOM(x) __builtin_expect(static_cast<bool>(x), false)
 
 #define ITHACA_FOR(i, n)                                                                                      \
@@ -91,7 +91,7 @@ struct Reals {
         }
         return 0;
     }
-    // Without a detour by double precision.
+    // In single precision throughout where the storage is f32.
     __device__ float single(int64_t i) const {
         return storage == Storage::F32 ? static_cast<const float*>(data)[i] : static_cast<float>((*this)[i]);
     }

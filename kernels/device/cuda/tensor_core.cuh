@@ -10,7 +10,7 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
-// Whether four warps multiply together (wgmma, section 9.7.15), as on sm_90a.
+// Whether there are products of warpgroups of four warps (wgmma, section 9.7.15), as on sm_90a.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define ITHACA_WARPGROUPS
 #endif
@@ -75,18 +75,19 @@ __device__ inline float reciprocal(float x) {
 
 #ifdef ITHACA_WARPGROUPS
 
-// A tile of rows of 128 bytes in shared memory at a multiple of 1024 bytes, permuted as `tile::place` says: eight rows are
-// 1024 bytes apart from the next eight. Columns are what a product sums over, or, transposed, rows. 16 bytes more are one more.
-// The next 64 columns, of tiles that are read transposed, are `chunk` bytes further.
+// The lower half of a matrix descriptor: a tile with the 128-byte swizzle at a multiple of 1024 bytes. Rows of 128 bytes, groups
+// of eight rows 1024 bytes apart; of a tile that is read transposed, the next 64 columns are `chunk` bytes further. An offset of
+// 16 bytes is 1.
 //
-// The address of shared memory is asked for at each use: a copy in a register of each lane would have to come back to one of
-// the warp for every product.
+// The asm reads the address of shared memory at each use, which lets the compiler compute descriptors in uniform registers: a
+// copy in a vector register takes two R2UR before each product.
 __device__ inline uint32_t in_shared(const void* at, int chunk) {
     uint32_t start;
     asm volatile("mov.u32 %0, ithaca_shared;" : "=r"(start));
     const uint32_t address = start + (shared_address(at) - shared_address(ithaca_shared));
     return (address & 0x3FFFF) >> 4 | static_cast<uint32_t>(chunk) >> 4 << 16;
 }
+// The upper half: 128-byte swizzle, 1024 bytes between groups of eight rows.
 #define ITHACA_TILE_HIGH "0x40000040"
 
 // Registers of a sum belong to products from here until they are waited for.
@@ -141,7 +142,6 @@ __device__ inline float (&columns(float (&sum)[kAll][4], int first))[kN][4] {
 #define ITHACA_WARPGROUP_ELEMENT(type)                                                                                             \
     ITHACA_WARPGROUP_PRODUCTS(type, 2, "16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%8", "%9", "%10", "%11", "%12") \
     ITHACA_WARPGROUP_PRODUCTS(type, 4, "32", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15", "%16", "%17", "%18", "%16", "%17", "%18", "%19", "%20") \
-    ITHACA_WARPGROUP_PRODUCTS(type, 6, "48", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23", "%24", "%25", "%26", "%24", "%25", "%26", "%27", "%28") \
     ITHACA_WARPGROUP_PRODUCTS(type, 8, "64", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31", "%32", "%33", "%34", "%32", "%33", "%34", "%35", "%36") \
     ITHACA_WARPGROUP_PRODUCTS(type, 12, "96", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47", "%48", "%49", "%50", "%48", "%49", "%50", "%51", "%52") \
     ITHACA_WARPGROUP_PRODUCTS(type, 16, "128", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63", "%64", "%65", "%66", "%64", "%65", "%66", "%67", "%68")

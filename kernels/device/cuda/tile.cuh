@@ -81,15 +81,15 @@ __device__ inline void pack_rows(uint32_t (&z)[4], const float (&x)[4], const fl
     z[3] = warp::Element<T>::pack(y[2], y[3]);
 }
 
-// Products of four warps end after they were begun, in order, and a sum may be read once it was waited for; products of a warp
-// end at once.
+// Warpgroup products (wgmma) are asynchronous: they complete in order, and a sum is valid after `wait`. Warp products (mma) are
+// synchronous.
 #ifdef ITHACA_WARPGROUPS
 
 // sum = a b^T: of `kARows` rows, 64 for each m, and `kBRows` rows, both of `kWidth` elements in shared memory. A group for
 // each m.
 template <typename T, int kWidth, int kARows, int kBRows, int kM, int kN>
 __device__ inline void begin_rows(float (&sum)[kM][kN][4], const T* a, const T* b) {
-    static_assert(kARows == 64 * kM && kBRows == 8 * kN, "four warps have all rows");
+    static_assert(kARows == 64 * kM && kBRows == 8 * kN, "a warpgroup computes all rows");
     const uint32_t from_a = warp::in_shared(a, 16), from_b = warp::in_shared(b, 16);
     ITHACA_UNROLL
     for (int m = 0; m < kM; ++m) {
@@ -119,12 +119,13 @@ __device__ inline void begin_weighed(float (&sum)[kM][kWidth / 8][4], const floa
         for (int n = 0; n < kWhole; n += 128)
             warp::Element<T>::add_weighed(warp::columns<16>(sum[m], n / 8), left[k], from_b + n / 64 * 8 * kK * 8 + k * 128);
         if constexpr (kRest > 0)
-            warp::Element<T>::add_weighed(warp::columns<kRest / 8>(sum[m], kWhole / 8), left[k], from_b + kWhole / 64 * 8 * kK * 8 + k * 128);
+            warp::Element<T>::add_weighed(warp::columns<kRest / 8>(sum[m], kWhole / 8), left[k],
+                                          from_b + kWhole / 64 * 8 * kK * 8 + k * 128);
     }
     warp::commit_products();
 }
 
-// Waits for all products but those of the last `kLeft` groups, of which this sum is none.
+// Waits for all groups of products except the last `kLeft`; `sum` is the result of an earlier group.
 template <int kLeft, int kN>
 __device__ inline void wait(float (&sum)[kN][4]) {
     warp::wait_for_products<kLeft>();

@@ -25,8 +25,9 @@ __device__ inline A other_lane(A x, int bits) {
 // A bit of every lane: whether its own is set.
 __device__ inline uint32_t ballot(bool own) { return __ballot_sync(0xFFFFFFFFu, own); }
 
-// A condition that is the same for all lanes. The compiler learns it here, and keeps what the lanes share in registers of the warp.
-__device__ inline bool is(bool condition) { return __any_sync(0xFFFFFFFFu, condition) != 0; }
+// A condition that is the same for all lanes. The vote tells the compiler, which then keeps the loop's shared values in uniform
+// registers.
+__device__ inline bool uniform(bool condition) { return __any_sync(0xFFFFFFFFu, condition) != 0; }
 
 }  // namespace ithaca::warp
 

@@ -109,8 +109,9 @@ pub(crate) fn kernels_for(operands: &Operands<'_>) -> Option<&'static Flash> {
     let is_half = dtypes.iter().all(|&d| d == dtypes[0]) && matches!(dtypes[0], DType::F16 | DType::BF16);
     let is_aligned = starts == Starts::Aligned
         && rows.iter().all(|r| (r.front | r.token | r.head | r.token_block | r.head_block) % APART == 0);
-    // The kernels look for the highest product before they scale it.
-    if !is_half || !is_aligned || bias == Bias::Learned || scale.is_nan() || scale <= 0.0 {
+    // The kernels take the maximum of products before they scale it, in single precision.
+    let is_scaled = scale as f32 >= f32::MIN_POSITIVE;
+    if !is_half || !is_aligned || bias == Bias::Learned || !is_scaled {
         return None;
     }
     for_widths(width, value_width)
@@ -201,6 +202,7 @@ mod tests {
             Operands { starts: Starts::Anywhere, ..operands(64, &half) },
             Operands { bias: Bias::Learned, ..operands(64, &half) },
             Operands { scale: -1.0, ..operands(64, &half) },
+            Operands { scale: 1e-60, ..operands(64, &half) },
         ];
         for operands in declined {
             assert_eq!(kernels_for(&operands), None, "{operands:?}");

@@ -44,10 +44,10 @@ pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result
         })?;
     }
     let Architecture { major, minor } = architecture;
+    // Warpgroup products (wgmma) are features of sm_90a.
+    let suffix = if (major, minor) == (9, 0) { "a" } else { "" };
+    let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
     // Generic lambdas within kernels are functions that nothing says are the device's.
-    // Products of four warps are features of this one architecture.
-    let only = if (major, minor) == (9, 0) { "a" } else { "" };
-    let architecture = format!("--gpu-architecture=sm_{major}{minor}{only}");
     let options = [&architecture, "--std=c++17", "--device-as-default-execution-space"];
     let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
     let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

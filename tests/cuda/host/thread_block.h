@@ -469,7 +469,7 @@ inline uint32_t ballot(bool own) {
     });
     return mine.all;
 }
-inline bool is(bool condition) {
+inline bool uniform(bool condition) {
     const uint32_t all = ballot(condition);
     if (all != 0 && ~all != 0) on_host::wrong("lanes do not agree on a condition");
     return condition;

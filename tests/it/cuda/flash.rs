@@ -112,6 +112,8 @@ fn cases() -> Vec<Case> {
             ..CAUSAL
         },
         Case { tokens: 9, ..CAUSAL },
+        // Fewer bytes of keys than heads that share them.
+        Case { tokens: 2, widths: [8, 8], heads: [72, 1], ..CAUSAL },
     ]);
     cases
 }
@@ -137,7 +139,7 @@ fn tensor_cores_agree_with_the_oracle() {
         assert!(!named("attention"), "{:?} {}: {of_case:?}", case.widths, case.mask);
         kernels.extend(of_case);
     }
-    // Products of a warp, as every architecture has them, and products of four warps, as on sm_90a.
+    // Warp products (mma), and warpgroup products (wgmma) as on sm_90a.
     let kernels = [&[][..], &["ITHACA_WARPGROUPS"]].map(|macros| device::compile_with(&kernels, macros));
     for ((case, schedule, whole, tensors), kernels) in
         programs.iter().flat_map(|program| kernels.iter().map(move |kernels| (program, kernels)))

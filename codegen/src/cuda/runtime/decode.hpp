@@ -49,7 +49,8 @@ class Prompts {
             const auto id = initial_elements(input, 0, tensors);
             for (int64_t row = 0; row < shape[0]; ++row) {
                 ids.emplace_back();
-                for (int64_t i = 0; i < std::min(chunk, std::max<int64_t>(room, 1)); ++i) ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
+                for (int64_t i = 0; i < std::min(chunk, std::max<int64_t>(room, 1)); ++i)
+                    ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
             }
             return;
         }
