@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use cudarc::nvrtc::sys;
 
 use super::available;
+use super::cache::{self, Cache};
 use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
@@ -28,40 +29,54 @@ pub struct Compiled {
     pub names: BTreeMap<String, CString>,
 }
 
-/// Compiles kernels, by their [names](ithaca_device::catalogue).
+/// Compiles kernels, by their [names](ithaca_device::catalogue), or takes them from the [cache].
 ///
 /// # Errors
 /// [`Unavailable`](super::Unavailable) without NVRTC, [`CudaError::Compile`] with its log.
 pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result<Compiled, CudaError> {
     available::nvrtc()?;
-    let program = Program::new(&translation_unit())?;
-    let expressions: Vec<(&String, CString)> =
-        kernels.iter().map(|name| (name, c_string(&format!("ithaca::kernel::{name}")))).collect();
-    for (_, expression) in &expressions {
-        // SAFETY: the program and the string are alive.
-        program.check("nvrtcAddNameExpression", unsafe {
-            sys::nvrtcAddNameExpression(program.raw, expression.as_ptr())
-        })?;
+    let Some(cache) = Cache::from_environment() else { return generate(kernels, architecture) };
+    let (version, unit, options) = (version()?, translation_unit(), options(architecture));
+    let sources = SOURCES.iter().flat_map(|(name, text)| [*name, *text]);
+    let options = options.iter().map(String::as_str);
+    let parts = [version.as_str(), &unit].into_iter().chain(sources).chain(options);
+    let key = cache::key(parts.chain(kernels.iter().map(String::as_str)));
+    if let Some(compiled) = cache.read(&key) {
+        return Ok(compiled);
     }
-    let Architecture { major, minor } = architecture;
+    let compiled = generate(kernels, architecture)?;
+    cache.write(&key, &compiled);
+    Ok(compiled)
+}
+
+/// The version of NVRTC.
+fn version() -> Result<String, CudaError> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the pointers are to live integers.
+    let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    check("nvrtcVersion", status)?;
+    Ok(format!("{major}.{minor}"))
+}
+
+fn options(Architecture { major, minor }: Architecture) -> Vec<String> {
     // Warpgroup products (wgmma) are features of sm_90a.
     let suffix = if (major, minor) == (9, 0) { "a" } else { "" };
-    let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
-    // Generic lambdas within kernels are functions that nothing says are the device's.
-    let options = [&architecture, "--std=c++17", "--device-as-default-execution-space"];
-    let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
-    let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-    let n = c_int::try_from(pointers.len()).expect("there are a few options");
-    // SAFETY: the program and the options are alive.
-    let status = unsafe { sys::nvrtcCompileProgram(program.raw, n, pointers.as_ptr()) };
-    if status != sys::nvrtcResult::NVRTC_SUCCESS {
-        return Err(CudaError::Compile { log: program.log() });
-    }
+    vec![
+        format!("--gpu-architecture=sm_{major}{minor}{suffix}"),
+        "--std=c++17".to_owned(),
+        // Generic lambdas within kernels are functions that nothing says are the device's.
+        "--device-as-default-execution-space".to_owned(),
+    ]
+}
+
+fn generate(kernels: &BTreeSet<String>, architecture: Architecture) -> Result<Compiled, CudaError> {
+    let program = Program::new(&translation_unit())?;
+    let expressions = program.compile(kernels, &options(architecture))?;
     let mut names = BTreeMap::new();
     for (name, expression) in &expressions {
         let mut lowered: *const c_char = std::ptr::null();
         // SAFETY: the program is compiled, the strings are alive.
-        program.check("nvrtcGetLoweredName", unsafe {
+        check("nvrtcGetLoweredName", unsafe {
             sys::nvrtcGetLoweredName(program.raw, expression.as_ptr(), &mut lowered)
         })?;
         // SAFETY: the string lives as long as the program.
@@ -69,11 +84,18 @@ pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result
     }
     let mut size = 0;
     // SAFETY: the program is compiled, the pointer is to a live integer.
-    program.check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(program.raw, &mut size) })?;
+    check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(program.raw, &mut size) })?;
     let mut cubin = vec![0_u8; size];
     // SAFETY: the buffer has the size that the program reports.
-    program.check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(program.raw, cubin.as_mut_ptr().cast()) })?;
+    check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(program.raw, cubin.as_mut_ptr().cast()) })?;
     Ok(Compiled { cubin, names })
+}
+
+fn check(call: &'static str, status: sys::nvrtcResult) -> Result<(), CudaError> {
+    match status {
+        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        status => Err(CudaError::Failed { call, detail: format!("{status:?}") }),
+    }
 }
 
 /// A program of NVRTC.
@@ -101,15 +123,33 @@ impl Program {
                 names.as_ptr(),
             )
         };
-        program.check("nvrtcCreateProgram", status)?;
+        check("nvrtcCreateProgram", status)?;
         Ok(program)
     }
 
-    fn check(&self, call: &'static str, status: sys::nvrtcResult) -> Result<(), CudaError> {
-        match status {
-            sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-            status => Err(CudaError::Failed { call, detail: format!("{status:?}") }),
+    /// Compiles kernels; the expressions that name them, in their order.
+    fn compile<'a>(
+        &self,
+        kernels: &'a BTreeSet<String>,
+        options: &[String],
+    ) -> Result<Vec<(&'a String, CString)>, CudaError> {
+        let expressions: Vec<(&String, CString)> =
+            kernels.iter().map(|name| (name, c_string(&format!("ithaca::kernel::{name}")))).collect();
+        for (_, expression) in &expressions {
+            // SAFETY: the program and the string are alive.
+            check("nvrtcAddNameExpression", unsafe {
+                sys::nvrtcAddNameExpression(self.raw, expression.as_ptr())
+            })?;
         }
+        let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let n = c_int::try_from(pointers.len()).expect("there are a few options");
+        // SAFETY: the program and the options are alive.
+        let status = unsafe { sys::nvrtcCompileProgram(self.raw, n, pointers.as_ptr()) };
+        if status != sys::nvrtcResult::NVRTC_SUCCESS {
+            return Err(CudaError::Compile { log: self.log() });
+        }
+        Ok(expressions)
     }
 
     fn log(&self) -> String {
@@ -150,20 +190,25 @@ mod tests {
     use ithaca_device::catalogue::{c_type, catalogue};
     use ithaca_device::flash;
 
-    /// Compiles all kernels of some types. No kernel depends on the architecture, and compiling all of them takes minutes:
-    /// tensor-core kernels are compiled in every width for sm_90, and in one width for the others.
+    /// Checks all kernels of some types, tensor-core kernels of every width among them, and generates code for a few of
+    /// each kind: code for all of them takes minutes, and emitted programs have nvcc generate it for those in use.
     fn compile_all(major: u32, dtypes: &[DType]) {
         if let Err(error) = available::nvrtc() {
             require::skip("nvrtc", &error);
             return;
         }
+        let architecture = Architecture { major, minor: 0 };
         let mut kernels = catalogue(dtypes);
-        if major != 9 {
-            kernels.retain(|name| !name.starts_with("flash"));
-            kernels.extend(flash::ALL[0].kernels(c_type(DType::F16)));
+        let mut syntax = options(architecture);
+        syntax.push("--fdevice-syntax-only".to_owned());
+        Program::new(&translation_unit()).unwrap().compile(&kernels, &syntax).unwrap();
+        kernels.retain(|name| !name.starts_with("flash"));
+        let mut few: BTreeSet<String> = kernels.into_iter().step_by(12).collect();
+        if dtypes.contains(&DType::F16) || dtypes.contains(&DType::BF16) {
+            few.extend(flash::ALL[0].kernels(c_type(dtypes[0])));
         }
-        let compiled = compile(&kernels, Architecture { major, minor: 0 }).unwrap();
-        assert_eq!(compiled.names.len(), kernels.len());
+        let compiled = generate(&few, architecture).unwrap();
+        assert_eq!(compiled.names.len(), few.len());
         assert!(compiled.cubin.starts_with(b"\x7fELF"));
     }
 
@@ -189,7 +234,7 @@ mod tests {
             return;
         }
         let kernels = ["no_such_kernel<float>".to_owned()].into();
-        let error = compile(&kernels, Architecture { major: 9, minor: 0 }).unwrap_err();
+        let error = generate(&kernels, Architecture { major: 9, minor: 0 }).unwrap_err();
         assert!(matches!(&error, CudaError::Compile { log } if log.contains("no_such_kernel")), "{error}");
     }
 }

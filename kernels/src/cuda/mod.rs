@@ -9,6 +9,8 @@ pub mod arguments;
 
 pub mod available;
 
+mod cache;
+
 pub mod collectives;
 
 pub mod compile;
