@@ -77,7 +77,10 @@ pub(super) fn host_memory(plan: &Plan) -> Option<String> {
         None => {
             let ranks = plan.gpus.min(plan.cluster.devices_per_node.value);
             let all = units::bytes(host.saturating_mul(ranks));
-            format!("optimizer states, {all} on a machine of {}", counted(ranks, "GPU"))
+            let of = plan.memory.host_usable.map_or_else(String::new, |usable| {
+                format!(" of {} usable", units::bytes(usable.saturating_mul(ranks)))
+            });
+            format!("optimizer states, {all}{of} on a machine of {}", counted(ranks, "GPU"))
         }
     };
     (host > 0).then(|| format!("host memory of a rank: {} of {what}{link}", units::bytes(host)))

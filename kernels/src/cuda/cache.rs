@@ -13,8 +13,6 @@ use std::{env, fs, io};
 
 use sha2::{Digest as _, Sha256};
 
-use super::compile::Compiled;
-
 /// The environment variable that names the cache's directory; empty, it turns the cache off. Without it, `ithaca` in
 /// `XDG_CACHE_HOME` or in `.cache` of the home directory.
 const CACHE_VARIABLE: &str = "ITHACA_CACHE_DIR";
@@ -24,6 +22,15 @@ const CAPACITY: usize = 64;
 
 /// The form of entries: a file of another form is not read.
 const FORM: &[u8] = b"ithaca-kernels-1";
+
+/// Compiled kernels of one architecture.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// A module for the driver.
+    pub cubin: Vec<u8>,
+    /// The name of each kernel in the module.
+    pub names: BTreeMap<String, CString>,
+}
 
 /// The directory of the cache.
 #[derive(Debug)]
@@ -139,7 +146,8 @@ fn is_private(_directory: &Path) -> bool {
     false
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 

@@ -11,6 +11,8 @@ use super::error::CudaError;
 use ithaca_device::SOURCES;
 use ithaca_device::catalogue::translation_unit;
 
+pub use super::cache::Compiled;
+
 /// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
@@ -18,15 +20,6 @@ pub struct Architecture {
     pub major: u32,
     /// The number after the point.
     pub minor: u32,
-}
-
-/// Compiled kernels of one architecture.
-#[derive(Clone, Debug)]
-pub struct Compiled {
-    /// A module for the driver.
-    pub cubin: Vec<u8>,
-    /// The name of each kernel in the module.
-    pub names: BTreeMap<String, CString>,
 }
 
 /// Compiles kernels, by their [names](ithaca_device::catalogue), or takes them from the [cache].

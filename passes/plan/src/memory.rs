@@ -71,6 +71,9 @@ pub struct Memory {
     pub total: u64,
     /// Memory of a device without its reserve.
     pub usable: u64,
+    /// Host memory for a rank, where the cluster limits it and the plan uses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_usable: Option<u64>,
     /// The largest tensors at the peak, largest first; ties by name.
     pub largest: Vec<HeldTensor>,
 }
@@ -93,9 +96,20 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Memory {
-    /// Bytes that are missing on a device; `None` when the program fits.
+    /// Bytes that a rank lacks, on its device or else in host memory; `None` when the program fits.
     pub fn over(&self) -> Option<u64> {
-        self.total.checked_sub(self.usable).filter(|&over| over > 0)
+        let over = self.total.saturating_sub(self.usable);
+        Some(if over > 0 { over } else { self.over_on_host() }).filter(|&over| over > 0)
+    }
+
+    /// Bytes that a rank lacks in host memory.
+    fn over_on_host(&self) -> u64 {
+        self.host_usable.map_or(0, |usable| self.host.saturating_sub(usable))
+    }
+
+    /// Whether it is host memory that is missing, and device memory is not.
+    pub fn lacks_host_memory(&self) -> bool {
+        self.total <= self.usable && self.over_on_host() > 0
     }
 }
 
@@ -149,6 +163,9 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
         if !binding.host {
             memory.largest.push(HeldTensor { name: binding.name.clone(), count, bytes });
         }
+    }
+    if memory.host > 0 {
+        memory.host_usable = cluster.host_bytes(space.mesh.ranks());
     }
     memory.scores = scores::most(cluster, schedule, at);
     if memory.scores > 0 {

@@ -91,6 +91,11 @@ fn states_of_the_optimizer_are_in_host_memory() {
         let refusal = refused(&root, &format!("{args} --offload optimizer"));
         assert!(refusal.contains(reason), "{args}: {refusal}");
     }
+    // Moments and weights of 405 billion parameters, 12 bytes of each, on two machines of 2 TB.
+    let large = "plan examples/llama-3.1-405b --cluster dgx-b200 --mode train --seq 1k --batch 16 --offload optimizer";
+    let layout = "--strategy data-parallel+megatron-tp-sp --mesh dp=2,tp=8 --zero 3";
+    let refusal = refused(&root, &format!("{large} {layout} --micro-batches 8 --recompute full"));
+    assert!(refusal.contains("P32") && refusal.contains("of host memory"), "{refusal}");
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json").display().to_string();
     said(&root, &format!("{args} --offload optimizer -o {plan}"));

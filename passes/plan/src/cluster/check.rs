@@ -17,11 +17,15 @@ const MAX_BYTES: u64 = 1 << 50;
 
 /// Checks every number of a cluster.
 pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
-    let Cluster { name, summary: _, runtime: _, devices_per_node, accelerator, levels } = cluster;
+    let Cluster { name, summary: _, runtime: _, devices_per_node, host_memory_bytes, accelerator, levels } =
+        cluster;
     if name.is_empty() {
         return Err(impossible("name", "is empty"));
     }
     count("devices_per_node", devices_per_node)?;
+    if let Some(memory) = host_memory_bytes {
+        memory_bytes("host_memory_bytes", memory)?;
+    }
     check_accelerator(accelerator)?;
     if levels.is_empty() {
         return Err(impossible("levels", "is empty: a cluster has at least one level"));
@@ -62,11 +66,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         measured,
     } = accelerator;
     let key = |k: &str| format!("accelerator.{k}");
-    sourced(&key("memory_bytes"), memory_bytes)?;
-    if !(1..=MAX_BYTES).contains(&memory_bytes.value) {
-        let problem = format!("is {}: it must be from 1 to {MAX_BYTES}", memory_bytes.value);
-        return Err(impossible(&key("memory_bytes"), &problem));
-    }
+    self::memory_bytes(&key("memory_bytes"), memory_bytes)?;
     sourced(&key("reserve_fraction"), reserve_fraction)?;
     if !(0.0..1.0).contains(&reserve_fraction.value) {
         let problem = format!("is {}: it must be at least 0 and below 1", reserve_fraction.value);
@@ -100,6 +100,14 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         check_attention(&key(&format!("attention[{i}]")), kernel)?;
     }
     check_shared(key, shared_cores.as_ref(), measured.as_ref())
+}
+
+fn memory_bytes(key: &str, bytes: &Sourced<u64>) -> Result<(), Diagnostic> {
+    sourced(key, bytes)?;
+    if (1..=MAX_BYTES).contains(&bytes.value) {
+        return Ok(());
+    }
+    Err(impossible(key, &format!("is {}: it must be from 1 to {MAX_BYTES}", bytes.value)))
 }
 
 fn check_shared(

@@ -18,6 +18,9 @@ pub struct Sourced<T> {
     pub source: String,
 }
 
+/// The part of a machine's memory that states of ranks leave to everything else.
+const HOST_RESERVE: f64 = 0.1;
+
 /// A machine, or many of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -31,6 +34,9 @@ pub struct Cluster {
     pub runtime: Runtime,
     /// Devices in one machine.
     pub devices_per_node: Sourced<u64>,
+    /// Memory of one machine beside that of its devices, bytes, for states in host memory; without it they are not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_bytes: Option<Sourced<u64>>,
     /// The device.
     pub accelerator: Accelerator,
     /// How devices are wired, from the inside out.
@@ -243,6 +249,13 @@ impl Cluster {
         (memory_bytes.value as f64 * (1.0 - reserve_fraction.value)) as u64
     }
 
+    /// Bytes of host memory that each of so many ranks may use, where the cluster says how much a machine has: its share of
+    /// what the operating system and the loading of data leave.
+    pub fn host_bytes(&self, ranks: u64) -> Option<u64> {
+        let of_machine = self.host_memory_bytes.as_ref()?.value as f64 * (1.0 - HOST_RESERVE);
+        Some((of_machine / self.devices_per_node.value.min(ranks).max(1) as f64) as u64)
+    }
+
     /// The property of the runtime that needs a figure which the cluster lacks, and the key of the figure.
     pub(super) fn missing_figure(&self) -> Option<(&'static str, &'static str)> {
         let direct = self.levels.iter().any(|level| level.direct_latency.is_some());
@@ -375,5 +388,15 @@ mod tests {
         ] {
             assert_eq!(shared.factor(ranks, flops), factor, "{ranks} ranks, {flops} FLOPs");
         }
+    }
+
+    #[test]
+    fn ranks_of_a_machine_share_its_memory() {
+        let mut cluster = Cluster::named("dgx-h100").unwrap();
+        cluster.host_memory_bytes = Some(Sourced { value: 800, source: "a test".to_owned() });
+        let shares = [1, 4, 8, 64].map(|ranks| cluster.host_bytes(ranks));
+        assert_eq!(shares, [720, 180, 90, 90].map(Some));
+        cluster.host_memory_bytes = None;
+        assert_eq!(cluster.host_bytes(8), None);
     }
 }

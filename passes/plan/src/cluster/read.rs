@@ -61,11 +61,11 @@ impl Shape {
         let inside = |key: &str| match key {
             "accelerator" => Some(Self::accelerator()),
             "levels" => Some(Self::level()),
-            "devices_per_node" => Some(Self::number()),
+            "devices_per_node" | "host_memory_bytes" => Some(Self::number()),
             "runtime" => Some(Self { keys: names::<Runtime>(), optional: &[], inside: |_| None }),
             _ => None,
         };
-        Self { keys: names::<Cluster>(), optional: &["runtime"], inside }
+        Self { keys: names::<Cluster>(), optional: &["runtime", "host_memory_bytes"], inside }
     }
 
     fn level() -> Self {

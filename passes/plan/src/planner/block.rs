@@ -95,6 +95,8 @@ pub(super) struct Held {
     /// Of a layer, or of all layers that share it.
     pub(super) bytes: u64,
     pub(super) is_per_layer: bool,
+    /// Whether it is in host memory.
+    pub(super) is_on_host: bool,
     /// Data-parallel ranks that have different parts of it, as they do of experts that are split over them.
     pub(super) parts: u64,
 }
@@ -275,7 +277,6 @@ fn hold(
         let Content::Tensor(ty) = &buffer.content else { continue };
         let (binding, kind) = match &buffer.place {
             Place::Weight(binding) => (binding, Kind::Parameters),
-            Place::State(binding) if binding.host => continue,
             Place::State(binding) if is_gradient(&binding.name) => (binding, Kind::Gradients),
             Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (binding, Kind::Optimizer),
             Place::State(binding) => (binding, Kind::States),
@@ -298,7 +299,7 @@ fn hold(
         });
         match held.iter_mut().find(|one| one.name == name) {
             Some(one) => one.bytes = one.bytes.max(bytes),
-            None => held.push(Held { name, kind, bytes, is_per_layer, parts }),
+            None => held.push(Held { name, kind, bytes, is_per_layer, is_on_host: binding.host, parts }),
         }
     }
     for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {

@@ -23,8 +23,10 @@ pub(super) struct Shape {
 pub(super) struct Estimate {
     /// Seconds of the step.
     pub(super) seconds: f64,
-    /// Bytes on the busiest rank.
+    /// Bytes on the device of the busiest rank.
     pub(super) memory: u64,
+    /// Bytes of host memory of the rank that has most there.
+    pub(super) host: u64,
 }
 
 /// The calls of each chunk of layers, by number, with their layers.
@@ -58,7 +60,8 @@ impl Block {
         };
         let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage))).collect();
         let memory = (0..p).map(|stage| self.memory_of(&calls(stage).collect::<Vec<_>>(), stage, shape));
-        Estimate { seconds: self.seconds_of(&stages, shape, hop), memory: memory.max().unwrap_or(0) }
+        let (memory, host) = memory.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)));
+        Estimate { seconds: self.seconds_of(&stages, shape, hop), memory, host }
     }
 
     fn stage(&self, calls: impl Iterator<Item = (usize, u64)>) -> Stage {
@@ -92,9 +95,10 @@ impl Block {
         self.rest + m * busiest + waits + hops + completes + most(&|s| s.update)
     }
 
-    fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> u64 {
+    /// Bytes on the device, and in host memory.
+    fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> (u64, u64) {
         let mut shared: Vec<usize> = Vec::new();
-        let mut lasting = 0;
+        let (mut lasting, mut host) = (0, 0);
         let (mut saved, mut deferred, mut frame, mut update_frame) = (0, 0, 0, 0);
         for &(number, layers) in calls {
             let call = &self.calls[number];
@@ -103,11 +107,12 @@ impl Block {
             frame = frame.max(call.frame);
             update_frame = update_frame.max(call.update_frame);
             for one in &call.held {
+                let sum = if one.is_on_host { &mut host } else { &mut lasting };
                 if one.is_per_layer {
-                    lasting += layers * one.bytes;
+                    *sum += layers * one.bytes;
                 } else if !shared.contains(&one.name) {
                     shared.push(one.name);
-                    lasting += one.bytes;
+                    *sum += one.bytes;
                 }
             }
         }
@@ -123,7 +128,7 @@ impl Block {
         // A stage computes the gradients of weights so many micro-batches late as there are stages before it.
         let late = if shape.order == PipelineOrder::ZbH1 { (stage as u64).min(m) } else { 0 };
         let activations = (saved * passes).div_ceil(of) + deferred * late + frame;
-        lasting + activations.max(update_frame) + self.arena + self.inputs * m
+        (lasting + activations.max(update_frame) + self.arena + self.inputs * m, host)
     }
 
     /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.

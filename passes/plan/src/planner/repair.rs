@@ -99,15 +99,23 @@ pub(super) fn refusal(
                 "" => String::new(),
                 flags => format!(" with `{flags}`"),
             };
+            let memory = &priced.memory;
+            let host = memory.host_usable.filter(|_| memory.lacks_host_memory());
+            let (usable, place) = match host {
+                Some(usable) => (usable, " of host memory each"),
+                None => (memory.usable, " usable"),
+            };
             let message = format!(
-                "no plan fits {} of {} usable: {}{flags} is nearest and lacks {}",
+                "no plan fits {} of {}{place}: {}{flags} is nearest and lacks {}",
                 counted(request.gpus, "GPU"),
-                units::bytes(cluster.usable_bytes()),
+                units::bytes(usable),
                 layout(&priced.options),
                 units::bytes(*over),
             );
-            let memory = &priced.memory;
-            let needs = format!("it needs {}: {}", units::bytes(memory.total), memory.in_words());
+            let needs = match host {
+                Some(_) => format!("it needs {} of host memory for each GPU", units::bytes(memory.host)),
+                None => format!("it needs {}: {}", units::bytes(memory.total), memory.in_words()),
+            };
             Diagnostic::new("P32", message).help(needs)
         }
         (None, [(_, only)]) => only.clone(),
@@ -133,6 +141,11 @@ pub(super) fn refusal(
 fn smaller(cluster: &Cluster, request: &Request, tried: &Tried) -> String {
     let length = if request.continues.is_some() { "--context" } else { "--seq" };
     let lasts = |Memory { parameters, gradients, optimizer, .. }: &Memory| parameters + gradients + optimizer;
+    if tried.too_large.first().is_some_and(|(priced, _)| priced.memory.lacks_host_memory()) {
+        return format!(
+            "nor do `{length}` and `--batch`, on which states in host memory do not depend; use more machines, or keep the states on the GPUs"
+        );
+    }
     let least = tried.too_large.iter().map(|(priced, _)| lasts(&priced.memory)).min();
     match least.filter(|&least| least > cluster.usable_bytes()) {
         Some(least) => format!(

@@ -19,10 +19,11 @@ impl Search<'_> {
     pub(super) fn looked(&self, insides: &[Inside]) -> Vec<Looked> {
         let mut all: Vec<Looked> = insides.iter().flat_map(|inside| inside.looks.iter().cloned()).collect();
         let usable = self.usable();
-        let fits = |l: &Looked| l.estimate.memory as f64 <= usable;
         all.sort_by(|a, b| {
-            let key =
-                |l: &Looked| if fits(l) { (0, l.estimate.seconds) } else { (1, l.estimate.memory as f64) };
+            let key = |l: &Looked| {
+                let needed = self.needed(&l.estimate);
+                if needed <= usable { (0, l.estimate.seconds) } else { (1, needed) }
+            };
             key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1))
         });
         all

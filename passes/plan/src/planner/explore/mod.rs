@@ -159,7 +159,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     let insides = search.insides(&mut tried);
     let looked = search.looked(&insides);
     if answer == Answer::WhetherOneFits
-        && looked.first().is_none_or(|l| l.estimate.memory as f64 > search.usable())
+        && looked.first().is_none_or(|l| search.needed(&l.estimate) > search.usable())
     {
         return Ok(tried);
     }
@@ -233,9 +233,10 @@ impl<'a> Search<'a> {
                 };
                 let looks = self.first_looks(found.len(), &inside);
                 let (mut floor, mut fit, mut least) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
-                for Estimate { seconds, memory } in looks.iter().map(|look| look.estimate) {
-                    (floor, least) = (floor.min(seconds), least.min(memory as f64));
-                    if memory as f64 <= self.usable() {
+                for look in &looks {
+                    let (seconds, memory) = (look.estimate.seconds, self.needed(&look.estimate));
+                    (floor, least) = (floor.min(seconds), least.min(memory));
+                    if memory <= self.usable() {
                         fit = fit.min(seconds);
                     }
                 }
@@ -297,6 +298,16 @@ impl<'a> Search<'a> {
 
     fn usable(&self) -> f64 {
         TOLERANCE * self.cluster.usable_bytes() as f64
+    }
+
+    /// The bytes that a device needs; more than it has, in proportion, where it is host memory that is missing.
+    fn needed(&self, estimate: &Estimate) -> f64 {
+        let host = match self.cluster.host_bytes(self.request.gpus) {
+            Some(host) => estimate.host as f64 / host.max(1) as f64,
+            None => 0.0,
+        };
+        let on_device = estimate.memory as f64;
+        if host > 1.0 { on_device.max(host * self.cluster.usable_bytes() as f64) } else { on_device }
     }
 }
 

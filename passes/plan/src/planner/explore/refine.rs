@@ -102,8 +102,8 @@ impl Search<'_> {
         loop {
             let order = |(key, look): &(usize, Looked)| {
                 let usable = if done[*key] { usable } else { TOLERANCE * usable };
-                let Estimate { seconds, memory } = look.estimate;
-                if memory as f64 <= usable { (0, seconds) } else { (1, memory as f64) }
+                let needed = self.needed(&look.estimate);
+                if needed <= usable { (0, look.estimate.seconds) } else { (1, needed) }
             };
             steps.sort_by(|a, b| {
                 let (a, b) = (order(a), order(b));
@@ -137,7 +137,8 @@ impl Search<'_> {
                     let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
                     look.exposed = block.as_ref().map_or(0.0, |block| block.exposed);
-                    look.estimate = estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX });
+                    look.estimate =
+                        estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
                 }
             }
         }
@@ -153,8 +154,8 @@ impl Search<'_> {
         if !self.request.chooses_fusion {
             return;
         }
-        let usable = self.cluster.usable_bytes();
-        let fits = |estimate: &Estimate| estimate.memory <= usable;
+        let usable = self.cluster.usable_bytes() as f64;
+        let fits = |estimate: &Estimate| self.needed(estimate) <= usable;
         let mut keys: Vec<(Key, Looked)> = Vec::new();
         for look in estimated.iter().filter(|look| fits(&look.estimate)) {
             let key = Key::of(look);
@@ -236,7 +237,7 @@ impl Search<'_> {
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
             let key = |look: &Looked| {
                 let memory =
-                    look.estimate.memory as f64 * more.get(&look.shape.order).copied().unwrap_or(1.0);
+                    self.needed(&look.estimate) * more.get(&look.shape.order).copied().unwrap_or(1.0);
                 if memory <= usable { (0, look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
