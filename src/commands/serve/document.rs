@@ -2,7 +2,7 @@
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::seconds;
-use ithaca_passes::cluster::Cluster;
+use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::serve::{Demand, Deployment, Outcome, Part};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,7 +42,12 @@ pub(super) struct Row {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps<'a> {
     pub(super) model: &'a str,
+    /// As steps of tokens run.
     pub(super) cluster: &'a Cluster,
+    /// As steps of prompts run.
+    pub(super) prompts: &'a Cluster,
+    /// As they run where `--runtime` says nothing.
+    pub(super) usual: Runtime,
     pub(super) dtype: &'a str,
 }
 
@@ -62,7 +67,7 @@ impl Document {
             answer: answer(chosen, outcome),
             demand: *demand,
             chosen: row(chosen),
-            commands: commands(demand, chosen, args),
+            commands: commands(steps, demand, chosen, args),
             frontier: outcome.frontier().into_iter().map(row).collect(),
             others: outcome.others().into_iter().map(row).collect(),
         })
@@ -76,7 +81,7 @@ impl Document {
 
 fn request(steps: Steps<'_>, demand: &Demand) -> String {
     let Demand { rate, input, output, first_token_seconds, token_seconds, .. } = demand;
-    let Steps { model, cluster, dtype } = steps;
+    let Steps { model, cluster, dtype, .. } = steps;
     let target =
         |what: &str, most: &Option<f64>| most.map(|most| format!(", {what} within {}", seconds(most)));
     let targets = [target("first token", first_token_seconds), target("each further token", token_seconds)];
@@ -108,48 +113,71 @@ fn answer(chosen: &Deployment, outcome: &Outcome) -> [String; 3] {
 }
 
 /// The commands that make plans of the steps of a deployment.
-fn commands(demand: &Demand, deployment: &Deployment, args: &PlanArgs) -> Vec<String> {
+fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &PlanArgs) -> Vec<String> {
     let model = args.model.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
-    let cluster = args.layout.cluster.as_ref().map(|name| format!(" --cluster {name}")).unwrap_or_default();
-    let dtype = args.workload.dtype.as_ref().map(|name| format!(" --dtype {name}")).unwrap_or_default();
-    let command = |part: &Part, step: String, file: &str| {
-        let layout = match part.layout.split_once(' ') {
-            Some((strategy, mesh)) => format!("--strategy {strategy} --mesh {mesh}"),
-            None => format!("--strategy {} --gpus 1", part.layout),
+    let given = [
+        ("dtype", args.workload.dtype.clone()),
+        ("expert-bound", args.workload.expert_bound.clone()),
+        ("cluster", args.layout.cluster.clone()),
+        ("attention-kernel", args.layout.attention_kernel.clone()),
+    ];
+    let flag = |(name, value): (&str, Option<String>)| value.map(|value| format!(" --{name} {value}"));
+    let given: String = given.into_iter().filter_map(flag).collect();
+    // A command states the runtime where it is not that which the mode has.
+    let runtime = |of: &Cluster, usual: Runtime| match of.runtime.changes_from(usual) {
+        changes if changes.is_empty() => String::new(),
+        changes => format!(" --runtime {changes}"),
+    };
+    let Steps { cluster, prompts: of_prompts, usual, .. } = steps;
+    let of_tokens = runtime(cluster, cluster.decoding_runtime());
+    let of_prompts = runtime(of_prompts, usual);
+    let command = |layout: &str, micro_batches: u64, step: String, runtime: &str, file: &str| {
+        let micro_batches = match micro_batches {
+            1 => String::new(),
+            n => format!(" --micro-batches {n}"),
         };
-        format!("ithaca plan {model} {step}{dtype}{cluster} {layout} -o {file}")
+        let layout = match layout.split_once(' ') {
+            Some((strategy, mesh)) => format!("--strategy {strategy} --mesh {mesh}"),
+            None => format!("--strategy {layout} --gpus 1"),
+        };
+        format!("ithaca plan {model} {step}{given}{runtime} {layout}{micro_batches} -o {file}")
     };
     let Demand { input, output, .. } = demand;
-    let Deployment { decode, chunk, prefill, .. } = deployment;
-    let prompts = prefill.as_ref().unwrap_or(decode);
-    let (batch, context) = (prefill.as_ref().map_or(1, |part| part.batch), input + output);
-    let runtime = args.layout.runtime.as_deref().unwrap_or("direct,filled-slots");
+    let Deployment { decode, chunk, chunk_batch, chunk_micro_batches, prefill, .. } = deployment;
+    let layout = &prefill.as_ref().unwrap_or(decode).layout;
+    let context = input + output;
+    let of_decoding = format!("--mode decode --batch {} --context {context}", decode.batch);
+    let of_chunk = format!("--batch {chunk_batch} --seq {chunk} --context {context}");
     vec![
-        command(decode, format!("--mode decode --batch {} --context {context}", decode.batch), "decode.json"),
-        command(
-            prompts,
-            format!("--batch {batch} --seq {chunk} --context {context} --runtime {runtime}"),
-            "prompts.json",
-        ),
+        command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
+        command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
     ]
 }
 
 /// A deployment in words.
 pub(super) fn words(d: &Deployment) -> String {
+    let parts = |n: u64| if n == 1 { String::new() } else { format!(" in {n} micro-batches") };
     let part = |part: &Part| format!("{} x {}", part.replicas, part.layout);
     match &d.prefill {
         None => format!(
-            "{}, {} at once, prompts between steps in chunks of {} tokens",
+            "{}, {} at once{}, prompts between steps in chunks of {} tokens{}",
             part(&d.decode),
             counted(d.decode.batch, "sequence"),
-            d.chunk
+            parts(d.decode.micro_batches),
+            d.chunk,
+            match d.chunk_batch {
+                1 => String::new(),
+                n => format!(" of {n} prompts{}", parts(d.chunk_micro_batches)),
+            }
         ),
         Some(prompts) => format!(
-            "{} for prompts, {} at once; {} for decoding, {} at once",
+            "{} for prompts, {} at once{}; {} for decoding, {} at once{}",
             part(prompts),
             counted(prompts.batch, "prompt"),
+            parts(prompts.micro_batches),
             part(&d.decode),
-            counted(d.decode.batch, "sequence")
+            counted(d.decode.batch, "sequence"),
+            parts(d.decode.micro_batches)
         ),
     }
 }

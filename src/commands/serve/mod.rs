@@ -37,7 +37,13 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
     let replicas = pricer.replicas(&demand)?;
     let outcome = search(&demand, &replicas);
     let dtype = pricer.dtype(&demand)?;
-    let steps = Steps { model: &name, cluster: &pricer.decoding, dtype: &dtype };
+    let steps = Steps {
+        model: &name,
+        cluster: &pricer.decoding,
+        prompts: &pricer.prompts,
+        usual: pricer.usual,
+        dtype: &dtype,
+    };
     let Some(document) = Document::new(steps, &demand, &outcome, args) else {
         return Err(refusal(&demand, &outcome, &pricer, replicas.is_empty()).into());
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_passes::cluster::Cluster;
+use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::compile::draft_with;
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::memory::{self, Memory};
@@ -11,10 +11,11 @@ use ithaca_passes::planner::{self, Request};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::serve::{Decoding, Demand, Prompts, Replica};
 use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 use ithaca_passes::simulate::simulate;
 use rayon::prelude::*;
 
-use crate::cli::{self, NarrowingArgs, PlanArgs};
+use crate::cli::{self, LayoutArgs, NarrowingArgs, PlanArgs};
 use crate::error::Result;
 use crate::job;
 use crate::request::PlanRequest;
@@ -52,6 +53,9 @@ const DATA_PARALLEL: &str = "data-parallel";
 /// By this factor at least a replica of more GPUs decodes a sequence faster, or no larger ones are tried.
 const FASTER: f64 = 0.97;
 
+/// Micro-batches for each stage of a pipeline that are tried.
+const PER_STAGE: [u64; 2] = [1, 2];
+
 /// Sequences of a group of ranks beyond which no more are tried.
 const MOST_SEQUENCES: u64 = 1024;
 
@@ -64,7 +68,9 @@ pub(super) struct Pricer<'a> {
     /// As steps of tokens run.
     pub(super) decoding: Cluster,
     /// As steps of prompts run.
-    prompts: Cluster,
+    pub(super) prompts: Cluster,
+    /// As steps of prompts run where no runtime is given.
+    pub(super) usual: Runtime,
     options: ShardOptions,
     narrowing: Narrowing,
     has_experts: bool,
@@ -98,6 +104,7 @@ impl<'a> Pricer<'a> {
             model,
             decoding,
             prompts,
+            usual: subject::cluster_of(&LayoutArgs { runtime: None, ..args.layout.clone() }, None)?.runtime,
             narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             has_experts: false,
         };
@@ -203,8 +210,18 @@ impl<'a> Pricer<'a> {
         Ok(found)
     }
 
+    /// The numbers of micro-batches that are tried for steps of a layout.
+    fn micro_batches(options: &ShardOptions) -> Vec<u64> {
+        let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
+        let several = PER_STAGE.map(|n| n * stages);
+        [1].into_iter().chain(several.into_iter().filter(|_| stages > 1)).collect()
+    }
+
     /// The time and the memory of a step; nothing where the layout does not take it.
     fn price(&self, options: &ShardOptions, workload: Workload, cluster: &Cluster) -> Option<(f64, Memory)> {
+        if !workload.batch.is_multiple_of(workload.training.micro_batches) {
+            return None;
+        }
         let workload = subject::staged(workload, &options.mesh);
         let module = import::program(&self.model.config, &self.model.name, &workload).ok()?;
         let module = ithaca_ir::verify::verify(&module).ok()?;
@@ -219,28 +236,33 @@ impl<'a> Pricer<'a> {
         // Memory must hold sequences at their longest.
         let longest =
             (demand.input + demand.output) as f64 / self.decode(1, demand).cache.unwrap_or(1) as f64;
+        let micro_batches = Self::micro_batches(options);
         let mut decoding = Vec::new();
         let batches =
             [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
         let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
         for batch in batches.into_iter().map(|n| n * groups) {
-            let Some((seconds, memory)) = self.price(options, self.decode(batch, demand), &self.decoding)
-            else {
-                break;
+            let step = |&micro_batches: &u64| {
+                let workload = in_parts(self.decode(batch, demand), micro_batches);
+                let (seconds, memory) = self.price(options, workload, &self.decoding)?;
+                let more = (memory.states as f64 * (longest - 1.0)) as u64;
+                let left = memory.usable.checked_sub(memory.total + more)?;
+                Some(Decoding { batch, micro_batches, seconds, room: memory.arena + left })
             };
-            let more = (memory.states as f64 * (longest - 1.0)) as u64;
-            let Some(left) = memory.usable.checked_sub(memory.total + more) else { break };
-            decoding.push(Decoding { batch, seconds, room: memory.arena + left });
+            let steps = micro_batches.iter().filter_map(step);
+            let Some(fastest) = steps.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
+            decoding.push(fastest);
         }
         if decoding.is_empty() {
             return Ok(None);
         }
         let sizes: BTreeSet<u64> = CHUNKS.into_iter().map(|tokens| tokens.min(demand.input)).collect();
-        let chunks = sizes.into_iter().filter_map(|tokens| {
-            let context = (demand.input / 2 + tokens / 2).max(tokens);
-            let workload = self.prefill(groups, tokens, context);
+        let sizes = sizes.into_iter().flat_map(|tokens| micro_batches.iter().map(move |&n| (tokens, n)));
+        let chunks = sizes.filter_map(|(tokens, micro_batches)| {
+            let (batch, context) = (groups * micro_batches, (demand.input / 2 + tokens / 2).max(tokens));
+            let workload = in_parts(self.prefill(batch, tokens, context), micro_batches);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
-            Some(Prompts { batch: groups, tokens, seconds, room: memory.arena, transfer_seconds: 0.0 })
+            Some(Prompts { batch, micro_batches, tokens, seconds, room: memory.arena, transfer_seconds: 0.0 })
         });
         Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
     }
@@ -248,15 +270,25 @@ impl<'a> Pricer<'a> {
     /// A replica that computes prompts only.
     fn prompt_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
         let groups = job::sequence_groups(self.registry, options)?;
-        let workload = self.prefill(groups, demand.input, demand.input);
-        let priced = self.price(options, workload, &self.prompts);
-        let prefill = priced.filter(|(_, memory)| memory.over().is_none()).map(|(seconds, memory)| {
+        let step = |micro_batches: u64| {
+            let (batch, tokens) = (groups * micro_batches, demand.input);
+            let workload = in_parts(self.prefill(batch, tokens, tokens), micro_batches);
+            let (seconds, memory) = self.price(options, workload, &self.prompts)?;
             let gpus = options.mesh.ranks();
-            let bytes = memory.states as f64 * gpus as f64 / groups as f64;
+            let bytes = memory.states as f64 * gpus as f64 / batch as f64;
             let transfer_seconds = bytes / self.bandwidth(gpus);
-            Prompts { batch: groups, tokens: demand.input, seconds, room: memory.arena, transfer_seconds }
-        });
-        Ok(prefill.map(|step| Replica { prefills: vec![step], ..self.replica(options) }))
+            let fits = memory.over().is_none();
+            fits.then_some(Prompts {
+                batch,
+                micro_batches,
+                tokens,
+                seconds,
+                room: memory.arena,
+                transfer_seconds,
+            })
+        };
+        let prefills: Vec<Prompts> = Self::micro_batches(options).into_iter().filter_map(step).collect();
+        Ok((!prefills.is_empty()).then(|| Replica { prefills, ..self.replica(options) }))
     }
 
     fn replica(&self, options: &ShardOptions) -> Replica {
@@ -271,4 +303,10 @@ impl<'a> Pricer<'a> {
         let level = levels.iter().find(|level| level.devices.value > gpus).or(levels.last());
         level.map_or(f64::INFINITY, |level| level.bandwidth.value * level.exchange_efficiency.value)
     }
+}
+
+/// A workload in micro-batches.
+fn in_parts(mut workload: Workload, micro_batches: u64) -> Workload {
+    workload.training.micro_batches = micro_batches;
+    workload
 }

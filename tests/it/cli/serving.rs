@@ -22,12 +22,17 @@ fn plans_of_decoding_say_what_users_wait_for() {
 fn deployments_answer_requests_at_a_rate() {
     let serve = "plan examples/llama-3-8b --mode serve --rate 40 --input 1k --output 128 --gpus 8";
     insta::assert_snapshot!("deployments", said(&repository("."), serve));
-    let document: serde_json::Value =
-        serde_json::from_str(&said(&repository("."), &format!("{serve} --json"))).unwrap();
-    let commands: Vec<&str> =
-        document["commands"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
-    assert_eq!(commands.len(), 2);
-    for command in commands {
+    // GPUs without an all-reduce of their own, on which stages compute several prompts at once.
+    let staged = "plan examples/qwen2.5-14b --mode serve --rate 4 --input 2k --output 64 --gpus 4 --cluster rtx-4090-pcie";
+    let commands = [serve, staged].map(|request| {
+        let document = said(&repository("."), &format!("{request} --json"));
+        let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+        let commands = document["commands"].as_array().unwrap().iter();
+        commands.map(|c| c.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    });
+    assert!(commands.iter().all(|pair| pair.len() == 2));
+    assert!(commands[1][1].contains("--micro-batches 4"), "{commands:?}");
+    for command in commands.iter().flatten() {
         // The commands make plans that take as long as the deployment assumes.
         let (command, file) = command.strip_prefix("ithaca ").unwrap().rsplit_once(" -o ").unwrap();
         assert!(file.ends_with(".json"));

@@ -56,10 +56,44 @@ pub enum ExpertProducts {
 /// The words of a runtime on the command line.
 const WORDS: [&str; 6] = ["stream", "graph", "nccl", "direct", "all-slots", "filled-slots"];
 
+impl Launch {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Graph => "graph",
+        }
+    }
+}
+
+impl AllReduce {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Nccl => "nccl",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+impl ExpertProducts {
+    fn word(self) -> &'static str {
+        match self {
+            Self::AllSlots => "all-slots",
+            Self::FilledSlots => "filled-slots",
+        }
+    }
+}
+
 impl Runtime {
     /// Whether it is that of prefill and training.
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// The list of changes that make this runtime of another; empty of the same.
+    pub fn changes_from(self, other: Self) -> String {
+        let [own, others] = [self, other].map(|r| [r.launch.word(), r.all_reduce.word(), r.experts.word()]);
+        let changes = own.into_iter().zip(others).filter(|(own, other)| own != other);
+        changes.map(|(own, _)| own).collect::<Vec<_>>().join(",")
     }
 
     /// This runtime with the changes that `text` lists, for example `stream,nccl`.
@@ -95,6 +129,9 @@ mod tests {
         let all = Runtime::default().changed("graph, direct,filled-slots").unwrap();
         assert_eq!(all, Cluster::named("dgx-h100").unwrap().decoding_runtime());
         assert_eq!(all.changed("stream,nccl,all-slots").unwrap(), Runtime::default());
+        let prompts = all.changed("stream").unwrap();
+        assert_eq!(prompts.changes_from(Runtime::default()), "direct,filled-slots");
+        assert_eq!((prompts.changes_from(all), all.changes_from(all)), ("stream".to_owned(), String::new()));
         let refusal = Runtime::default().changed("graf").unwrap_err();
         assert!(refusal.code == "M22" && refusal.message.contains("`graf`"), "{refusal}");
     }

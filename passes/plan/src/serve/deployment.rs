@@ -30,6 +30,18 @@ pub struct Part {
     pub layout: String,
     /// Sequences that a step of a replica has: those that are decoded at once, or the prompts of a prefill.
     pub batch: u64,
+    /// Micro-batches of a step, which the stages of a pipeline compute at once.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub micro_batches: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(n: &u64) -> bool {
+    *n == 1
 }
 
 /// A way to serve.
@@ -39,6 +51,12 @@ pub struct Deployment {
     pub decode: Part,
     /// Tokens of a prompt that are computed at once.
     pub chunk: u64,
+    /// Prompts of which so many tokens are computed at once.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub chunk_batch: u64,
+    /// Micro-batches of these prompts.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub chunk_micro_batches: u64,
     /// The pool that computes prompts.
     pub prefill: Option<Part>,
     /// Average time to the first token, seconds.

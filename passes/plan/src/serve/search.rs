@@ -22,11 +22,23 @@ pub struct Replica {
     pub prefills: Vec<Prompts>,
 }
 
+impl Replica {
+    fn part(&self, replicas: u64, batch: u64, micro_batches: u64) -> Part {
+        Part { replicas, gpus: self.gpus, layout: self.layout.clone(), batch, micro_batches }
+    }
+
+    fn decoding_part(&self, replicas: u64, step: &Decoding) -> Part {
+        self.part(replicas, step.batch, step.micro_batches)
+    }
+}
+
 /// A step that decodes a token of each of so many sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoding {
     /// Sequences.
     pub batch: u64,
+    /// Micro-batches of them.
+    pub micro_batches: u64,
     /// Its time.
     pub seconds: f64,
     /// Bytes that there are for the activations of a step, of this one or of a chunk.
@@ -38,6 +50,8 @@ pub struct Decoding {
 pub struct Prompts {
     /// Prompts.
     pub batch: u64,
+    /// Micro-batches of them.
+    pub micro_batches: u64,
     /// Tokens of each.
     pub tokens: u64,
     /// Its time.
@@ -146,8 +160,10 @@ fn one_pool(demand: &Demand, replica: &Replica, step: &Decoding, chunk: &Prompts
     let waits = wait(demand.rate / replicas / at_once, service)?;
     let replicas = replicas as u64;
     Some(Deployment {
-        decode: Part { replicas, gpus: replica.gpus, layout: replica.layout.clone(), batch: step.batch },
+        decode: replica.decoding_part(replicas, step),
         chunk: chunk.tokens,
+        chunk_batch: chunk.batch,
+        chunk_micro_batches: chunk.micro_batches,
         prefill: None,
         first_token_seconds: waits + service,
         token_seconds,
@@ -180,12 +196,7 @@ fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts>
                 let gathers = (batch - 1.0) / (2.0 * rate * batch);
                 let first_token_seconds = gathers + waits + step.seconds;
                 pools.push(PoolOfPrompts {
-                    part: Part {
-                        replicas: n,
-                        gpus: replica.gpus,
-                        layout: replica.layout.clone(),
-                        batch: step.batch,
-                    },
+                    part: replica.part(n, step.batch, step.micro_batches),
                     tokens: step.tokens,
                     capacity: n as f64 * batch / step.seconds,
                     first_token_seconds,
@@ -215,8 +226,10 @@ fn two_pools(demand: &Demand, replica: &Replica, step: &Decoding, pool: &PoolOfP
     // The slower side has fewer links.
     let slower = (pool.part.gpus as f64 / replica.gpus as f64).max(1.0);
     Deployment {
-        decode: Part { replicas, gpus: replica.gpus, layout: replica.layout.clone(), batch: step.batch },
+        decode: replica.decoding_part(replicas, step),
         chunk: pool.tokens,
+        chunk_batch: pool.part.batch,
+        chunk_micro_batches: pool.part.micro_batches,
         prefill: Some(pool.part.clone()),
         first_token_seconds: pool.first_token_seconds + pool.transfer_seconds * slower + step.seconds,
         token_seconds: step.seconds,
@@ -232,13 +245,20 @@ mod tests {
     use super::*;
 
     fn replica() -> Replica {
-        let prompts = |tokens, seconds| Prompts { batch: 1, tokens, seconds, room: 1, transfer_seconds: 0.8 };
+        let prompts = |tokens, seconds| Prompts {
+            batch: 1,
+            micro_batches: 1,
+            tokens,
+            seconds,
+            room: 1,
+            transfer_seconds: 0.8,
+        };
         Replica {
             layout: "megatron-tp tp=8".to_owned(),
             gpus: 8,
             decoding: vec![
-                Decoding { batch: 10, seconds: 0.01, room: 1 },
-                Decoding { batch: 40, seconds: 0.02, room: 1 },
+                Decoding { batch: 10, micro_batches: 1, seconds: 0.01, room: 1 },
+                Decoding { batch: 40, micro_batches: 1, seconds: 0.02, room: 1 },
             ],
             chunks: vec![prompts(500, 0.05)],
             prefills: vec![prompts(1000, 0.1)],
