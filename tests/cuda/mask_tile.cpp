@@ -40,7 +40,7 @@ std::vector<double> table() {
 int main() {
     long wrong = 0, certain = 0, could_be = 0;
     for (int i = 0; i < 20000; ++i) {
-        Mask mask{-1, -1, nullptr};
+        Mask mask{-1, -1, 0, nullptr};
         std::vector<double> strips;
         if (below(2) == 0) {
             if (below(2) == 0) mask.left = below(50);

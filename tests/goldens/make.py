@@ -246,6 +246,15 @@ MODELS = {
                                   truncate=False, original_max_position_embeddings=64)),
         4, 32,
     ),
+    "llama4": (
+        "Llama4",
+        dict(COMMON, num_hidden_layers=4, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
+             num_experts_per_tok=1, interleave_moe_layer_step=2, head_dim=16, no_rope_layers=[1, 0, 0, 1],
+             attention_chunk_size=7, floor_scale=5, attn_scale=0.3, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="llama3", rope_theta=5000.0, factor=8.0, low_freq_factor=1.0,
+                                  high_freq_factor=4.0, original_max_position_embeddings=64)),
+        4, 32,
+    ),
     "deepseek-v3": (
         "DeepseekV3",
         dict(DEEPSEEK, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
@@ -267,7 +276,7 @@ MODELS = {
 
 # Classes of models and of configurations that are not called as their models are.
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Mistral3": "Mistral3ForConditionalGeneration"}
-CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 
 # Tokens without a label, by model: sequence and range of positions. One sequence has none, ranges are of all lengths.
 UNLABELLED = {
@@ -333,7 +342,7 @@ def model_of(family, model_class, settings):
             else:
                 scale = 1.0 if "relative_attention_bias" in key else 0.1
                 # Routers decide clearly, so that no choice hangs on the last digit.
-                scale = 0.5 if key.endswith(("mlp.gate.weight", "mlp.router.weight")) else scale
+                scale = 0.5 if key.endswith(("mlp.gate.weight", "router.weight")) else scale
                 parameter.copy_(scale * torch.randn_like(parameter))
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):

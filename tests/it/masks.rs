@@ -40,6 +40,7 @@ fn masks(n: u64) -> Vec<Mask> {
         Mask::Any(vec![window(2, 0), Mask::Sinks(2)]),
         Mask::Documents(vec![0, 3, n - 2, n]),
         Mask::All(vec![Mask::Documents(vec![0, 1, n - 3, n]), Mask::Causal]),
+        Mask::All(vec![Mask::Causal, Mask::Chunks(n / 3)]),
         // Queries of the second block see nothing.
         Mask::All(vec![Mask::Causal, Mask::Blocks { size: 2, rows: vec![vec![0], vec![], vec![0, 2]] }]),
         Mask::Full,

@@ -65,7 +65,7 @@ fn training() -> Vec<Module> {
         step_of(&config, name, &workload).unwrap_or_else(|d| panic!("{name}: {d:?}"))
     };
     let mut modules: Vec<Module> =
-        ["llama-gqa", "gpt2", "olmo2", "mixtral", "deepseek-v3", "gpt-oss", "bert-masked-lm"]
+        ["llama-gqa", "gpt2", "olmo2", "mixtral", "deepseek-v3", "gpt-oss", "llama4", "bert-masked-lm"]
             .map(step)
             .into();
     let options = ShardOptions::new("megatron-tp", parse_mesh("tp=2").unwrap());

@@ -497,6 +497,7 @@ fn unary(f: Unary, x: &str) -> String {
         Unary::Relu => format!("F.relu({x})"),
         Unary::Tanh => format!("torch.tanh({x})"),
         Unary::Relu2 => format!("relu2({x})"),
+        Unary::Symlog => format!("symlog({x})"),
     }
 }
 

@@ -91,6 +91,7 @@ pub(super) fn mask(of: &Mask) -> String {
         Mask::Sinks(n) => ("sinks", vec![n.to_string()]),
         Mask::Global(n) => ("global", vec![n.to_string()]),
         Mask::GlobalAt(at) => ("global_at", vec![numbers(at)]),
+        Mask::Chunks(size) => ("chunks", vec![size.to_string()]),
         Mask::Documents(bounds) => ("documents", vec![numbers(bounds), "None".to_owned()]),
         Mask::DocumentPairs { queries, keys, causal } => {
             let align = match causal {

@@ -28,6 +28,7 @@ fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<
         Mask::Sinks(n) => first_tokens("sinks", *n, keys)?,
         Mask::Global(n) => first_tokens("global", *n, keys)?,
         Mask::GlobalAt(at) => global_at(at, keys)?,
+        Mask::Chunks(size) => ensure!(*size > 0, "V25", "the chunks of mask `chunks` have no token"),
         Mask::Documents(bounds) => [queries, keys].iter().try_for_each(|dim| documents(bounds, dim))?,
         Mask::DocumentPairs { queries: of_q, keys: of_k, causal: _ } => {
             documents(of_q, queries)?;

@@ -59,6 +59,7 @@ pub(super) fn strips(mask: &Mask, tile: &Tile) -> Vec<Strip> {
             out
         }
         Mask::GlobalAt(at) => global_at(at, tile),
+        Mask::Chunks(size) => chunks(i128::from(*size), tile),
         Mask::Documents(bounds) => documents(bounds, bounds, None, tile),
         Mask::DocumentPairs { queries, keys, causal } => documents(queries, keys, *causal, tile),
         Mask::Blocks { size, rows } => blocks(*size, rows, tile),
@@ -110,6 +111,27 @@ fn global_at(at: &[u64], tile: &Tile) -> Vec<Strip> {
     }
     add(next..tile.queries.end, &seen);
     out
+}
+
+/// One strip for each chunk that has queries and keys of the tile.
+fn chunks(size: i128, tile: &Tile) -> Vec<Strip> {
+    let Tile { queries, keys } = tile;
+    if size == 0 {
+        return Vec::new();
+    }
+    let first = queries.start.max(keys.start) / size;
+    let last = (queries.end.min(keys.end) - 1).div_euclid(size);
+    let strip = |chunk: i128| {
+        let (start, end) = (chunk * size, (chunk + 1) * size);
+        let run = Run { start: Bound::At(start.max(keys.start)), end: Bound::At(end.min(keys.end)) };
+        Strip { queries: tile.queries(start, end), runs: vec![run] }
+    };
+    // Queries of a chunk may all be before the tile's, or its keys before the first key.
+    let has_pairs = |strip: &Strip| {
+        let is_run = |run: &Run| matches!((run.start, run.end), (Bound::At(a), Bound::At(b)) if a < b);
+        !strip.queries.is_empty() && strip.runs.iter().all(is_run)
+    };
+    (first..=last).map(strip).filter(has_pairs).collect()
 }
 
 /// The strips of each document whose queries the tile touches, found by bisection: one, or cut where the diagonal of a

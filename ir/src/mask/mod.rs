@@ -37,6 +37,7 @@ use crate::ops::declare::words;
 /// | `sinks(4)` | the first keys, once they are past: `window(left=63, right=0) \| sinks(4)` is StreamingLLM |
 /// | `global(2)` | the first tokens see all and are seen by all |
 /// | `global_at(0, 7, 31)` | the tokens at these positions see all and are seen by all |
+/// | `chunks(8192)` | pairs within one chunk of so many tokens; `causal & chunks(8192)` is the attention of Llama 4 |
 /// | `documents(0, 7, 16)` | pairs within one document |
 /// | `documents(queries=[0, 3, 8], keys=[0, 5, 9])` | the same, for queries and keys of different lengths |
 /// | `documents(queries=[0, 3, 8], keys=[0, 5, 9], causal=end)` | and causal within each, with the last query at the last key |
@@ -74,6 +75,8 @@ pub enum Mask {
     Global(u64),
     /// Global tokens at these positions, ascending: they see every key and are seen by every query.
     GlobalAt(Vec<u64>),
+    /// Chunks of so many tokens, the last of which may be shorter: a query sees the keys of its own chunk.
+    Chunks(u64),
     /// Packed sequences: a query sees the keys of its own document. The bounds are cumulative lengths, from 0 to the
     /// length of the sequence; position `i` is in document `d` where `bounds[d] <= i < bounds[d + 1]`.
     Documents(Vec<u64>),
@@ -147,6 +150,7 @@ impl Mask {
             Mask::Sinks(n) => k < *n && k <= q,
             Mask::Global(n) => k < *n || q < *n,
             Mask::GlobalAt(at) => [q, k].iter().any(|i| at.binary_search(i).is_ok()),
+            Mask::Chunks(size) => q.checked_div(*size).is_some_and(|chunk| chunk == k / size),
             Mask::Documents(bounds) => {
                 let of = |i: u64| bounds.partition_point(|&b| b <= i);
                 (1..bounds.len()).contains(&of(q)) && of(q) == of(k)
@@ -221,6 +225,7 @@ impl Mask {
             | Mask::Sinks(_)
             | Mask::Global(_)
             | Mask::GlobalAt(_)
+            | Mask::Chunks(_)
             | Mask::Documents(_)
             | Mask::DocumentPairs { .. }
             | Mask::Blocks { .. }

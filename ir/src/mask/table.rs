@@ -17,6 +17,16 @@ impl Mask {
         Some([side(low.map(|low| -low))?, side(high)?])
     }
 
+    /// A [band](Self::band) within chunks, and the tokens of a chunk, where that is the whole mask.
+    pub fn band_in_chunks(&self) -> Option<([i64; 2], u64)> {
+        let Mask::All(masks) = self else { return None };
+        let is_chunks = |mask: &&Mask| matches!(mask, Mask::Chunks(_));
+        let (chunks, others): (Vec<&Mask>, Vec<&Mask>) = masks.iter().partition(is_chunks);
+        let [Mask::Chunks(size)] = chunks.as_slice() else { return None };
+        let band = Mask::All(others.into_iter().cloned().collect()).band()?;
+        Some((band, *size))
+    }
+
     /// The strips over `n_queries` and `n_keys` positions.
     ///
     /// The table is the number of strips; then for each the first query, the query after the last, and where its runs
@@ -53,6 +63,9 @@ mod tests {
         // The diagonal is beside the query.
         assert_eq!(Mask::CausalAtEnd { queries: 4, keys: 2 }.band(), None);
         assert_eq!(Mask::Prefix(2).band(), None);
+        assert_eq!(Mask::Causal.band_in_chunks(), None);
+        let chunks = Mask::All(vec![Mask::Causal, Mask::Chunks(4)]);
+        assert_eq!((chunks.band(), chunks.band_in_chunks()), (None, Some(([-1, 0], 4))));
         assert_eq!(Mask::Prefix(2).table(4, 4), [1.0, 0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0, 2.0]);
     }
 }

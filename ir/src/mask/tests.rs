@@ -27,7 +27,7 @@ impl Random {
     /// A mask of `n_q` queries and `n_k` keys that nests joins at most `depth` deep.
     fn mask(&mut self, n_q: u64, n_k: u64, depth: u64) -> Mask {
         let n = n_q.min(n_k);
-        match self.below(if depth > 0 { 16 } else { 11 }) {
+        match self.below(if depth > 0 { 17 } else { 12 }) {
             0 => Mask::Full,
             1 if n_q == n_k => Mask::Causal,
             1 => Mask::Window { left: None, right: Some(0) },
@@ -37,6 +37,7 @@ impl Random {
                 Mask::Window { left: side(), right: side() }
             }
             4 => Mask::Prefix(1 + self.below(n)),
+            11 => Mask::Chunks(1 + self.below(n)),
             5 => Mask::Sinks(1 + self.below(n)),
             6 => Mask::Global(1 + self.below(n)),
             7 if n_q == n_k => {
@@ -207,6 +208,8 @@ fn forms_keep_what_they_say() {
         ("prefix(2)", "##../##../##../##.."),
         ("sinks(2)", "#.../##../##../##.."),
         ("global(1)", "####/#.../#.../#..."),
+        ("chunks(3)", "###../###../###../...##/...##"),
+        ("chunks(2) & causal", "#../##./..#"),
         ("documents(0, 3, 4)", "###./###./###./...#"),
         ("documents(0, 3, 4) & causal", "#.../##../###./...#"),
         ("documents(queries=[0, 1, 3], keys=[0, 2, 5])", "##.../..###/..###"),

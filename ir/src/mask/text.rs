@@ -21,6 +21,7 @@ impl Value for Mask {
             Mask::Sinks(n) => return numbers("sinks", &[*n]),
             Mask::Global(n) => return numbers("global", &[*n]),
             Mask::GlobalAt(at) => return numbers("global_at", at),
+            Mask::Chunks(size) => return numbers("chunks", &[*size]),
             Mask::Documents(bounds) => return numbers("documents", bounds),
             Mask::All(masks) => return Attr::All(each(masks)),
             Mask::Any(masks) => return Attr::Any(each(masks)),
@@ -61,7 +62,8 @@ impl Value for Mask {
                 ("prefix", &[n]) => Ok(Mask::Prefix(n)),
                 ("sinks", &[n]) => Ok(Mask::Sinks(n)),
                 ("global", &[n]) => Ok(Mask::Global(n)),
-                ("prefix" | "sinks" | "global", _) => {
+                ("chunks", &[n]) => Ok(Mask::Chunks(n)),
+                ("prefix" | "sinks" | "global" | "chunks", _) => {
                     let n = numbers.len();
                     Err(format!("mask `{name}` takes one number of tokens, not {n}").into())
                 }
@@ -98,7 +100,9 @@ fn call(name: &str, args: Vec<(String, Attr)>, names: Names<'_>) -> Result<Mask,
             keys: Attribute::read(&mut args, "keys", None, names)?,
             causal: Attribute::read(&mut args, "causal", Some(None), names)?,
         },
-        "prefix" | "sinks" | "global" => return Err(format!("mask `{name}` takes one number of tokens")),
+        "prefix" | "sinks" | "global" | "chunks" => {
+            return Err(format!("mask `{name}` takes one number of tokens"));
+        }
         "global_at" => return Err("mask `global_at` takes the positions of tokens".to_owned()),
         _ => return Err(unknown(&Attr::Word(name.to_owned()))),
     };
@@ -109,6 +113,6 @@ fn call(name: &str, args: Vec<(String, Attr)>, names: Names<'_>) -> Result<Mask,
 fn unknown(found: &Attr) -> AttrError {
     format!(
         "`{found}` is not a mask: full, causal, window(…), prefix(n), sinks(n), global(n), global_at(…), \
-         documents(…) and blocks(…), joined by `&` and `|`"
+         chunks(n), documents(…) and blocks(…), joined by `&` and `|`"
     )
 }

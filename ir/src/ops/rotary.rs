@@ -48,7 +48,9 @@ impl Rotary {
             Scaling::Llama3 { factor, low, high, original } => base
                 .map(|f| {
                     let turns = original * f / (2.0 * PI);
-                    let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    // Without frequencies between the bounds there is a step.
+                    let ramp = (turns - low) / (high - low);
+                    let keep = if high > low { ramp.clamp(0.0, 1.0) } else { f64::from(turns >= high) };
                     f * (keep + (1.0 - keep) / factor)
                 })
                 .collect(),

@@ -6,7 +6,7 @@
 namespace ithaca::kernel {
 
 // The order is that of the operations' declarations.
-enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2 };
+enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2, Symlog };
 enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
 // The factor that the approximation of GELU by a hyperbolic tangent gives x: (1 + tanh(u)) / 2 = sigmoid(2 u), where
@@ -33,6 +33,8 @@ __device__ inline A apply(Unary f, A x) {
             return hyperbolic_tangent(x);
         case Unary::Relu2:
             return x > A(0) ? x * x : A(0);
+        case Unary::Symlog:
+            return x < A(0) ? -logarithm_of_one_and(-x) : logarithm_of_one_and(x);
     }
     return x;
 }

@@ -34,6 +34,8 @@ __device__ inline A slope(Unary f, A x) {
         }
         case Unary::Relu2:
             return x > A(0) ? x + x : A(0);
+        case Unary::Symlog:
+            return A(1) / (A(1) + (x < A(0) ? -x : x));
     }
     return A(0);
 }

@@ -103,6 +103,8 @@ __device__ inline float complementary_error_function(float x) { return erfcf(x);
 __device__ inline double complementary_error_function(double x) { return erfc(x); }
 __device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float logarithm_of_one_and(float x) { return log1pf(x); }
+__device__ inline double logarithm_of_one_and(double x) { return log1p(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }

@@ -31,6 +31,7 @@ __device__ inline int64_t position_of(const Sequence& sequence, int64_t token) {
 // Strips are ascending, and so are the runs of each; a query in no strip sees nothing.
 struct Mask {
     int64_t left, right;   // of the band; negative: unbounded
+    int64_t chunk;         // tokens within which a band is; zero: it is not cut
     const double* strips;  // or none
 };
 
@@ -59,6 +60,11 @@ __device__ inline void narrow_to_run(const Mask& mask, int64_t run, int64_t posi
     if (mask.strips == nullptr) {
         if (mask.left >= 0) start = position - mask.left;
         if (mask.right >= 0) end = position + mask.right + 1;
+        if (mask.chunk > 0) {
+            const int64_t own = position / mask.chunk * mask.chunk;
+            if (own > start) start = own;
+            if (own + mask.chunk < end) end = own + mask.chunk;
+        }
     } else {
         const double* bounds = mask.strips + 1 + 4 * static_cast<int64_t>(mask.strips[0]) + 4 * run;
         start = static_cast<int64_t>(bounds[0]) * position + static_cast<int64_t>(bounds[1]);

@@ -173,10 +173,11 @@ structs! {
         start: Pointer,
     }
 
-    /// A band, or a table of strips.
+    /// A band, within chunks or not, or a table of strips.
     Mask "ithaca::kernel::Mask" {
         left: i64,
         right: i64,
+        chunk: i64,
         strips: Pointer,
     }
 

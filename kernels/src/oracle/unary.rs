@@ -29,6 +29,7 @@ pub(crate) fn unary<T: Real>(f: Unary, x: T) -> T {
             let positive = unary(Unary::Relu, x);
             positive * positive
         }
+        Unary::Symlog => x.through(|x| x.abs().ln_1p().copysign(x)),
     }
 }
 
@@ -117,6 +118,7 @@ pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
             let positive = unary(Unary::Relu, x);
             positive + positive
         }
+        Unary::Symlog => x.through(|x| 1.0 / (1.0 + x.abs())),
     }
 }
 

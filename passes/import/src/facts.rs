@@ -1,7 +1,7 @@
 //! Facts of a model that other frameworks ask for: sizes, and the parts of its computation that they name.
 
 use ithaca_ir::ops::experts::{Gates, Scoring};
-use ithaca_ir::ops::{Scaling, Unary};
+use ithaca_ir::ops::{Pairs, Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::Value;
 
@@ -145,7 +145,8 @@ fn llama(spec: &Spec) -> Option<LlamaFacts> {
         && norms.after_mlp.is_none()
         && spec.residual == Residual::Serial
         && !(spec.bias.out || spec.bias.mlp || spec.scaled_embedding)
-        && spec.qk_norm != QkNorm::Projection
+        && matches!(spec.qk_norm, QkNorm::None | QkNorm::Head)
+        && rotary.pairs == Pairs::Halves
         && spec.logit_cap.is_none()
         && spec.learned.is_none()
         && spec.latent.is_none()

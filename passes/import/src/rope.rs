@@ -226,9 +226,10 @@ impl<'a> Rope<'a> {
                 let factor = required(fields, "factor")?;
                 let low = required(fields, "low_freq_factor")?;
                 let high = required(fields, "high_freq_factor")?;
-                if high <= low {
+                if high < low {
                     let name = fields.path("high_freq_factor");
-                    let message = format!("`{name}` is {high}, which must be above `low_freq_factor` {low}");
+                    let message =
+                        format!("`{name}` is {high}, which must not be below `low_freq_factor` {low}");
                     return Err(Diagnostic::new("M04", message));
                 }
                 Scaling::Llama3 { factor, low, high, original: self.original(fields)? }

@@ -140,6 +140,9 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             ["n_embd", "n_inner", "vocab_size", "n_layer"],
             &["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"],
         ),
+        Spelling::Llama4 => {
+            (["hidden_size", "intermediate_size_mlp", "vocab_size", "num_hidden_layers"], &[])
+        }
     };
     // They would keep the large values.
     for alias in aliases {
@@ -155,7 +158,10 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     for (name, size) in names.into_iter().zip(sizes) {
         set(name, json!(size));
     }
-    if matches!(spec.spelling, Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers) {
+    if matches!(
+        spec.spelling,
+        Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers | Spelling::Llama4
+    ) {
         set("head_dim", json!(head_dim));
     }
     if let Some(positions) = spec.learned {
@@ -172,9 +178,11 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         let name = match spec.spelling {
             Spelling::Latent => "n_routed_experts",
             Spelling::DenseLayers => "num_experts",
-            Spelling::Usual | Spelling::LayerTypes | Spelling::Gpt2 | Spelling::Quotient => {
-                "num_local_experts"
-            }
+            Spelling::Usual
+            | Spelling::LayerTypes
+            | Spelling::Gpt2
+            | Spelling::Quotient
+            | Spelling::Llama4 => "num_local_experts",
         };
         set(name, json!(count));
         set("num_experts_per_tok", json!(top));
@@ -193,6 +201,26 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             let dense = (0u64..).zip(kinds()).filter(|(_, kind)| is_dense(kind));
             set("mlp_only_layers", json!(dense.map(|(layer, _)| layer).collect::<Vec<_>>()));
             set("decoder_sparse_step", json!(1));
+        }
+        Spelling::Llama4 => {
+            let experts = (0u64..).zip(kinds()).filter(|(_, kind)| !is_dense(kind));
+            set("moe_layers", json!(experts.map(|(layer, _)| layer).collect::<Vec<_>>()));
+            let rotated = kinds().map(|kind| u64::from(kind.rotary.is_some()));
+            set("no_rope_layers", json!(rotated.collect::<Vec<_>>()));
+            let types = kinds().map(|kind| match chunk_size(&kind.mask) {
+                None => "full_attention",
+                Some(_) => "chunked_attention",
+            });
+            set("layer_types", json!(types.collect::<Vec<_>>()));
+            if let Some(size) = spec.kinds.iter().find_map(|kind| chunk_size(&kind.mask)) {
+                set("attention_chunk_size", json!(tokens.window(size)));
+            }
+            if let Some(growth) = spec.kinds.iter().find_map(|kind| kind.growth) {
+                set("floor_scale", json!(tokens.window(growth.step)));
+            }
+            if let Some(experts) = &spec.experts {
+                set("intermediate_size", json!(alike(experts.ffn, multiple, 16)));
+            }
         }
         Spelling::Latent => {
             set("first_k_dense_replace", json!(kinds().filter(|kind| is_dense(kind)).count()));
@@ -310,7 +338,7 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.
-pub(crate) fn window_width(mask: &Mask) -> Option<u64> {
+fn window_width(mask: &Mask) -> Option<u64> {
     match mask {
         Mask::Window { left, .. } => left.map(|l| l + 1),
         Mask::Full
@@ -320,11 +348,26 @@ pub(crate) fn window_width(mask: &Mask) -> Option<u64> {
         | Mask::Sinks(_)
         | Mask::Global(_)
         | Mask::GlobalAt(_)
+        | Mask::Chunks(_)
         | Mask::Documents(_)
         | Mask::DocumentPairs { .. }
         | Mask::Blocks { .. }
         | Mask::All(_)
         | Mask::Any(_) => None,
+    }
+}
+
+/// Tokens that a query sees at most, its own the last of them.
+pub(crate) fn seen(mask: &Mask) -> Option<u64> {
+    window_width(mask).or_else(|| chunk_size(mask))
+}
+
+/// Tokens of a chunk within which a query sees keys.
+fn chunk_size(mask: &Mask) -> Option<u64> {
+    match mask {
+        Mask::Chunks(size) => Some(*size),
+        Mask::All(masks) => masks.iter().find_map(chunk_size),
+        _ => None,
     }
 }
 

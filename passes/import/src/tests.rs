@@ -240,7 +240,7 @@ fn rope_that_is_not_understood_is_refused() {
     );
     refused(&rope(json!({"type": "linear", "rope_type": "yarn", "factor": 2})), "M07", &["linear", "yarn"]);
     refused(&rope(json!("linear")), "M03", &["rope_scaling"]);
-    let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4});
+    let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 2});
     refused(&rope(llama3), "M04", &["high_freq_factor"]);
     refused(
         &with(&small("phi3"), json!({"rope_scaling": {"type": "yarn", "factor": 2.0}})),

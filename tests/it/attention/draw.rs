@@ -239,7 +239,7 @@ fn packed(choices: &mut Choices, n: u64, step: u64) -> Mask {
 fn any_mask(choices: &mut Choices, n_q: u64, n_k: u64, depth: u64) -> Mask {
     let mut below = |n: u64| choices.below(n.max(1) as usize) as u64;
     let n = n_q.min(n_k);
-    match below(if depth > 0 { 15 } else { 11 }) {
+    match below(if depth > 0 { 16 } else { 12 }) {
         0 => Mask::Full,
         1 if n_q == n_k => Mask::Causal,
         1 | 2 => Mask::CausalAtEnd { queries: n_q, keys: n_k },
@@ -248,6 +248,7 @@ fn any_mask(choices: &mut Choices, n_q: u64, n_k: u64, depth: u64) -> Mask {
             Mask::Window { left: side(), right: side() }
         }
         4 => Mask::Prefix(1 + below(n)),
+        11 => Mask::Chunks(1 + below(n)),
         5 => Mask::Sinks(1 + below(n)),
         6 => Mask::Global(1 + below(n)),
         7 if n_q == n_k => {

@@ -21,6 +21,8 @@ def allowed(mask, q, k):
     if kind == "global_at":
         at = torch.tensor(given[0], device=q.device)
         return torch.isin(k, at) | torch.isin(q, at)
+    if kind == "chunks":
+        return q // given[0] == k // given[0]
     if kind == "documents":
         of_q, of_k = (torch.tensor(bounds, device=q.device) for bounds in (given[0], given[-2]))
         d, e = (torch.searchsorted(bounds, x, right=True) for bounds, x in ((of_q, q.contiguous()), (of_k, k.contiguous())))

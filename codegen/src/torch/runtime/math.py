@@ -71,12 +71,17 @@ def relu2(x):
     return F.relu(x).square()
 
 
+def symlog(x):
+    return torch.sign(x) * torch.log1p(x.abs())
+
+
 def slope(of, x):
     """The derivative of a function of one element."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         function = dict(silu=F.silu, gelu=F.gelu, gelu_tanh=functools.partial(F.gelu, approximate="tanh"),
-                        quick_gelu=quick_gelu, relu=F.relu, tanh=torch.tanh, relu2=relu2)[of]
+                        quick_gelu=quick_gelu, relu=F.relu, tanh=torch.tanh, relu2=relu2,
+                        symlog=symlog)[of]
         y = function(x)
         return y.detach(), torch.autograd.grad(y.sum(), x)[0]
 

@@ -23,6 +23,8 @@ functions! {
             Tanh = "tanh", "x -> x", Compute, Vector, Results(4);
             /// `max(x, 0)²` (So et al., arXiv 2109.08668).
             Relu2 = "relu2", "x -> x", Compute, Vector, Results(2);
+            /// `sign(x) · log(1 + |x|)`, which is `log(1 + x)` from zero on (Hafner et al., arXiv 2301.04104).
+            Symlog = "symlog", "x -> x", Compute, Vector, Results(5);
         }
     }
 }

@@ -76,13 +76,17 @@ impl Cx<'_> {
 
     fn mask(&self, a: &Attention) -> Result<Mask, LowerError> {
         if let Some([left, right]) = a.mask.band() {
-            return Ok(Mask { left, right, strips: Pointer::NONE });
+            return Ok(Mask { left, right, chunk: 0, strips: Pointer::NONE });
+        }
+        // A ring has no last position, so no table holds its chunks.
+        if let Some(([left, right], chunk)) = a.mask.band_in_chunks().filter(|_| a.wraps) {
+            return Ok(Mask { left, right, chunk: signed(chunk), strips: Pointer::NONE });
         }
         let [queries, keys] = [a.queries, a.keys].map(|d| self.space.size(self.space.sequence(d)));
         // Queries behind tokens of a cache have positions of it.
         let queries = if a.starts { keys } else { queries };
         let strips = self.mask_strips(|| a.mask.table(queries, keys));
-        Ok(Mask { left: -1, right: -1, strips })
+        Ok(Mask { left: -1, right: -1, chunk: 0, strips })
     }
 
     fn bias(&self, a: &Attention, table: Option<View<'_>>) -> Result<Bias, LowerError> {

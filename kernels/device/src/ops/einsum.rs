@@ -44,7 +44,9 @@ fn activation(of: Option<Unary>) -> Option<Activation> {
         None => Some(Activation::Identity),
         Some(Unary::Relu) => Some(Activation::Relu),
         Some(Unary::GeluTanh) => Some(Activation::GeluTanh),
-        Some(Unary::Silu | Unary::Gelu | Unary::QuickGelu | Unary::Tanh | Unary::Relu2) => None,
+        Some(Unary::Silu | Unary::Gelu | Unary::QuickGelu | Unary::Tanh | Unary::Relu2 | Unary::Symlog) => {
+            None
+        }
     }
 }
 

@@ -5,14 +5,14 @@ use std::ops::{Deref, DerefMut, Range};
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Binary, Binding, Cache, Direction, OpError, Rotary, Unary};
+use ithaca_ir::ops::{Binary, Binding, Cache, Direction, OpError, Rotary, Unary, cast, sums_in};
 use ithaca_ir::{
     DType, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType, ValueId,
 };
 
 use super::dims::PageDims;
 use super::drops::{Drops, Key};
-use crate::spec::{NormForm, RotarySpec};
+use crate::spec::{Growth, NormForm, RotarySpec};
 use crate::workload::Logits;
 
 /// A part of a program, or the invariant of the language that it would break.
@@ -283,6 +283,26 @@ impl Body<'_> {
         let positions = self.positions(tokens)?;
         let op = Op::Rotary(Rotary { over, width, theta, scaling, pairs, turn: Direction::Forward });
         Ok([self.push(op.clone(), &[q, positions])?, self.push(op, &[k, positions])?])
+    }
+
+    /// Queries that grow with their positions.
+    pub(super) fn grown(&mut self, q: ValueId, growth: Growth, tokens: DimId) -> Built<ValueId> {
+        let (dtype, wide) = (self.tensors.dtype, sums_in(self.tensors.dtype));
+        let positions = self.positions(tokens)?;
+        let positions = cast(self, positions, wide)?;
+        let mut number = |value: f64| self.push_as(Op::Fill { value }, &[], TensorType::new(wide, []));
+        let (one, step) = (number(1.0)?, number(growth.step as f64)?);
+        let ordinal = self.add(positions, one)?;
+        let steps = self.push(Op::Binary(Binary::Div), &[ordinal, step])?;
+        let whole = self.push(Op::Cast { to: DType::I32 }, &[steps])?;
+        let whole = cast(self, whole, wide)?;
+        let logarithm = self.push(Op::Unary(Unary::Symlog), &[whole])?;
+        let factor = self.push(Op::Scale { factor: growth.scale }, &[logarithm])?;
+        let factor = self.add(factor, one)?;
+        self.name(factor, Some("growth"));
+        let q = cast(self, q, wide)?;
+        let grown = self.push(Op::Binary(Binary::Mul), &[q, factor])?;
+        cast(self, grown, dtype)
     }
 
     /// The only output of a function, named `name` within it.

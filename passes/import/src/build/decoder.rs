@@ -154,7 +154,15 @@ impl Decoder<'_> {
     fn attend(&self, kind: &Kind, f: &mut Body<'_>, x: ValueId) -> Built<ValueId> {
         let Dims { s, m, h, d, .. } = self.dims;
         let [q, k, v] = self.projections(f, x)?;
-        let [q, k] = f.rotate(kind.rotary.as_ref(), (d, s), [q, k])?;
+        let [mut q, mut k] = f.rotate(kind.rotary.as_ref(), (d, s), [q, k])?;
+        if self.spec.qk_norm == QkNorm::Rotated && kind.rotary.is_some() {
+            let ones = f.one(&[d])?;
+            let norm = Op::RmsNorm { over: d, eps: self.spec.sizes.eps, offset: 0.0 };
+            [q, k] = [f.push(norm.clone(), &[q, ones])?, f.push(norm, &[k, ones])?];
+        }
+        if let Some(growth) = kind.growth {
+            q = f.grown(q, growth, s)?;
+        }
         let mixed = self.mix(kind, f, [q, k, v])?;
         let (name, bias) = (self.name(self.spec.layout.attention_out), self.spec.bias.out);
         f.linear(mixed, Linear { name: &name, to: &[m], from: &[h, d], bias })
@@ -216,7 +224,7 @@ impl Decoder<'_> {
         let Dims { b, s, d, .. } = self.dims;
         let name = self.name(&format!("self_attn.{part}_norm"));
         match self.spec.qk_norm {
-            QkNorm::None => Ok(x),
+            QkNorm::None | QkNorm::Rotated => Ok(x),
             QkNorm::Head => self.norm(f, x, &name, d),
             // The sum of squares is a separate operation, so ranks that hold some of the heads exchange one number per
             // token instead of the heads.
@@ -239,26 +247,27 @@ impl Decoder<'_> {
         let up = |f: &mut Body<'_>, part: &str| {
             f.linear(x, Linear { name: &self.name(part), to: &[ffn], from: &[m], bias })
         };
+        let of_gated = |part: &str| format!("{}.{part}", self.spec.layout.gated);
         let (inner, down) = match self.spec.layout.mlp {
             MlpLayout::Gated => {
-                let (gate, up) = (up(f, "mlp.gate_proj")?, up(f, "mlp.up_proj")?);
-                (f.gated(activation, gate, up)?, "mlp.down_proj")
+                let (gate, up) = (up(f, &of_gated("gate_proj"))?, up(f, &of_gated("up_proj"))?);
+                (f.gated(activation, gate, up)?, of_gated("down_proj"))
             }
             MlpLayout::GatedRows => {
                 let mut half = |start: u64| {
                     let stored = Stored::part([2 * rows, columns], [start..start + rows, 0..columns]);
-                    let weight = f.stored(&self.name("mlp.gate_up_proj.weight"), stored, &[ffn, m])?;
+                    let weight = f.stored(&self.name(&of_gated("gate_up_proj.weight")), stored, &[ffn, m])?;
                     f.product(x, weight)
                 };
                 let (gate, up) = (half(0)?, half(rows)?);
-                (f.gated(activation, gate, up)?, "mlp.down_proj")
+                (f.gated(activation, gate, up)?, of_gated("down_proj"))
             }
             MlpLayout::Plain([name, down]) => {
                 let inner = up(f, name)?;
-                (f.push(Op::Unary(activation), &[inner])?, down)
+                (f.push(Op::Unary(activation), &[inner])?, down.to_owned())
             }
         };
-        f.linear(inner, Linear { name: &self.name(down), to: &[m], from: &[ffn], bias })
+        f.linear(inner, Linear { name: &self.name(&down), to: &[m], from: &[ffn], bias })
     }
 }
 

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::experts::{Shared, bounded_slots};
 use ithaca_ir::{Dim, DimId, Mask, Space};
 
-use crate::shrink::window_width;
+use crate::shrink::seen;
 use crate::spec::{ExpertSpec, Latent, Sizes, Spec};
 use crate::workload::Workload;
 
@@ -30,7 +30,7 @@ pub(super) struct Dims {
     pub(super) c: Option<DimId>,
     /// Of caches in pages.
     pub(super) pages: Option<PageDims>,
-    /// A sliding window, and the tokens of a cache of it, where those are fewer than of other caches.
+    /// A sliding window or chunk, and the tokens of a cache of it, where those are fewer than of other caches.
     pub(super) ring: Option<(u64, DimId)>,
     pub(super) experts: Option<ExpertDims>,
     pub(super) latent: Option<LatentDims>,
@@ -50,10 +50,10 @@ impl Dims {
         Self { ring, experts, latent, ..dims }
     }
 
-    /// The cache of layers with a sliding window, the narrowest; pages are of whole sequences.
+    /// The cache of layers with a sliding window or chunks, the narrowest; pages are of whole sequences.
     fn ring(&self, space: &mut Space, spec: &Spec, workload: &Workload) -> Option<(u64, DimId)> {
         let capacity = space.size(self.c.filter(|_| self.pages.is_none())?);
-        let window = spec.kinds.iter().filter_map(|kind| window_width(&kind.mask)).min()?;
+        let window = spec.kinds.iter().filter_map(|kind| seen(&kind.mask)).min()?;
         let step = workload.step.unwrap_or(STEP).max(workload.sequence);
         let tokens = (window - 1 + step).next_multiple_of(BLOCK);
         (tokens < capacity).then(|| (window, space.dims.push(Dim::new("kv_window", tokens))))
@@ -62,7 +62,7 @@ impl Dims {
     /// The tokens of the cache of a layer with this mask, and whether it is a ring.
     pub(super) fn cache_of(&self, mask: &Mask, capacity: DimId) -> (DimId, bool) {
         match self.ring {
-            Some((window, ring)) if window_width(mask) == Some(window) => (ring, true),
+            Some((window, ring)) if seen(mask) == Some(window) => (ring, true),
             _ => (capacity, false),
         }
     }

@@ -5,7 +5,7 @@
 //! y = combine(down · (activation(gate · slots) · (up · slots)), gates) + shared(x)    of slots = dispatch(x)
 //! ```
 
-use ithaca_ir::ops::experts::{Deal, Experts, Route, Shared, Slots};
+use ithaca_ir::ops::experts::{Deal, Experts, Gates, Route, Shared, Slots};
 use ithaca_ir::ops::{cast, sums_in};
 use ithaca_ir::{DimId, Op, ValueId};
 
@@ -24,13 +24,21 @@ pub(super) fn mlp(
 ) -> Built<ValueId> {
     let Dims { m, .. } = cx.dims;
     let (module, activation) = (cx.name(cx.spec.layout.experts), cx.spec.sizes.activation);
-    let [gates, choices] = route(cx, spec, dims, f, x, &module)?;
+    let logits = logits(cx, spec, dims, f, x, &module)?;
+    let [mut gates, choices] = route(spec, dims, f, &logits, spec.gates)?;
+    let mut read = x;
+    if spec.gated_inputs {
+        // The share of the only expert of a token is one.
+        let Dims { b, s, m, .. } = cx.dims;
+        read = f.einsum(x, gates, &[b, s, m])?;
+        [gates, _] = route(spec, dims, f, &logits, Gates::Shares)?;
+    }
     let ExpertDims { e: experts, n: top, shared, .. } = dims;
     let deal = Deal { experts, top, shared, bound: dims.bound };
     let places = f.push(Op::Experts(Experts::Deal(deal)), &[choices])?;
     f.name(places, Some("places"));
     let slots = Slots { experts, top, shared };
-    let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[places, x])?;
+    let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[places, read])?;
     f.name(filled, Some("slots"));
 
     let ones = dims.one.map(|one| filled_slots(cx, dims, f, places, one)).transpose()?;
@@ -52,7 +60,7 @@ pub(super) fn mlp(
     // The network that all tokens share.
     let Some(y) = dims.y else { return Ok(out) };
     let product = |f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]| {
-        let name = cx.name(&format!("mlp.shared_experts.{part}_proj"));
+        let name = cx.name(&format!("{}.{part}_proj", cx.spec.layout.shared));
         f.linear(x, Linear { name: &name, to: &[to], from: &[from], bias: false })
     };
     let gate = product(f, x, "gate", [y, m])?;
@@ -105,6 +113,15 @@ impl Matrices<'_> {
                 };
                 Ok([half(0)?, half(1)?])
             }
+            ExpertTensors::Halves => {
+                let [e, wide, hidden] = [dims.e, width, m].map(|dim| f.space().size(dim));
+                let mut half = |i: u64| {
+                    let window = [0..e, 0..hidden, i * wide..(i + 1) * wide];
+                    let weight = Stored::part([e, hidden, 2 * wide], window);
+                    self.of_all(f, x, ("gate_up_proj", weight, Stored::default()), [m, width])
+                };
+                Ok([half(0)?, half(1)?])
+            }
         }
     }
 
@@ -114,6 +131,10 @@ impl Matrices<'_> {
         let (width, m) = (dims.x, cx.dims.m);
         match cx.spec.layout.expert {
             ExpertTensors::Each([_, _, down]) => self.of_each(f, x, down, [m, width]),
+            ExpertTensors::Halves => {
+                let stored = (Stored::default(), Stored::default());
+                self.of_all(f, x, ("down_proj", stored.0, stored.1), [width, m])
+            }
             ExpertTensors::Alternating => {
                 let [e, hidden] = [dims.e, m].map(|dim| f.space().size(dim));
                 let bias = Stored::part([e, 1, hidden], [0..e, 0..1, 0..hidden]).in_tensor([e, hidden]);
@@ -158,15 +179,15 @@ impl Matrices<'_> {
     }
 }
 
-/// Gates and choices, `[b s n]`.
-fn route(
+/// The router's logits of all experts, `[b s r]`, and the bias that takes part in the choice.
+fn logits(
     cx: &Decoder<'_>,
     spec: &ExpertSpec,
     dims: ExpertDims,
     f: &mut Body<'_>,
     mut x: ValueId,
     module: &str,
-) -> Built<[ValueId; 2]> {
+) -> Built<Vec<ValueId>> {
     let Dims { m, .. } = cx.dims;
     let dtype = f.tensors.dtype;
     let wide = sums_in(dtype);
@@ -188,15 +209,27 @@ fn route(
         let bias = f.weight(&format!("{module}.gate.e_score_correction_bias"), &[dims.r])?;
         operands.push(cast(f, bias, wide)?);
     }
+    Ok(operands)
+}
+
+/// Gates and choices, `[b s n]`.
+fn route(
+    spec: &ExpertSpec,
+    dims: ExpertDims,
+    f: &mut Body<'_>,
+    logits: &[ValueId],
+    gates: Gates,
+) -> Built<[ValueId; 2]> {
+    let dtype = f.tensors.dtype;
     let route = Route {
         over: dims.r,
         top: dims.n,
         scoring: spec.scoring,
-        gates: spec.gates,
+        gates,
         scale: spec.scale,
         groups: spec.groups,
     };
-    let routed = f.node(Op::Experts(Experts::Route(route)), &operands, &[])?;
+    let routed = f.node(Op::Experts(Experts::Route(route)), logits, &[])?;
     let gates = if spec.rounded_gates { cast(f, routed[0], dtype)? } else { routed[0] };
     for (value, name) in [(gates, "gates"), (routed[1], "choices")] {
         f.name(value, Some(name));

@@ -101,6 +101,7 @@ fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
         groups,
         biased: true,
         rounded_gates: false,
+        gated_inputs: false,
         biases: false,
         limit: None,
     })

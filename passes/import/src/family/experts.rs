@@ -118,6 +118,7 @@ pub(super) fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
         groups: None,
         biased: false,
         rounded_gates: false,
+        gated_inputs: false,
         biases: false,
         limit: None,
     }

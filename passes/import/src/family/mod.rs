@@ -9,6 +9,7 @@ mod experts;
 mod gpt2;
 mod gpt_oss;
 mod known;
+mod llama4;
 mod sizes;
 mod t5;
 mod uniform;
@@ -52,7 +53,7 @@ enum Reader {
     Bert,
 }
 
-static FAMILIES: [Family; 18] = [
+static FAMILIES: [Family; 19] = [
     Family::new(
         "llama",
         "grouped heads, biases by flags; rotary default, linear, llama3, yarn",
@@ -193,6 +194,15 @@ static FAMILIES: [Family; 18] = [
         )
     },
     Family {
+        own: llama4::OWN,
+        ..Family::new(
+            "llama4_text",
+            "experts that read gated tokens, a shared one, attention in chunks by layer; rotary as llama",
+            &["Llama4ForCausalLM"],
+            Reader::Decoder(llama4::read),
+        )
+    },
+    Family {
         own: t5::OWN,
         // One field for all places.
         dropout: DropoutFields {
@@ -264,7 +274,8 @@ impl DropoutFields {
 }
 
 /// Models of text and images whose text part is imported, with the `model_type` of that part where it states none.
-const WITH_TEXT: [(&str, &str); 2] = [("mistral3", "mistral"), ("gemma3", "gemma3_text")];
+const WITH_TEXT: [(&str, &str); 3] =
+    [("mistral3", "mistral"), ("gemma3", "gemma3_text"), ("llama4", "llama4_text")];
 
 /// The text part of the description of a model of text and images; the description itself of all others.
 ///

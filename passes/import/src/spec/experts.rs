@@ -38,6 +38,8 @@ pub(crate) struct ExpertSpec {
     pub(crate) biased: bool,
     /// Whether gates have the element type of the tokens.
     pub(crate) rounded_gates: bool,
+    /// Whether gates are factors of what experts read, and not of what they compute; each token then has one expert.
+    pub(crate) gated_inputs: bool,
     /// Whether the router and the experts add biases.
     pub(crate) biases: bool,
     /// The bound of gate and up before the activation; up is then counted from −1.

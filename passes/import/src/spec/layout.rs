@@ -13,12 +13,16 @@ pub(crate) struct Layout {
     pub(crate) projections: Projections,
     /// The output projection of attention.
     pub(crate) attention_out: &'static str,
+    /// The module of a dense MLP with gates.
+    pub(crate) gated: &'static str,
     /// The matrices of a dense MLP.
     pub(crate) mlp: MlpLayout,
     /// The module of the experts.
     pub(crate) experts: &'static str,
     /// The tensors of the experts.
     pub(crate) expert: ExpertTensors,
+    /// The module of the network that all tokens share beside experts.
+    pub(crate) shared: &'static str,
     /// The last norm.
     pub(crate) last_norm: &'static str,
     /// The matrix of the logits, unless it is the embedding's table.
@@ -68,6 +72,9 @@ pub(crate) enum ExpertTensors {
     /// `gate_up_proj`, whose columns are gate and up by turns, and `down_proj`: input-major tensors of all experts, with biases. The
     /// router is `router`.
     Alternating,
+    /// `gate_up_proj`, the first half of whose columns is gate and the other up, and `down_proj`: input-major tensors of all experts.
+    /// The router is `router`.
+    Halves,
 }
 
 impl ExpertTensors {
@@ -75,7 +82,7 @@ impl ExpertTensors {
     pub(crate) fn router(self) -> &'static str {
         match self {
             ExpertTensors::Each(_) => "gate",
-            ExpertTensors::Alternating => "router",
+            ExpertTensors::Alternating | ExpertTensors::Halves => "router",
         }
     }
 }
@@ -88,9 +95,11 @@ impl Layout {
         norms: Norms::BEFORE,
         projections: Projections::Apart,
         attention_out: "self_attn.o_proj",
+        gated: "mlp",
         mlp: MlpLayout::Gated,
         experts: "mlp",
         expert: ExpertTensors::Each(["gate_proj", "up_proj", "down_proj"]),
+        shared: "mlp.shared_experts",
         last_norm: "model.norm",
         head: "lm_head.weight",
         input_major: false,

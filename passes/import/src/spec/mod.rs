@@ -213,6 +213,8 @@ pub(super) enum Spelling {
     Quotient,
     /// By the names of GPT-2.
     Gpt2,
+    /// By the names of Llama 4.
+    Llama4,
 }
 
 /// The form of a norm.
@@ -237,8 +239,20 @@ pub(super) struct Kind {
     pub(super) softcap: Option<f64>,
     /// Rotary positions.
     pub(super) rotary: Option<RotarySpec>,
+    /// How queries grow with their positions.
+    pub(super) growth: Option<Growth>,
     /// The feed-forward part.
     pub(super) mlp: Mlp,
+}
+
+/// Queries at position p are multiplied by `1 + scale · log(1 + floor((p + 1) / step))`, so that attention over many keys
+/// stays as sharp (Nakanishi, arXiv 2501.19399).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Growth {
+    /// The factor of the logarithm.
+    pub(super) scale: f64,
+    /// Tokens between two steps.
+    pub(super) step: u64,
 }
 
 /// Rotary positions.
@@ -263,6 +277,8 @@ pub(super) enum QkNorm {
     Head,
     /// All heads of a token together.
     Projection,
+    /// Each head by itself, behind rotary positions and without weights, in layers that have such positions.
+    Rotated,
 }
 
 /// The input of a block's MLP.
@@ -297,6 +313,11 @@ pub(super) fn window(width: u64) -> Mask {
     Mask::Window { left: Some(width - 1), right: Some(0) }
 }
 
+/// The mask of causal attention within chunks of so many tokens.
+pub(super) fn chunks(size: u64) -> Mask {
+    Mask::All(vec![Mask::Causal, Mask::Chunks(size)])
+}
+
 impl Kind {
     /// A kind with usual scores and one MLP for all tokens.
     pub(super) fn new(
@@ -306,7 +327,15 @@ impl Kind {
         sizes: &Sizes,
     ) -> Self {
         let scale = usual_scale(sizes.head_dim);
-        Self { label: label.into(), mask, scale, softcap: None, rotary: rotary.into(), mlp: Mlp::Dense }
+        Self {
+            label: label.into(),
+            mask,
+            scale,
+            softcap: None,
+            rotary: rotary.into(),
+            growth: None,
+            mlp: Mlp::Dense,
+        }
     }
 }
 
