@@ -120,7 +120,7 @@ fn small(
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let micro_batches = training.micro_batches;
     let batch = if workload.batch.is_multiple_of(micro_batches) {
-        micro_batches * small_batch(workload.batch / micro_batches, job)?
+        micro_batches * small_batch(workload.batch / micro_batches, chunks, job)?
     } else {
         workload.batch
     };
@@ -157,8 +157,14 @@ fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
     })
 }
 
-/// At most two sequences for each rank that has its own; a batch that does not divide is unchanged.
-fn small_batch(batch: u64, job: &Job) -> Result<u64> {
+/// The fewest sequences, two or more, for each rank that has its own, that are cut into as many chunks; a batch that does not divide
+/// is unchanged.
+fn small_batch(batch: u64, chunks: u64, job: &Job) -> Result<u64> {
     let degree = job::sequence_groups(&job.registry, &job.options)?;
-    Ok(if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch })
+    if !batch.is_multiple_of(degree) {
+        return Ok(batch);
+    }
+    let each = batch / degree;
+    let cut = |n: u64| (1..=chunks).rev().find(|&chunks| n.is_multiple_of(chunks));
+    Ok(degree * (2..each).find(|&n| cut(n) == cut(each)).unwrap_or(each))
 }

@@ -160,7 +160,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let training = ineffective::training(&ineffective::settings(args, mode)?)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     let host = offload(args)?.pages();
-    check_page(args)?;
+    check_page(args.page, args.context)?;
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
         expert_bound: Some(match &args.expert_bound {
@@ -185,8 +185,11 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
 }
 
 /// Refuses pages longer than a cache: all that is behind its end is never used.
-fn check_page(args: &WorkloadArgs) -> Result<()> {
-    let (Some(page), Some(context)) = (args.page, args.context) else { return Ok(()) };
+///
+/// # Errors
+/// `M09`.
+pub fn check_page(page: Option<u64>, context: Option<u64>) -> Result<()> {
+    let (Some(page), Some(context)) = (page, context) else { return Ok(()) };
     if page <= context {
         return Ok(());
     }

@@ -95,8 +95,8 @@ impl SmallTokens {
 
 /// A description of a small model with the structure that `config` describes.
 ///
-/// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The MLP and the vocabulary become the smallest
-/// sizes from 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
+/// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The stream (unless its width is
+/// that of all heads), the MLP and the vocabulary become the smallest sizes from 64, 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
 /// kind, and more where groups of layers or `detail` need them. Windows reach as many blocks of the sequence as before, and
 /// learned positions cover the small sequence. Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
 ///
@@ -125,7 +125,7 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
 fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
     let Shrink { tokens, multiple, .. } = *shrink;
     let SmallTokens { sequence, small_sequence, .. } = tokens;
-    let Sizes { heads, ffn, vocab, .. } = spec.sizes;
+    let Sizes { hidden, heads, ffn, vocab, .. } = spec.sizes;
     let head_dim = small_head_dim(spec, shrink.detail.head_dim);
     let layers = small_layers(spec, shrink.layers(spec.sizes.layers));
     let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
@@ -149,12 +149,15 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         small.remove(*alias);
     }
     let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
-    let sizes = [
-        heads.saturating_mul(head_dim),
-        alike(ffn, multiple, 48),
-        alike(vocab, multiple, 96),
-        layers.len() as u64,
-    ];
+    let hidden = match spec.spelling {
+        Spelling::Quotient | Spelling::Gpt2 => heads.saturating_mul(head_dim),
+        Spelling::Usual
+        | Spelling::LayerTypes
+        | Spelling::DenseLayers
+        | Spelling::Latent
+        | Spelling::Llama4 => alike(hidden, multiple, 64),
+    };
+    let sizes = [hidden, alike(ffn, multiple, 48), alike(vocab, multiple, 96), layers.len() as u64];
     for (name, size) in names.into_iter().zip(sizes) {
         set(name, json!(size));
     }

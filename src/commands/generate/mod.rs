@@ -195,6 +195,7 @@ type InPages = Option<(Pages, u64)>;
 fn jobs(args: &RunArgs, request: &Request, session: &Session<'_>) -> Result<([Job; 2], InPages)> {
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
+    subject::check_page(workload.page, Some(request.context))?;
     let mut in_pages = None;
     let of_prompts = [&args.decoding.prompt_strategy, &args.decoding.prompt_mesh];
     let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {

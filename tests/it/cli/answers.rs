@@ -35,6 +35,18 @@ fn repairs_work_as_they_are_printed() {
     }
 }
 
+/// Batches that are cut into chunks, and weights whose width is not that of all heads, divide as they do in the large model.
+#[test]
+fn small_models_are_laid_out_as_the_large_ones_are() {
+    for request in [
+        "examples/llama-3-8b --mode train --strategy megatron-tp --mesh tp=2 --seq 64 --batch 4 --fuse overlap",
+        "examples/gpt-oss-120b --mode train --strategy usp --mesh ring=3,ulysses=2 --seq 60 --zero 3:1000",
+    ] {
+        let out = said(&repository("."), &format!("run {request} --shrink"));
+        assert!(out.contains("passed"), "{request}: {out}");
+    }
+}
+
 #[test]
 fn repairs_that_would_be_refused_are_not_offered() {
     let root = repository("");
@@ -49,6 +61,7 @@ fn repairs_that_would_be_refused_are_not_offered() {
         ("verify tests/goldens/bert --mesh tp=2 --batch 1 --seq 64", "M08", 1),
         ("run tests/goldens/bert-masked-lm --mode decode --prompt 1,5,7", "M09", 0),
         ("run tests/goldens/t5 --mode decode --context 32", "M09", 0),
+        ("run tests/goldens/llama-gqa --mode decode --prompt 1,5,7 --steps 2 --page 1000", "M09", 1),
         ("run tests/goldens/bert-masked-lm --mode decode --seq 16", "M09", 1),
         (qwen, "P20", 2),
     ] {

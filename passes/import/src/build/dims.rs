@@ -1,6 +1,6 @@
 //! Dimensions of a decoder.
 
-use ithaca_ir::ops::experts::{Shared, bounded_slots};
+use ithaca_ir::ops::experts::Shared;
 use ithaca_ir::{Dim, DimId, Mask, Space};
 
 use crate::shrink::seen;
@@ -140,21 +140,17 @@ impl ExpertDims {
         spec: &ExpertSpec,
         workload: &Workload,
     ) -> Self {
-        let sizes = [batch, sequence].map(|dim| space.size(dim));
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-        let (shared, bound) = match workload.capacity {
+        let (slots, bound) = spec.slots(workload);
+        let shared = match workload.capacity {
             Some(capacity) => {
-                let slots = capacity.slots(sizes[1] / capacity.groups().max(1), spec.top, spec.count);
                 let (groups, slots) = (dim("g", capacity.groups()), dim("c", slots));
-                (Shared { batch, batches: batch, sequence, groups, slots }, None)
+                Shared { batch, batches: batch, sequence, groups, slots }
             }
             // `shard` makes a group of the tokens of each rank.
             None => {
-                let all = spec.count as f64 / spec.top.max(1) as f64;
-                let bound = workload.expert_bound.map_or(all, |bound| bound.factor().min(all));
-                let slots = bounded_slots(bound, sizes[0] * sizes[1], spec.top, spec.count);
                 let (batches, groups, slots) = (dim("p", 1), dim("g", 1), dim("c", slots));
-                (Shared { batch, batches, sequence, groups, slots }, Some(bound))
+                Shared { batch, batches, sequence, groups, slots }
             }
         };
         Self {

@@ -1,6 +1,6 @@
 //! Experts, and latent attention.
 
-use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
+use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring, bounded_slots};
 use ithaca_ir::{Diagnostic, Dim};
 
 use super::limits::{check_elements, check_width, tokens};
@@ -65,6 +65,14 @@ impl ExpertSpec {
                 .help("choose GROUPS to divide the sequence in `--capacity FACTOR/GROUPS`"));
         }
         let wide = check_width(self.count, "experts", self.ffn)?;
+        let slots = u128::from(self.count) * u128::from(self.slots(workload).0);
+        if slots > 1 << 31 {
+            let message =
+                format!("{} experts have {slots} slots for tokens, which 31 bits do not number", self.count);
+            return Err(Diagnostic::new("M04", message).help(
+                "describe fewer experts, or use a smaller batch, `--seq`, `--expert-bound` or `--capacity`",
+            ));
+        }
         check_elements(&[
             ("the experts", wide.into(), hidden),
             (
@@ -73,6 +81,20 @@ impl ExpertSpec {
                 hidden.max(self.ffn),
             ),
         ])
+    }
+}
+
+impl ExpertSpec {
+    /// The slots of an expert for a group of tokens, and the factor of the even share that they are bounded by; no factor where
+    /// further tokens are dropped.
+    pub(crate) fn slots(&self, workload: &Workload) -> (u64, Option<f64>) {
+        if let Some(capacity) = workload.capacity {
+            let tokens = workload.sequence / capacity.groups().max(1);
+            return (capacity.slots(tokens, self.top, self.count), None);
+        }
+        let all = self.count as f64 / self.top.max(1) as f64;
+        let bound = workload.expert_bound.map_or(all, |bound| bound.factor().min(all));
+        (bounded_slots(bound, workload.batch * workload.sequence, self.top, self.count), Some(bound))
     }
 }
 

@@ -110,6 +110,8 @@ fn what_is_not_computed_is_refused() {
         "M04",
         &["2147483648 experts of 14336"],
     );
+    let narrow = json!({"num_local_experts": 1_u64 << 31, "intermediate_size": 16});
+    refused(&with(&mixtral(), narrow), "M04", &["2147483648 experts have", "slots"]);
     refused(&with(&mixtral(), json!({"num_hidden_layers": 1_u64 << 62})), "M04", &["1 to 65536 layers"]);
     refused(&with(&mixtral(), json!({"num_experts": 4})), "M07", &["num_local_experts", "4"]);
     refused(&with(&mixtral(), json!({"router_jitter_noise": 0.1})), "M05", &["router_jitter_noise"]);
