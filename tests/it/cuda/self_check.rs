@@ -90,13 +90,16 @@ fn steps_in_half_precision_agree_with_themselves_on_one_device() {
         let parameters =
             ShardOptions { zero: Zero::Parameters, ..options("data-parallel+ring", "dp=2,ring=2") };
         let persistent = ShardOptions { zero: Zero::ParametersAbove(0), ..options("data-parallel", "dp=2") };
-        let cases = [
+        let cases = vec![
             case(&whole, &options("ulysses", "ulysses=2"), 2),
             case(&whole, &parameters, 2),
             case(&whole, &persistent, 2),
             case(&staged, &options("megatron-tp-sp+pipeline", "pp=2,tp=2"), 2),
             case(&with_biases, &options("ring", "ring=2"), 1),
         ];
+        // Every other one, and the others in the other type.
+        let others = usize::from(dtype == "float16");
+        let cases: Vec<_> = cases.into_iter().skip(others).step_by(2).collect();
         together::run(&cases);
     }
 }

@@ -228,7 +228,9 @@ fn ten_steps_of_experts_give_the_weights_of_one_device() {
     for name in tier::one_in(3, ["mixtral", "qwen3-moe", "deepseek-v3"]) {
         let (config, io, weights) = golden(name);
         let weights = Renamed::new(&weights, &[]);
-        for capacity in [None, Some("0.75/8")] {
+        // Dropless, and of one model with tokens that are dropped.
+        let capacities: &[Option<&str>] = if name == "mixtral" { &[None, Some("0.75/8")] } else { &[None] };
+        for capacity in capacities {
             let capacity = capacity.map(|text| Capacity::parse(text).unwrap());
             let lengths = Workload { capacity, ..workload(&io) };
             let report = differences(&config, &lengths, (&io, &weights), &plans);
