@@ -165,7 +165,7 @@ impl PlanRequest {
         for choice in &plan.search.open {
             let (training, default) = (&mut workload.training, Training::default());
             match choice {
-                Choice::Zero => {}
+                Choice::Zero | Choice::Persistent => {}
                 Choice::Recompute => training.recompute = default.recompute,
                 Choice::MicroBatches => training.micro_batches = default.micro_batches,
                 Choice::LossChunks => training.loss_chunks = default.loss_chunks,
@@ -315,6 +315,7 @@ fn has_host_link(cluster: &Cluster) -> Result<()> {
 fn open(workload: &WorkloadArgs, layout: &LayoutArgs) -> Vec<Choice> {
     [
         (Choice::Zero, layout.zero.is_none()),
+        (Choice::Persistent, layout.zero.as_deref() == Some("3")),
         (Choice::Recompute, workload.recompute.is_none()),
         (Choice::MicroBatches, workload.micro_batches.is_none()),
         (Choice::Pipeline, workload.pipeline.is_none()),

@@ -185,7 +185,8 @@ pub struct LayoutArgs {
     /// Of several micro-batches stages 0 and 1 sum the gradients whole on each rank, and reduce them once a step. Stages 2
     /// and 3 reduce those of each micro-batch, and a rank holds its part of the sum only. Stage 3 gathers weights for every
     /// pass of every micro-batch; with 3:ELEMENTS weights outside layers, and those of layers with at most so many elements,
-    /// stay whole and are gathered once a step.
+    /// stay whole and are gathered once a step. For several micro-batches `plan` chooses how many where memory allows, 3:none
+    /// keeps none.
     #[arg(long, value_name = "STAGE[:ELEMENTS]", allow_hyphen_values = true, help_heading = "Layout")]
     pub zero: Option<String>,
     /// Another strategy inside the attention of one kind of layer, a function of the program; repeatable.

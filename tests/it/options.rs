@@ -12,7 +12,7 @@ use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::compile;
-use ithaca_passes::import::{Workload, import};
+use ithaca_passes::import::{ExpertBound, Workload, import};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
@@ -211,15 +211,16 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
     let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
     let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
     let options = ithaca::subject::layout_options(&Registry::default(), &args.layout, mesh.as_ref()).unwrap();
+    let module = module(args.workload.seq.unwrap());
     let request = Request {
         gpus: gpus.unwrap(),
         batch: 1,
+        experts: planner::experts(&module),
         strategy: args.layout.strategy,
         mesh,
         options,
         ..Request::default()
     };
-    let module = module(args.workload.seq.unwrap());
     planner::rank(&Program::new(verify(&module).unwrap(), &cluster), &cluster, &request)
 }
 
@@ -268,11 +269,16 @@ fn longest(config: &Value) -> u64 {
     }
 }
 
+/// As the command line has it.
+fn prefill(tokens: u64) -> Workload {
+    Workload { expert_bound: Some(ExpertBound::default()), ..Workload::prefill(1, tokens) }
+}
+
 #[test]
 fn every_example_has_a_plan_or_repairs_that_work() {
     for (name, config) in examples() {
         let tokens = longest(&config);
-        let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
+        let module = |tokens| import(&config, &name, &prefill(tokens)).unwrap();
         for gpus in tier::one_in(6, [3, 2, 4, 6, 8, 64, 16]) {
             plan_or_repairs(&name, &module, &words(&format!("--gpus {gpus} --seq {tokens}")));
         }
@@ -284,7 +290,7 @@ fn every_strategy_has_a_plan_or_repairs_that_work() {
     let mut refused = 0;
     for (name, config) in examples() {
         let tokens = longest(&config);
-        let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
+        let module = |tokens| import(&config, &name, &prefill(tokens)).unwrap();
         let strategies = ["ulysses", "megatron-tp", "megatron-tp-sp", "ulysses+megatron-tp-sp"];
         for strategy in tier::one_in(3, strategies) {
             for gpus in tier::one_in(2, [3, 8, 6]) {

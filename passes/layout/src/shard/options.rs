@@ -208,7 +208,7 @@ const PASS: &str = "shard";
 
 /// Options, as `list passes` shows them.
 pub const OPTIONS: &str = "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=auto|pad|uneven, \
-                           order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3|3:ELEMENTS, \
+                           order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3|3:ELEMENTS|3:none, \
                            movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], \
                            sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME";
 

@@ -85,7 +85,7 @@ impl Zero {
         }
     }
 
-    /// The stage spelled `0` to `3`, or `3:ELEMENTS`.
+    /// The stage spelled `0` to `3`, `3:ELEMENTS`, or `3:none`, which is 3 where nothing may be chosen.
     ///
     /// # Errors
     /// `P02` for another text.
@@ -93,7 +93,7 @@ impl Zero {
         text.parse().map_err(|_| {
             Diagnostic::new("P02", format!("there is no ZeRO stage {text}"))
                 .help("0 splits nothing, 1 and 2 states of the optimizer and gradients, 3 parameters too")
-                .help("3:ELEMENTS splits parameters of layers that have more elements")
+                .help("3:ELEMENTS splits parameters of layers that have more elements, 3:none all of them")
         })
     }
 
@@ -130,13 +130,14 @@ impl FromStr for Zero {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let read = match text.split_once(':') {
+            Some(("3", "none")) => Some(Zero::Parameters),
             Some(("3", most)) => most.parse().ok().map(Zero::ParametersAbove),
             Some(_) => None,
             None => {
                 text.parse().ok().and_then(|stage: u64| Self::ALL.into_iter().find(|z| z.stage() == stage))
             }
         };
-        read.ok_or("a stage from 0 to 3, or 3:ELEMENTS")
+        read.ok_or("a stage from 0 to 3, 3:ELEMENTS or 3:none")
     }
 }
 

@@ -52,6 +52,8 @@ fn is_default(narrowing: &Narrowing) -> bool {
 pub enum Choice {
     /// The ZeRO stage.
     Zero,
+    /// The weights that stay whole at ZeRO 3, where several micro-batches need them.
+    Persistent,
     /// The activations that are computed again.
     Recompute,
     /// The number of micro-batches.

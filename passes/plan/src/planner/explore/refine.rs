@@ -330,18 +330,24 @@ impl Search<'_> {
     /// memory.
     pub(super) fn with_persistent(&self, tried: &mut Tried) {
         // No framework has them as they are here.
-        if !self.is_open(Choice::Zero) || self.request.target.is_some() {
+        let chooses_stage = self.is_open(Choice::Zero);
+        if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
             return;
         }
         tried.fits.sort_by(Priced::cmp_rank);
         let fastest = |one: &Priced| {
             let is_split = one.options.zero == Zero::Parameters;
             let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
-            // With all of them whole it is stage 2.
+            if !chooses_stage && training.micro_batches == 1 {
+                return None;
+            }
             let sizes = WeightSize::all(one.per_rank()?);
             let mut most: BTreeSet<u64> =
                 sizes.values().filter(|size| size.is_per_layer).map(|size| size.elements).collect();
-            most.pop_last();
+            // With all of them whole it is stage 2, which a search tries by itself.
+            if chooses_stage {
+                most.pop_last();
+            }
             most.insert(0);
             let most: Vec<u64> = most.into_iter().collect();
             let mut best: Option<Priced> = None;
@@ -400,6 +406,9 @@ fn flags(open: &[Choice], Step { options, training }: &Step) -> String {
     let is_staged = training.stages > 1;
     let flag = |choice: &Choice| match choice {
         Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
+        Choice::Persistent => {
+            (options.zero != options.zero.without_persistent()).then(|| format!("--zero {}", options.zero))
+        }
         Choice::Recompute => {
             (training.recompute != Recompute::None).then(|| format!("--recompute {}", training.recompute))
         }

@@ -191,6 +191,28 @@ fn the_best_of_a_small_space_is_found() {
     });
 }
 
+/// A stage 3 that is stated gathers weights once a step, as far as memory allows; of one micro-batch it stays as it is.
+#[test]
+fn a_stated_stage_has_persistent_weights_for_several_micro_batches() {
+    let config = llama(2048, 8192, 8, 32, 8);
+    for (micro_batches, is_changed) in [(8, true), (1, false)] {
+        let training = Training { micro_batches, ..Training::default() };
+        let steps = Some(Steps { training, open: vec![Choice::Persistent] });
+        let mut request = Request { steps, mesh: Some(Mesh::new([("dp", 8)])), ..request(8, 64, &[]) };
+        request.strategy = Some("data-parallel".to_owned());
+        request.options.zero = Zero::Parameters;
+        searched(&config, (64, 1024), &request, |search| {
+            let tried = explored(search, 1, Answer::Ranked).unwrap();
+            let zero = tried.fits[0].options.zero;
+            assert_eq!(zero != Zero::Parameters, is_changed, "{micro_batches} micro-batches: {zero}");
+            assert_eq!(
+                tried.fits[0].flags,
+                if is_changed { format!("--zero {zero}") } else { String::new() }
+            );
+        });
+    }
+}
+
 /// With memory to spare weights of layers stay whole too, as many as fit.
 #[test]
 fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
