@@ -335,6 +335,7 @@ fn queue(stream: Stream) -> &'static str {
     match stream {
         Stream::Compute => "kCompute",
         Stream::Comm => "kComm",
+        Stream::Down => "kDown",
         Stream::Weights => "kWeights",
         Stream::Host => "kHost",
         Stream::ToHost => "kToHost",

@@ -14,7 +14,7 @@ const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool br
     inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register \
     reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this throw true \
     try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq assert errno stdin \
-    stdout stderr linux unix main ranks whole ithaca kernel program tables run c s in i k kCompute kComm kWeights kHost kToHost kForwardEven kForwardOdd \
+    stdout stderr linux unix main ranks whole ithaca kernel program tables run c s in i k kCompute kComm kDown kWeights kHost kToHost kForwardEven kForwardOdd \
     kBackwardEven kBackwardOdd kForwardWrap kBackwardWrap kWorld";
 
 impl Names {

@@ -22,6 +22,8 @@ pub enum Stream {
     Compute,
     /// Collectives of activations, and all others that no stream below has.
     Comm,
+    /// Parts that travel round a ring the other way: to ranks of higher numbers.
+    Down,
     /// Gathers of weights and reductions of gradients.
     Weights,
     /// Copies from host memory.
@@ -44,9 +46,10 @@ pub enum Stream {
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 11] = [
+    pub const ALL: [Stream; 12] = [
         Stream::Compute,
         Stream::Comm,
+        Stream::Down,
         Stream::Weights,
         Stream::Host,
         Stream::ToHost,
@@ -75,9 +78,18 @@ impl Stream {
         }
     }
 
+    /// The stream of parts that travel along an axis of `n` ranks by so many: the shorter way round, and of two equal ways that of a
+    /// ring's steps.
+    pub fn along_a_ring(by: u64, n: u64) -> Self {
+        if by > 0 && 2 * by < n { Stream::Down } else { Stream::Comm }
+    }
+
     /// Whether it has transfers between stages of a pipeline.
     pub fn is_between_stages(self) -> bool {
-        !matches!(self, Stream::Compute | Stream::Comm | Stream::Weights | Stream::Host | Stream::ToHost)
+        !matches!(
+            self,
+            Stream::Compute | Stream::Comm | Stream::Down | Stream::Weights | Stream::Host | Stream::ToHost
+        )
     }
 
     /// The spelling in the text form.
@@ -85,6 +97,7 @@ impl Stream {
         match self {
             Stream::Compute => "compute",
             Stream::Comm => "comm",
+            Stream::Down => "down",
             Stream::Weights => "weights",
             Stream::Host => "host",
             Stream::ToHost => "to_host",

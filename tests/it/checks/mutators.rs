@@ -189,6 +189,7 @@ fn change_stream(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
             Stream::ForwardEven => Stream::BackwardOdd,
             Stream::Weights => Stream::Comm,
             Stream::Comm
+            | Stream::Down
             | Stream::Host
             | Stream::ToHost
             | Stream::ForwardOdd

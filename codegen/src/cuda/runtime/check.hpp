@@ -31,11 +31,11 @@ struct NotCopied {
     NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// Weights and gradients have a stream of their own, and so have copies from host memory and copies to it. Each stage of a
+// Parts that travel the other way round a ring have a stream of their own. Weights and gradients have a stream of their own, and so have copies from host memory and copies to it. Each stage of a
 // pipeline sends on streams of its own, by direction and by the parity of the stage; those to a stage of equal parity are on a
 // third.
 enum Queue {
-    kCompute, kComm, kWeights, kHost, kToHost, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap,
+    kCompute, kComm, kDown, kWeights, kHost, kToHost, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap,
     kBackwardWrap, kQueues
 };
 

@@ -313,6 +313,16 @@ impl<'a> Lowering<'a> {
         self.task(Stream::Compute, work, reads, writes);
     }
 
+    /// The stream of parts that travel along an axis.
+    fn along(&self, from: &TensorType, to: &TensorType) -> Stream {
+        let mesh = &self.space.mesh;
+        let moved = from.layout.moved.iter().chain(&to.layout.moved).map(|m| m.axis);
+        let by = |ty: &TensorType, axis| ty.layout.moved_along(axis).map_or(0, |m| m.by);
+        let mut hops = moved.map(|axis| (axis, by(to, axis) + mesh.size(axis) - by(from, axis)));
+        let hop = hops.find(|(axis, by)| !by.is_multiple_of(mesh.size(*axis)));
+        hop.map_or(Stream::Comm, |(axis, by)| Stream::along_a_ring(by % mesh.size(axis), mesh.size(axis)))
+    }
+
     /// A collective: pack, exchange, unpack. Several tensors travel from wire to wire, permutes from tensor to tensor.
     fn transfer(&mut self, node: &Node) {
         let sources = self.reads(node);
@@ -328,6 +338,7 @@ impl<'a> Lowering<'a> {
                     let phase = self.phases[node.operands[0].index()];
                     Stream::between_stages(phase, sender, to.layout.at)
                 }
+                Some(_) | None if stream == Stream::Comm => self.along(from, to),
                 Some(_) | None => stream,
             };
             return self.task(stream, Work::Exchange(transfer), sources, results);

@@ -128,6 +128,7 @@ impl Between<'_> {
                 messages.iter().filter(|m| self.cluster.level_between(rank, m.0) == i).collect();
             if !over.is_empty() {
                 let bytes: u64 = over.iter().map(|m| m.1).sum();
+                let to_one = over.iter().map(|m| m.1).max().unwrap_or(0);
                 let (pattern, latency) = match self.op {
                     Op::Permute => (Pattern::Ring { rounds: 1 }, level.latency.value),
                     _ => {
@@ -137,7 +138,10 @@ impl Between<'_> {
                         (Pattern::Exchange, blocks.len() as f64 * level.message_latency.value)
                     }
                 };
-                let time = CollectiveTime { latency, transfer: bytes as f64 / level.rate(pattern) };
+                // Each other device has a link of its own, as far as there are links.
+                let transfer =
+                    f64::max(bytes as f64 / level.rate(pattern), to_one as f64 / level.rate_to_one(pattern));
+                let time = CollectiveTime { latency, transfer };
                 levels.push((i, time.times(self.cluster.crowding(self.space.mesh.ranks()))));
             }
             inside = level.devices.value.max(1);
@@ -312,5 +316,25 @@ mod tests {
         assert_eq!(cluster.collective_time(&space, &op, &from, &to), on(3).time);
         let back = Op::FetchSum { from: f };
         assert_eq!(cluster.collective_time(&space, &back, &to, &from), on(3).time);
+    }
+    /// Devices with a link to each other one: a step of a ring has one of seven, and steps both ways have one each.
+    #[test]
+    fn steps_both_ways_take_as_long_as_one_where_devices_have_links_of_their_own() {
+        let bytes = 1 << 24;
+        let times = ["mi300x", "dgx-h100"].map(|name| {
+            let cluster = Cluster::named(name).unwrap();
+            let (space, from) = ring(Mesh::new([("ring", 8)]), bytes);
+            let parcel =
+                |by| Parcel { op: Op::Permute, from: from.clone(), to: moved(&space, &from, by, None) };
+            let seconds = |parcels: &[Parcel]| cluster.message_seconds(&space, parcels);
+            let alone = seconds(&[parcel(1)]) - cluster.levels[0].latency.value;
+            let full = bytes as f64 / cluster.levels[0].rate(Pattern::Ring { rounds: 1 });
+            let both = seconds(&[parcel(1), parcel(7)]) - cluster.levels[0].latency.value;
+            let twice = seconds(&[parcel(1), parcel(1)]) - cluster.levels[0].latency.value;
+            [alone / full, both / alone, twice / alone]
+        });
+        for (found, expected) in times.as_flattened().iter().zip([7.0, 1.0, 2.0, 1.0, 2.0, 2.0]) {
+            close(*found, expected);
+        }
     }
 }

@@ -155,6 +155,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
         name: _,
         devices,
         bandwidth,
+        links,
         contention,
         latency,
         message_latency,
@@ -167,6 +168,9 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     let key = |k: &str| format!("{path}.{k}");
     count(&key("devices"), devices)?;
     rate(&key("bandwidth"), bandwidth)?;
+    if let Some(links) = links {
+        count(&key("links"), links)?;
+    }
     positive(&key("contention"), contention)?;
     if contention.value < 1.0 {
         let problem = format!("is {}: at least 1 device uses a link", contention.value);

@@ -99,7 +99,7 @@ impl Cluster {
     fn direct(&self, level: &Level, p: u64, bytes: f64) -> Option<CollectiveTime> {
         let latency =
             level.direct_latency.as_ref().filter(|_| self.runtime.all_reduce == AllReduce::Direct)?;
-        let read = |bytes: f64| bytes / level.rate(Pattern::Exchange);
+        let read = |bytes: f64| bytes / (level.rate(Pattern::Exchange) * level.used(p));
         let others = (p - 1) as f64;
         let once = CollectiveTime { latency: latency.value, transfer: read(others * bytes) };
         let twice =
@@ -137,7 +137,8 @@ impl Cluster {
             None => {
                 let steps = self.crossed((ranks, stride)).into_iter().map(|level| &self.levels[level]);
                 let seconds = steps.map(|level| {
-                    let transfer = bytes / level.rate(Pattern::Ring { rounds: 1 }) * level.contention.value;
+                    let transfer =
+                        bytes / level.rate_to_one(Pattern::Ring { rounds: 1 }) * level.contention.value;
                     level.latency.value + transfer
                 });
                 self.crowding(ranks * stride) * seconds.fold(0.0, f64::max)
@@ -157,7 +158,7 @@ impl Cluster {
         let reached = self.levels.iter().position(|l| l.devices.value >= ranks);
         let reached = reached.or(self.levels.len().checked_sub(1))?;
         let level = &self.levels[reached];
-        let transfer = bytes / level.rate(Pattern::Exchange);
+        let transfer = bytes / level.rate_to_one(Pattern::Exchange);
         let time = CollectiveTime { latency: level.message_latency.value, transfer };
         Some((reached, time.times(self.crowding(ranks))))
     }

@@ -214,6 +214,10 @@ pub struct Level {
     pub devices: Sourced<u64>,
     /// Bandwidth of one device in one direction, bytes per second.
     pub bandwidth: Sourced<f64>,
+    /// Links to different devices that make up this bandwidth: a message to one device has one of them. Left out, or 1, where a
+    /// switch gives it all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<Sourced<u64>>,
     /// Devices that share this bandwidth when all of them communicate; one where every device has its own link.
     pub contention: Sourced<f64>,
     /// One step of a ring (all-gather, reduce-scatter, all-reduce), seconds.
@@ -347,10 +351,30 @@ impl Level {
         self.bandwidth.value * efficiency
     }
 
+    /// The links to different devices.
+    pub(super) fn links(&self) -> f64 {
+        self.links.as_ref().map_or(1.0, |links| links.value as f64)
+    }
+
+    /// The part of the links that so many devices have among each other.
+    pub(super) fn used(&self, devices: u64) -> f64 {
+        (devices.saturating_sub(1).max(1) as f64).min(self.links()) / self.links()
+    }
+
+    /// Whether a device has links of its own to different devices.
+    pub(crate) fn has_own_links(&self) -> bool {
+        self.links() > 1.0
+    }
+
+    /// The same of messages to one device.
+    pub(super) fn rate_to_one(&self, pattern: Pattern) -> f64 {
+        self.rate(pattern) / self.links()
+    }
+
     /// The same of a collective that joins so many blocks of the level inside.
     pub(super) fn rate_across(&self, pattern: Pattern, blocks: u64) -> f64 {
         let loss = self.scale_loss.as_ref().map_or(0.0, |loss| loss.value);
-        self.rate(pattern) / (1.0 + loss * (blocks as f64 / 2.0).log2().max(0.0))
+        self.rate(pattern) * self.used(blocks) / (1.0 + loss * (blocks as f64 / 2.0).log2().max(0.0))
     }
 }
 

@@ -52,19 +52,32 @@ pub struct Part {
 }
 
 impl Part {
-    /// Adds a tensor that travels with the others.
+    /// Adds a tensor that travels with the others, with loads of its own.
     pub(super) fn add(&mut self, other: Part) {
         self.peers.extend(other.peers);
         self.latency = self.latency.max(other.latency);
         self.together |= other.together;
-        for load in other.loads {
-            match self.loads.iter_mut().find(|l| (l.level, l.way) == (load.level, load.way)) {
-                Some(sum) => {
-                    sum.seconds += load.seconds;
-                    sum.far = sum.far.filter(|&far| Some(far) == load.far);
-                }
-                None => self.loads.push(load),
+        self.loads.extend(other.loads);
+    }
+
+    /// Makes the loads of a direction of a level one: their sum, or, where devices have `links` to each other, that of the busiest
+    /// link, as far as all of them together are not busy for longer.
+    pub(super) fn settle(&mut self, links: impl Fn(usize) -> f64) {
+        let mut settled: Vec<Load> = Vec::new();
+        for load in &self.loads {
+            let is_same = |one: &Load| (one.level, one.way) == (load.level, load.way);
+            if settled.iter().any(is_same) {
+                continue;
             }
+            let same: Vec<&Load> = self.loads.iter().filter(|one| is_same(one)).collect();
+            let to = |far: Option<Rank>| same.iter().filter(|l| l.far == far).map(|l| l.seconds).sum::<f64>();
+            let busiest = same.iter().filter(|l| l.far.is_some()).map(|l| to(l.far)).fold(0.0, f64::max);
+            let to_one: f64 = same.iter().filter(|l| l.far.is_some()).map(|l| l.seconds).sum();
+            let seconds = to(None) + busiest.max(to_one / links(load.level));
+            let far = load.far.filter(|_| same.iter().all(|l| l.far == load.far));
+            settled.push(Load { seconds, far, ..*load });
         }
+        settled.sort_by_key(|load| (load.level, load.way));
+        self.loads = settled;
     }
 }

@@ -6,7 +6,10 @@ use ithaca_ir::message::Parcel;
 use ithaca_ir::{Op, Rank, Space, boxes};
 
 use super::between::Between;
-use super::{Cluster, CollectiveTime, Load, Part, RankExchange, Way};
+use super::{Cluster, CollectiveTime, Level, Load, Part, RankExchange, Way};
+
+/// Ranks that are looked at for the one that takes longest; beyond, nodes repeat themselves.
+const LOOKED_AT: u64 = 64;
 
 impl Cluster {
     /// Seconds that a message takes on the busiest rank; none where nothing is sent.
@@ -16,6 +19,11 @@ impl Cluster {
         };
         let (each, alike): (Vec<&Parcel>, Vec<&Parcel>) = parcels.iter().partition(|parcel| differs(parcel));
         let alike = self.by_level(space, alike.into_iter().map(|Parcel { op, from, to }| (op, from, to)));
+        if alike.is_empty() && each.len() > 1 && self.levels.iter().any(Level::has_own_links) {
+            // Tensors to different devices have links of their own.
+            let on = |rank| self.message_on(space, parcels, Rank(rank)).map_or(0.0, |on| on.time.seconds());
+            return (0..space.mesh.ranks().min(LOOKED_AT)).map(on).fold(0.0, f64::max);
+        }
         let each = each.into_iter().map(|Parcel { op, from, to }| self.collective_time(space, op, from, to));
         together(each.chain([self.join(alike)])).seconds()
     }
@@ -31,7 +39,12 @@ impl Cluster {
         let mut peers: Vec<Rank> = parts.iter().flat_map(|part| part.peers.iter().copied()).collect();
         peers.sort_unstable();
         peers.dedup();
-        Some(RankExchange { peers, time: together(parts.into_iter().map(|part| part.time)) })
+        let mut time = together(parts.into_iter().map(|part| part.time));
+        if parcels.len() > 1 && self.levels.iter().any(Level::has_own_links) {
+            let part = self.part(space, parcels, rank);
+            time.transfer = part.loads.iter().map(|load| load.seconds).fold(0.0, f64::max).min(time.transfer);
+        }
+        Some(RankExchange { peers, time })
     }
 
     /// The part of `rank` in a message. Alone on its links it takes the latency and its largest load; tensors that travel
@@ -59,7 +72,7 @@ impl Cluster {
         whole.add(part);
         whole.peers.sort_unstable();
         whole.peers.dedup();
-        whole.loads.sort_by_key(|load| (load.level, load.way));
+        whole.settle(|level| self.levels[level].links());
         whole
     }
 }

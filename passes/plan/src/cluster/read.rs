@@ -73,7 +73,11 @@ impl Shape {
             "measured" => Some(Self { keys: names::<Measured>(), optional: &[], inside: |_| None }),
             _ => Self::number_or_name(key),
         };
-        Self { keys: names::<Level>(), optional: &["direct_latency", "scale_loss", "measured"], inside }
+        Self {
+            keys: names::<Level>(),
+            optional: &["links", "direct_latency", "scale_loss", "measured"],
+            inside,
+        }
     }
 
     fn accelerator() -> Self {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::Rank;
 use ithaca_ir::schedule::Stream;
 
 use crate::cluster::Way;
@@ -20,8 +21,8 @@ pub(super) struct Loads {
     pub(super) links: Vec<(Link, f64)>,
 }
 
-/// A direction of a rank's link at a level.
-pub(super) type Link = (usize, Way);
+/// A direction of a rank's link at a level; where devices have links of their own to each other, of that to a rank.
+pub(super) type Link = (usize, Way, Option<Rank>);
 
 /// When the links of a rank are used.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     fn loads(links: &[(usize, f64)]) -> Loads {
-        Loads { latency: 1.0, links: links.iter().map(|&(level, s)| ((level, Way::Out), s)).collect() }
+        Loads { latency: 1.0, links: links.iter().map(|&(level, s)| ((level, Way::Out, None), s)).collect() }
     }
 
     #[test]

@@ -127,7 +127,8 @@ impl Pricing<'_> {
         let part = self.cluster.part(self.space, parcels, self.classes.ranks()[c]);
         let link = |load: Load| {
             let contention = self.cluster.levels[load.level].contention.value.max(1.0);
-            ((load.level, load.way), (load.seconds * contention).min(seconds))
+            let to = load.far.filter(|_| self.cluster.levels[load.level].has_own_links());
+            ((load.level, load.way, to), (load.seconds * contention).min(seconds))
         };
         let links: Vec<_> = part.loads.into_iter().map(link).collect();
         let transfer = links.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);

@@ -51,23 +51,24 @@ impl Links {
     pub(super) fn share(&mut self, now: f64, program: &Program) -> Option<f64> {
         self.advance(now);
         self.changed = false;
-        let mut own: BTreeMap<(usize, usize, Way), f64> = BTreeMap::new();
+        let mut own: BTreeMap<(usize, usize, Way, Option<u64>), f64> = BTreeMap::new();
         for Flow { of, load, .. } in &self.flows {
-            *own.entry((of.0, load.level, load.way)).or_default() += 1.0;
+            *own.entry((of.0, load.level, load.way, load.own.map(|[there, _]| there))).or_default() += 1.0;
         }
         // Devices divide a link, and the streams of a device its part.
-        let among = |class: usize, level: usize, way: Way| -> f64 {
-            let crosses = |&&(other, _): &&(usize, f64)| own.contains_key(&(other, level, way));
+        let among = |class: usize, level: usize, way: Way, to: Option<u64>| -> f64 {
+            let crosses = |&&(other, _): &&(usize, f64)| own.contains_key(&(other, level, way, to));
             let n: f64 = program.sharers[class][level].iter().filter(crosses).map(|(_, n)| n).sum();
             let devices = n.min(program.contention[level]).max(1.0);
-            devices * own.get(&(class, level, way)).copied().unwrap_or(1.0)
+            devices * own.get(&(class, level, way, to)).copied().unwrap_or(1.0)
         };
         let shares: Vec<f64> = self
             .flows
             .iter()
             .map(|Flow { of, load, .. }| {
-                let far = load.far.map_or(1.0, |far| among(far, load.level, load.way.back()));
-                among(of.0, load.level, load.way).max(far)
+                let [there, back] = [0, 1].map(|end| load.own.map(|own| own[end]));
+                let far = load.far.map_or(1.0, |far| among(far, load.level, load.way.back(), back));
+                among(of.0, load.level, load.way, there).max(far)
             })
             .collect();
         self.flows.iter_mut().zip(shares).for_each(|(flow, among)| flow.among = among);

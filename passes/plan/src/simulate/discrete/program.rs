@@ -1,9 +1,9 @@
 //! A schedule by classes of ranks: for each frame and class the tasks of each stream, in order.
 
-use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::ScanOrder;
 use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
+use ithaca_ir::{Rank, Space};
 
 use super::alike::{Alike, FrameSeconds, on, sharers};
 use crate::cluster::{Cluster, Load, Way};
@@ -95,6 +95,8 @@ pub(super) struct Shared {
     pub(super) way: Way,
     pub(super) seconds: f64,
     pub(super) far: Option<usize>,
+    /// How far the rank at the other end is, of a link that only these two have, and how far this rank is from there.
+    pub(super) own: Option<[u64; 2]>,
 }
 
 impl Program {
@@ -228,8 +230,12 @@ impl Compiler<'_> {
             for load in part.loads {
                 let Load { level, way, seconds, far } = load;
                 if self.shares || self.cluster.levels[level].contention.value > 1.0 {
+                    let n = space.mesh.ranks();
+                    let apart = |from: Rank, to: Rank| (to.0 + n - from.0) % n;
+                    let own = far.filter(|_| self.cluster.levels[level].has_own_links());
+                    let own = own.map(|far| [apart(rank, far), apart(far, rank)]);
                     let far = far.map(|far| alike.class(far));
-                    meeting.shared.push(Shared { level, way, seconds, far });
+                    meeting.shared.push(Shared { level, way, seconds, far, own });
                 } else {
                     meeting.own = meeting.own.max(seconds);
                 }
