@@ -4,9 +4,9 @@
 //! the ranks that have it. Blocks that live at the same time on the same ranks, as what a layer saves for the backward pass, are
 //! first placed as one; where these leave gaps, each is also placed alone, and the better way is taken.
 //!
-//! A schedule has tens of thousands of blocks, of which few live at one time, some of them for nearly the whole step.
-//! Placed blocks are therefore indexed by the ranks that have them, then by length of life, then by start: a block is in
-//! one list, and a query for a time visits few other blocks.
+//! A schedule has tens of thousands of blocks, and all of the inputs of as many micro-batches may live at one time. The
+//! memory of placed blocks is therefore in a segment tree over time for the ranks that have them, and memory that touches is
+//! joined: a block finds its offset in time that grows with the depth of the tree and the gaps, not with the blocks alive.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -89,85 +89,151 @@ fn first_fit(blocks: &[Block]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|&i| Reverse(blocks[i].bytes));
     let mut offsets = vec![0; blocks.len()];
-    let mut placed = Placed::default();
-    let mut busy = Vec::new();
-    for i in order {
-        let block = &blocks[i];
-        busy.clear();
-        busy.extend(placed.meeting(block));
-        busy.sort_unstable();
-        let mut offset = 0;
-        for &(start, end) in &busy {
-            if offset + block.bytes <= start {
-                break;
-            }
-            offset = offset.max(end);
-        }
-        offsets[i] = offset;
-        placed.add(offset, block);
+    let mut placed = Placed::of(blocks);
+    // Blocks without bytes come last, and meet nothing.
+    for i in order.into_iter().take_while(|&i| blocks[i].bytes > 0) {
+        offsets[i] = placed.lowest(&blocks[i]);
+        placed.add(offsets[i], &blocks[i]);
     }
     offsets
 }
 
 /// Blocks that have their offsets, by the ranks that have them.
-#[derive(Default)]
 struct Placed {
     places: BTreeMap<Option<At>, Lives>,
 }
 
 impl Placed {
+    fn of(blocks: &[Block]) -> Self {
+        let mut times: BTreeMap<Option<At>, Vec<usize>> = BTreeMap::new();
+        for block in blocks {
+            times.entry(block.at).or_default().extend([block.first, block.last]);
+        }
+        Self { places: times.into_iter().map(|(at, times)| (at, Lives::at(times))).collect() }
+    }
+
     fn add(&mut self, offset: u64, block: &Block) {
-        let &Block { bytes, first, last, at } = block;
-        let memory = (offset, offset + bytes);
-        self.places.entry(at).or_default().add(Life { first, last, memory });
+        let lives = self.places.get_mut(&block.at).expect("every block has a place");
+        lives.add((block.first, block.last), (offset, offset + block.bytes));
     }
 
-    /// The memory, from and to, of blocks that some rank has at a time at which it has this one.
-    fn meeting(&self, block: &Block) -> impl Iterator<Item = (u64, u64)> {
+    /// The lowest offset at which nothing is that some rank has at a time at which it has this block.
+    fn lowest(&self, block: &Block) -> u64 {
         let meets = |there: Option<At>| there.is_none() || block.at.is_none() || there == block.at;
-        let places = self.places.iter().filter(move |&(&there, _)| meets(there));
-        places.flat_map(|(_, lives)| lives.meeting(block.first, block.last))
+        let mut met: Vec<&[Memory]> = Vec::new();
+        for (_, lives) in self.places.iter().filter(|&(&there, _)| meets(there)) {
+            lives.meeting((block.first, block.last), &mut met);
+        }
+        let mut offset = 0;
+        loop {
+            let before = offset;
+            for taken in &mut met {
+                let passed = taken.partition_point(|&(_, end)| end <= offset);
+                *taken = &taken[passed..];
+                while let Some((&(start, end), rest)) = taken.split_first()
+                    && start < offset + block.bytes
+                {
+                    offset = offset.max(end);
+                    *taken = rest;
+                }
+            }
+            if offset == before {
+                return offset;
+            }
+        }
     }
 }
 
-/// Blocks of some ranks: those that live for at most `1 << span` times by `span`, then by `first >> span`.
-#[derive(Default)]
+/// Memory from an offset to another.
+type Memory = (u64, u64);
+
+/// The memory of the blocks of some ranks: a segment tree over time.
 struct Lives {
-    spans: Vec<Vec<Vec<Life>>>,
+    /// The times at which a block begins or ends to live, in order.
+    times: Vec<usize>,
+    /// The number of leaves: time `i` is leaf `2 i + 1`, and the times before it leaf `2 i`.
+    leaves: usize,
+    /// The children of node `i` are `2 i` and `2 i + 1`, and leaf `i` is node `leaves + i`.
+    nodes: Vec<Node>,
 }
 
-/// When a block lives, and in which memory, from and to.
-struct Life {
-    first: usize,
-    last: usize,
-    memory: (u64, u64),
+/// A span of time.
+#[derive(Clone, Default)]
+struct Node {
+    /// The memory of blocks of which the span is a part.
+    through: Vec<Memory>,
+    /// The memory of blocks that live at some time of the span, but for those of which it is inside a part.
+    within: Vec<Memory>,
 }
 
 impl Lives {
-    fn add(&mut self, life: Life) {
-        let span = (life.last - life.first + 1).next_power_of_two().ilog2();
-        let starts = grown(&mut self.spans, span as usize);
-        grown(starts, life.first >> span).push(life);
+    fn at(mut times: Vec<usize>) -> Self {
+        times.sort_unstable();
+        times.dedup();
+        let leaves = (2 * times.len() + 1).next_power_of_two();
+        Self { times, leaves, nodes: vec![Node::default(); 2 * leaves] }
     }
 
-    /// The memory of those that live at some time from `first` to `last`.
-    fn meeting(&self, first: usize, last: usize) -> impl Iterator<Item = (u64, u64)> {
-        let near = self.spans.iter().enumerate().flat_map(move |(span, starts)| {
-            // A block that began one step earlier may still live.
-            let from = (first >> span).saturating_sub(1).min(starts.len());
-            let to = ((last >> span) + 1).min(starts.len());
-            &starts[from..to]
-        });
-        near.flatten().filter(move |life| life.first <= last && first <= life.last).map(|life| life.memory)
+    fn add(&mut self, life: (usize, usize), memory: Memory) {
+        let (from, to) = self.leaves(life);
+        for node in parts(from, to) {
+            insert(&mut self.nodes[node].through, memory);
+            insert(&mut self.nodes[node].within, memory);
+        }
+        for node in above(from, to) {
+            insert(&mut self.nodes[node].within, memory);
+        }
+    }
+
+    /// Adds the memory of blocks that live at some time of a life.
+    fn meeting<'a>(&'a self, life: (usize, usize), met: &mut Vec<&'a [Memory]>) {
+        let (from, to) = self.leaves(life);
+        met.extend(parts(from, to).map(|node| self.nodes[node].within.as_slice()));
+        met.extend(above(from, to).map(|node| self.nodes[node].through.as_slice()));
+    }
+
+    /// The first and the last leaf of a life, as nodes.
+    fn leaves(&self, (first, last): (usize, usize)) -> (usize, usize) {
+        let leaf = |time| self.leaves + self.times.binary_search(&time).map_or_else(|i| 2 * i, |i| 2 * i + 1);
+        (leaf(first), leaf(last))
     }
 }
 
-/// The list at a place of a table, which is as long as it must be.
-fn grown<T>(table: &mut Vec<Vec<T>>, at: usize) -> &mut Vec<T> {
-    if table.len() <= at {
-        table.resize_with(at + 1, Vec::new);
+/// The fewest nodes whose spans are together the leaves `from` to `to`.
+fn parts(from: usize, to: usize) -> impl Iterator<Item = usize> {
+    let (mut from, mut end) = (from, to + 1);
+    std::iter::from_fn(move || {
+        while from < end {
+            if from % 2 == 1 {
+                from += 1;
+                return Some(from - 1);
+            }
+            if end % 2 == 1 {
+                end -= 1;
+                return Some(end);
+            }
+            (from, end) = (from / 2, end / 2);
+        }
+        None
+    })
+}
+
+/// The nodes above two leaves: all nodes of which a part is inside, and some that are inside a part.
+fn above(from: usize, to: usize) -> impl Iterator<Item = usize> {
+    let pairs = std::iter::successors(Some((from / 2, to / 2)), |(from, to)| Some((from / 2, to / 2)));
+    pairs
+        .take_while(|&(from, _)| from > 0)
+        .flat_map(|(from, to)| std::iter::once(from).chain((to != from).then_some(to)))
+}
+
+/// Adds memory to a list in order, in which memory that touches is joined.
+fn insert(list: &mut Vec<Memory>, (mut start, mut end): Memory) {
+    let from = list.partition_point(|&(_, other)| other < start);
+    let to = from + list[from..].partition_point(|&(other, _)| other <= end);
+    if let (Some(first), Some(last)) = (list[from..to].first(), list[from..to].last()) {
+        (start, end) = (start.min(first.0), end.max(last.1));
     }
-    &mut table[at]
+    list.splice(from..to, [(start, end)]);
 }
 
 #[cfg(test)]
