@@ -110,6 +110,7 @@ fn requests_that_nothing_satisfies_say_what_would() {
         "plan examples/llama-3-8b --gpus 1 --seq 131072 --logits all --cluster l20-pcie",
         "plan examples/gpt2 --gpus 2 --seq 4096",
         "plan examples/gpt2 --gpus 2 --documents 512*2",
+        "plan examples/llama-4-scout --gpus 8 --documents 512*2",
         "plan examples/llama-3-8b --gpus 8 --seq 8192 --documents 4k,4000",
         "plan examples/llama-3-8b --gpus 8 --documents 4x",
         "plan examples/llama-3-8b --gpus 8 --documents lengths.txt",

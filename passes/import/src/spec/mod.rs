@@ -141,6 +141,10 @@ impl Model {
             Err(Diagnostic::new("M10", format!("documents packed into a sequence, but {why}")).help(help))
         };
         match &self.structure {
+            Structure::Decoder(spec) if spec.kinds.iter().any(Kind::counts_positions) => {
+                let why = "chunks of attention, and the growth of queries, do not start again in each";
+                return refused(why, "leave `--documents` out: other models with rotary positions have them");
+            }
             Structure::Decoder(spec) if spec.learned.is_none() => {}
             Structure::Decoder(_) | Structure::Bert(_) => {
                 let why = "learned positions do not start again in each";
@@ -319,6 +323,11 @@ pub(super) fn chunks(size: u64) -> Mask {
 }
 
 impl Kind {
+    /// Whether attention depends on positions, and not only on how far tokens are apart.
+    fn counts_positions(&self) -> bool {
+        self.growth.is_some() || self.mask.band_in_chunks().is_some()
+    }
+
     /// A kind with usual scores and one MLP for all tokens.
     pub(super) fn new(
         label: impl Into<String>,
