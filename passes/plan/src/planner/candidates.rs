@@ -156,10 +156,11 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Experts => request.experts > 0,
         Search::Caches => request.continues.is_some(),
         Search::Prefix => request.continues.is_some_and(|tokens| tokens > 1),
-        // The search of training steps puts its own around layouts; stages of a prefill are asked for by a mesh.
+        // The search of training steps puts its own around layouts; stages of a prefill are asked for by a mesh, or tried where
+        // nothing else fits.
         Search::Stages => match &request.mesh {
             Some(mesh) => mesh.axis(STAGE_AXIS).is_some(),
-            None => request.continues.is_some(),
+            None => request.continues.is_some() || request.tries_stages,
         },
         Search::Named => request.narrowing.only.iter().any(|name| name == s.name()),
     };

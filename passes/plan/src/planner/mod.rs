@@ -28,6 +28,7 @@ mod tried;
 use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
+use ithaca_layout::shard::strategy::STAGE_AXIS;
 use rayon::prelude::*;
 
 use crate::cluster::Cluster;
@@ -219,6 +220,18 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
     let mut tried = Tried::default();
     let registry = compiler.registry();
     grow::add(&mut tried, compiler, cluster, (candidates(&registry, cluster, request)?, request));
+    // Stages of a prefill wait for each other, but each has its own layers only.
+    if tried.fits.is_empty() && !tried.too_large.is_empty() && request.may_try_stages() {
+        let staged = Request { tries_stages: true, ..request.clone() };
+        let mut candidates = candidates(&registry, cluster, &staged)?;
+        candidates.retain(|options| options.mesh.axis(STAGE_AXIS).is_some());
+        let mut of_stages = Tried::default();
+        grow::add(&mut of_stages, compiler, cluster, (candidates, &staged));
+        if !of_stages.fits.is_empty() {
+            tried.fits = of_stages.fits;
+            tried.n_passed_over += of_stages.n_passed_over;
+        }
+    }
     Ok(ranked(tried))
 }
 

@@ -38,6 +38,8 @@ pub struct Request {
     pub chooses_micro_batches: bool,
     /// The framework that the plan is for.
     pub target: Option<Target>,
+    /// Whether a search of prefills tries stages.
+    pub tries_stages: bool,
 }
 
 /// The training steps of a request.
@@ -118,6 +120,7 @@ impl Request {
             chooses_micro_batches: workload.mode != Mode::Train
                 && search.open.contains(&Choice::MicroBatches),
             target: None,
+            tries_stages: false,
         })
     }
 
@@ -125,6 +128,12 @@ impl Request {
     pub(super) fn is_search_of_steps(&self) -> bool {
         let is_one = self.strategy.is_some() && self.mesh.is_some();
         self.steps.as_ref().is_some_and(|steps| !is_one || !steps.open.is_empty())
+    }
+
+    /// Whether this is a search of prefills that does not try stages.
+    pub(super) fn may_try_stages(&self) -> bool {
+        let is_open = self.strategy.is_none() && self.mesh.is_none() && self.target.is_none();
+        is_open && self.steps.is_none() && self.continues.is_none() && !self.tries_stages
     }
 
     /// Which parts of a training step candidates state: a search chooses the others later, and that of layouts inside has none.
