@@ -93,6 +93,8 @@ impl Cache {
         file.persist(self.directory.join(key))?;
         let mut entries: Vec<(SystemTime, PathBuf)> = fs::read_dir(&self.directory)?
             .flatten()
+            // Files of other names are not this cache's.
+            .filter(|entry| entry.file_name().len() == key.len())
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         entries.sort();
@@ -194,10 +196,11 @@ mod tests {
     fn the_oldest_entries_go() {
         let home = tempfile::tempdir().unwrap();
         let cache = Cache::open(home.path()).unwrap();
+        fs::write(home.path().join("notes"), "not of the cache").unwrap();
         for n in 0..CAPACITY + 3 {
             cache.write(&key([n.to_string().as_str()]), &compiled(1));
         }
-        assert_eq!(fs::read_dir(home.path()).unwrap().count(), CAPACITY);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), CAPACITY + 1);
         assert!(cache.read(&key([(CAPACITY + 2).to_string().as_str()])).is_some());
     }
 }

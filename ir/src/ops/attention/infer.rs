@@ -228,7 +228,7 @@ fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType)
 /// A ring has what queries of a step see, and the tokens that the step writes.
 fn check_ring(a: &Attention, space: &Space) -> Result<(), OpError> {
     let of_window = a.mask.band().filter(|band| band[0] >= 0).map(|[left, _]| left.unsigned_abs());
-    let of_chunk = || a.mask.band_in_chunks().map(|(_, size)| size - 1);
+    let of_chunk = || a.mask.band_in_chunks().map(|(_, size)| size.saturating_sub(1));
     let Some(left) = of_window.or_else(of_chunk) else {
         bail!("V05", "`attention` on a ring needs a mask that is a window or has chunks, not {:?}", a.mask);
     };

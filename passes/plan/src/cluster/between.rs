@@ -333,6 +333,14 @@ mod tests {
             let twice = seconds(&[parcel(1), parcel(1)]) - cluster.levels[0].latency.value;
             [alone / full, both / alone, twice / alone]
         });
+        // Nodes whose devices share an adapter.
+        let mut shared = Cluster::named("mi300x").unwrap();
+        shared.levels[1].contention.value = 8.0;
+        let (space, from) = ring(Mesh::new([("ring", 2), ("u", 8)]), bytes);
+        let parcel = Parcel { op: Op::Permute, from: from.clone(), to: moved(&space, &from, 1, None) };
+        let seconds = |n| shared.message_seconds(&space, &vec![parcel.clone(); n]);
+        let latency = shared.levels[1].latency.value;
+        close((seconds(2) - latency) / (seconds(1) - latency), 2.0);
         for (found, expected) in times.as_flattened().iter().zip([7.0, 1.0, 2.0, 1.0, 2.0, 2.0]) {
             close(*found, expected);
         }

@@ -42,7 +42,8 @@ impl Cluster {
         let mut time = together(parts.into_iter().map(|part| part.time));
         if parcels.len() > 1 && self.levels.iter().any(Level::has_own_links) {
             let part = self.part(space, parcels, rank);
-            time.transfer = part.loads.iter().map(|load| load.seconds).fold(0.0, f64::max).min(time.transfer);
+            let shared = |load: &Load| load.seconds * self.levels[load.level].contention.value;
+            time.transfer = part.loads.iter().map(shared).fold(0.0, f64::max).min(time.transfer);
         }
         Some(RankExchange { peers, time })
     }
