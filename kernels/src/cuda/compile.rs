@@ -22,7 +22,7 @@ pub struct Architecture {
     pub minor: u32,
 }
 
-/// Compiles kernels, by their [names](ithaca_device::catalogue), or takes them from the [cache].
+/// Compiles kernels, by their [names](ithaca_device::catalogue), or takes them from the cache of kernels on disk.
 ///
 /// # Errors
 /// [`Unavailable`](super::Unavailable) without NVRTC, [`CudaError::Compile`] with its log.
