@@ -192,7 +192,7 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
 
 fn style(op: &Op) -> Style {
     match op {
-        Op::Param(_) | Op::Input(_) | Op::Fill { .. } | Op::Positions => Style::Source,
+        Op::Param(_) | Op::Input(_) | Op::Fill { .. } | Op::Positions { .. } => Style::Source,
         Op::State(_) | Op::Assign { .. } => Style::State,
         Op::Call { .. } => Style::Call,
         _ if op.is_communication() => Style::Communication,

@@ -10,7 +10,7 @@ use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::{OrderChoice, SequenceFit, ShardOptions, Zero, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, OrderChoice, SequenceFit, ShardOptions, Zero, parse_mesh};
 use libtest_mimic::Trial;
 
 use crate::golden::{self, Golden};
@@ -128,6 +128,12 @@ fn ways() -> Vec<(String, Way)> {
     ] {
         let layout = Some(ShardOptions { zero, ..layout(strategy, mesh) });
         let title = format!("{strategy} {mesh} zero={zero}");
+        ways.push((title, Way { training: Training::default(), layout, refusals: OF_LAYOUTS }));
+    }
+    for (strategy, mesh) in [("megatron-tp", "tp=6"), ("ulysses", "ulysses=6")] {
+        let layout = layout(strategy, mesh);
+        let layout = Some(ShardOptions { heads: HeadSplit::Pad, sequence: SequenceFit::Pad, ..layout });
+        let title = format!("{strategy} {mesh} padded");
         ways.push((title, Way { training: Training::default(), layout, refusals: OF_LAYOUTS }));
     }
     let groups = [2, 3].map(|every| Training { recompute: Recompute::Full { every }, ..Training::default() });

@@ -96,7 +96,7 @@ fn main_function(
     let ids = TensorType::new(DType::I32, [dims.b, dims.s]);
     let tokens = builder.push_as(Op::Input(Binding::named("input_ids")), &[], ids).unwrap();
     let positions = TensorType::new(DType::I32, [dims.s]);
-    let positions = builder.push_as(Op::Positions, &[], positions).unwrap();
+    let positions = builder.push_as(Op::Positions { padding: 0 }, &[], positions).unwrap();
     let table = TensorType::new(stream.dtype, [dims.v, dims.m]);
     let table = builder.weight(Binding::named("table"), table).unwrap();
     let x = builder.push(Op::Embed { over: dims.v, padding: None }, &[table, tokens]).unwrap();
@@ -356,7 +356,9 @@ fn distribute_function(out: &Module, function: &Function, choices: &mut Choices)
         let mut operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
         let mut declared: Vec<TensorType> = Vec::new();
         match &node.op {
-            Op::Param(_) | Op::Input(_) | Op::Positions => declared.push(place(space, results[0], choices)),
+            Op::Param(_) | Op::Input(_) | Op::Positions { .. } => {
+                declared.push(place(space, results[0], choices))
+            }
             Op::Call { callee, .. } => {
                 let callee = &out.functions[*callee];
                 for (operand, &param) in operands.iter_mut().zip(&callee.params) {

@@ -117,7 +117,7 @@ fn last_phase(step: &Step) -> Option<Phase> {
 fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step> {
     let function = &module.functions[id];
     match &node.op {
-        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions => return None,
+        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions { .. } => return None,
         _ => {}
     }
     let space = &module.space;

@@ -32,7 +32,7 @@ impl Scope<'_> {
             Op::State(b) => format!("state({}, {}{})", stored_name(&b.name), result(0), place(b)),
             Op::Input(b) => format!("given({}, {}{})", stored_name(&b.name), result(0), place(b)),
             Op::Fill { value } => format!("fill({}, {})", real(*value), result(0)),
-            Op::Positions => format!("positions({})", result(0)),
+            Op::Positions { padding } => format!("positions({padding}, {})", result(0)),
             Op::Einsum => self.einsum(&[ty(0), ty(1)], result_type(0), &[x(0), x(1)]),
             Op::AccumulateProduct => {
                 format!("{} + {}", x(2), self.einsum(&[ty(0), ty(1)], result_type(0), &[x(0), x(1)]))

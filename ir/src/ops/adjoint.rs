@@ -35,7 +35,7 @@ impl Op {
             | Op::Input(_)
             | Op::State(_)
             | Op::Fill { .. }
-            | Op::Positions
+            | Op::Positions { .. }
             | Op::Loss(Loss::Valid { .. }) => Ok(vec![None; operands.len()]),
             Op::Einsum => linear::adjoint_einsum(b, operands, d),
             Op::Sum => linear::adjoint_sum(b, operands[0], d),

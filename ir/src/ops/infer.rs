@@ -78,7 +78,7 @@ impl Op {
             Op::Param(binding) | Op::Input(binding) => {
                 return source::infer(self, binding, space, declared);
             }
-            Op::Positions => return source::infer_positions(space, declared),
+            Op::Positions { padding } => return source::infer_positions(*padding, space, declared),
             Op::Reshard => return structure::infer_reshard(space, operands[0], declared),
             Op::Attention(attention) => return attention::infer(attention, space, operands),
             Op::AttendPages { attention, pages, slots } => {

@@ -152,11 +152,20 @@ pub(super) fn infer(
     Ok(smallvec![ty.clone()])
 }
 
-pub(super) fn infer_positions(space: &Space, declared: &[TensorType]) -> Result<Types, OpError> {
+pub(super) fn infer_positions(
+    padding: i64,
+    space: &Space,
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
     let ty = only("positions", declared)?;
     if ty.dtype != DType::I32 || ty.dims.len() != 1 {
         bail!("V04", "`positions` is an i32 vector over one sequence dimension");
     }
+    ensure!(
+        i32::try_from(padding).is_ok(),
+        "V04",
+        "padding of `positions` is numbered in i32, not {padding}"
+    );
     ensure!(space.size(ty.dims[0]) <= 1 << 31, "V04", "`positions` counts at most 2^31 tokens");
     Ok(smallvec![ty.clone()])
 }

@@ -218,7 +218,7 @@ impl Checker<'_> {
                 // Each rank may have its part of a sum of gradients, and zeros add up to zeros.
                 Op::State(binding) => gradient_of_sum(&binding.name).is_none(),
                 Op::Fill { value } => *value != 0.0,
-                op => matches!(op, Op::Param(_) | Op::Input(_) | Op::Positions),
+                op => matches!(op, Op::Param(_) | Op::Input(_) | Op::Positions { .. }),
             };
             if *value.ty != *expected {
                 let space = &self.module.space;

@@ -38,12 +38,12 @@ __global__ void embed(const Bits* table, const int32_t* ids, Bits* z, int64_t n,
     }
 }
 
-// Positions of indices; those of padding are zero.
+// Positions of indices, and a number for padding.
 template <typename I>
-__global__ void positions(I* z, int64_t n, Sequence sequence, int64_t valid) {
+__global__ void positions(I* z, int64_t n, Sequence sequence, int64_t valid, int64_t padding) {
     ITHACA_FOR(i, n) {
         const int64_t position = position_of(sequence, i);
-        z[i] = position < valid ? static_cast<I>(position) : 0;
+        z[i] = static_cast<I>(position < valid ? position : padding);
     }
 }
 

@@ -42,10 +42,11 @@ pub fn eval<T: Real>(
     let call = LocalOp { space, op, operands, results: wanted };
     let x = operands;
     let values = match op {
-        Op::Positions => {
+        Op::Positions { padding } => {
+            let padding = i32::try_from(*padding).unwrap_or(i32::MAX);
             let (dim, held) = (call.result().ty.dims[0], call.result().region[0].clone());
             let valid = space.dims[space.sequence(dim)].valid;
-            let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
+            let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { padding };
             let positions = positions::sequence_positions(space, dim, held).into_iter().map(position);
             return Ok(vec![Value::Int(call.tensor(0, positions.collect())?)]);
         }

@@ -22,6 +22,9 @@ pub struct Choices {
     /// By function and table: whether the gradient of a look-up is computed by `tokens` or by `rows`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub lookups: BTreeMap<String, String>,
+    /// By type: whether what passes from stage to stage is sent as `parts`, one by each of the ranks that have it, or `whole`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sends: BTreeMap<String, String>,
     /// By name: whether a weight is `whole` or `split` among ranks that hold the same weights, where some are persistent.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<String, String>,
@@ -49,6 +52,8 @@ pub enum Topic {
     Orders,
     /// Gradients of look-ups.
     Lookups,
+    /// Transfers between stages of a pipeline.
+    Sends,
     /// Weights that stay whole.
     Weights,
     /// Collectives in two levels.
@@ -69,6 +74,7 @@ impl Topic {
         match self {
             Topic::Orders => "orders",
             Topic::Lookups => "lookups",
+            Topic::Sends => "sends",
             Topic::Weights => "weights",
             Topic::Levels => "levels",
             Topic::Reshards => "reshards",
@@ -85,6 +91,7 @@ impl Choices {
         match topic {
             Topic::Orders => &self.orders,
             Topic::Lookups => &self.lookups,
+            Topic::Sends => &self.sends,
             Topic::Weights => &self.weights,
             Topic::Levels => &self.levels,
             Topic::Reshards => &self.reshards,
@@ -98,6 +105,7 @@ impl Choices {
         match topic {
             Topic::Orders => &mut self.orders,
             Topic::Lookups => &mut self.lookups,
+            Topic::Sends => &mut self.sends,
             Topic::Weights => &mut self.weights,
             Topic::Levels => &mut self.levels,
             Topic::Reshards => &mut self.reshards,

@@ -9,7 +9,7 @@ use ithaca_passes::compile::{Compiled, compile};
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Capacity, Mode, Workload, program};
 use ithaca_passes::shard::strategy::parse_mesh;
-use ithaca_passes::shard::{ShardOptions, Zero};
+use ithaca_passes::shard::{HeadSplit, ShardOptions, Zero};
 use ithaca_passes::{memory, plan};
 
 use crate::golden::workload;
@@ -35,6 +35,7 @@ fn compiled(config: &serde_json::Value, lengths: &Workload, plan: &Plan) -> Comp
     let module = program(config, "m", &workload).unwrap_or_else(|d| panic!("{}: {d:?}", plan.strategy));
     let mut options = ShardOptions::new(plan.strategy, parse_mesh(plan.mesh).unwrap());
     options.zero = plan.zero;
+    options.heads = HeadSplit::Pad;
     let cluster = Cluster::named("dgx-h100").unwrap();
     compile(&module, &options, &cluster).unwrap_or_else(|d| panic!("{}: {d:?}", plan.strategy))
 }
@@ -204,6 +205,31 @@ fn ten_steps_in_stages_give_the_weights_of_one_device() {
         let random = RandomTensors::of_module(&program(&config, "m", &whole).unwrap(), 5);
         let report = differences(&config, &lengths, (&random, &random), &plans);
         assert!(report.is_empty(), "tied={tied}: {report}");
+    }
+}
+
+/// Nothing of a padded head may reach a weight: neither by its gradient nor by the norm that clips it.
+#[test]
+fn ten_steps_with_padded_heads_give_the_weights_of_one_device() {
+    let training = Training { clip: Some(1.0), ..Training::default() };
+    let plan = |strategy, mesh, zero| Plan { strategy, mesh, zero, training: training.clone() };
+    let plans = [
+        plan("megatron-tp-sp", "tp=4", Zero::Off),
+        plan("ulysses", "ulysses=8", Zero::Off),
+        plan("data-parallel+ulysses", "dp=2,ulysses=4", Zero::Parameters),
+        plan("usp", "ring=2,ulysses=4", Zero::Off),
+    ];
+    // Groups with padding, key/value heads of padding, and both.
+    for (heads, kv_heads) in [(7, 1), (6, 3), (9, 3)] {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 4, "vocab_size": 32,
+        });
+        let lengths = Workload::prefill(2, 16);
+        let whole = Workload { mode: Mode::Train, ..lengths.clone() };
+        let random = RandomTensors::of_module(&program(&config, "m", &whole).unwrap(), 5);
+        let report = differences(&config, &lengths, (&random, &random), &plans);
+        assert!(report.is_empty(), "{heads}/{kv_heads}: {report}");
     }
 }
 

@@ -23,13 +23,13 @@ def fill(value, text):
     return torch.full(here.shape(ty), value, dtype=ty.dtype, device=DEVICE)
 
 
-def positions(text):
-    """The position of each token that this rank holds; zero for padding."""
+def positions(padding, text):
+    """The position of each token that this rank holds, and a number for padding."""
     ty = parse(text)
     of = here.dims[ty.dims[0]]
     where = held(here, ty, ty.dims[0])
     data = here.dims[of.fetched[0]].data if of.fetched else of.data
-    return torch.where(where < data, where, 0).to(DEVICE, torch.int32)
+    return torch.where(where < data, where, padding).to(DEVICE, torch.int32)
 
 
 def select(x, text, over, position):

@@ -7,7 +7,7 @@ def block(layer, x):
     t6 = einsum("bsm,kdm->bskd", t2, t5)
     t7 = weight(f"model.layers.{layer}.self_attn.v_proj.weight", "bf16[k d m]", stored=(1024, 4096))
     v = einsum("bsm,kdm->bskd", t2, t7)
-    positions_ = positions("i32[s@ulysses]")
+    positions_ = positions(0, "i32[s@ulysses]")
     q = rotary(t4, positions_, "b s h d", "s", "d", width=128, theta=500000.0, scaling=("none", {}))
     k = rotary(t6, positions_, "b s k d", "s", "d", width=128, theta=500000.0, scaling=("none", {}))
     t12, t13, t14 = all_to_all(("ulysses",), (q, "bf16[b s@ulysses h d]", "bf16[b s h@ulysses d]"), (k,

@@ -49,8 +49,11 @@ ops! {
                 /// The number.
                 value: f64,
             } = "fill", "-> any", Compute, Vector, Zero;
-            /// The position of each token; zero for padding.
-            Positions = "positions", "-> s", Compute, Vector, Zero;
+            /// The position of each token.
+            Positions {
+                /// The number of padding.
+                padding: i64 = 0,
+            } = "positions", "-> s", Compute, Vector, Zero;
         }
         family Linear {
             /// Sum of products over the dimensions that the result lacks; the result has the type of the operands, or the one in

@@ -66,7 +66,7 @@ impl Cx<'_> {
         let count =
             |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
         match op {
-            Op::Positions => self.positions(z[0]),
+            Op::Positions { padding } => self.positions(*padding, z[0]),
             Op::Einsum => self.einsum(*exactly(op, x)?, Epilogue::default(), z[0]),
             Op::AccumulateProduct => {
                 let [a, b, before] = *exactly(op, x)?;

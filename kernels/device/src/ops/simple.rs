@@ -220,14 +220,14 @@ impl Cx<'_> {
         self.launch_blocks(&format!("embed_backward<{}>", float(d.ty)?), n_rows, block, arguments)
     }
 
-    pub(crate) fn positions(&self, z: View<'_>) -> Result<(), LowerError> {
+    pub(crate) fn positions(&self, padding: i64, z: View<'_>) -> Result<(), LowerError> {
         let n = self.local(z.ty).size;
         let Some(&dim) = z.ty.dims.first() else {
             return LowerError::unsupported("positions without a dimension");
         };
         let sequence: Sequence = self.sequence(z.ty, dim)?;
         let valid = signed(self.space.dims[self.space.sequence(dim)].valid);
-        self.launch("positions<int32_t>", n, arguments![z.at, n, sequence, valid])
+        self.launch("positions<int32_t>", n, arguments![z.at, n, sequence, valid, padding])
     }
 
     /// Repeats each element of dimension `from`.

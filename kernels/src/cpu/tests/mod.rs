@@ -223,7 +223,8 @@ fn layered() -> Module {
     let mut b = FunctionBuilder::new("main", &space, &functions);
     let ids = TensorType::new(DType::I32, [s]).split(s, [a]);
     let ids = b.push_as(Op::Input(Binding::named("ids")), &[], ids).unwrap();
-    let positions = b.push_as(Op::Positions, &[], TensorType::new(DType::I32, [s]).split(s, [a])).unwrap();
+    let positions =
+        b.push_as(Op::Positions { padding: 0 }, &[], TensorType::new(DType::I32, [s]).split(s, [a])).unwrap();
     let table =
         b.weight(Binding::named("table"), TensorType::new(DType::BF16, [v, m]).split(v, [t])).unwrap();
     let x = b.push(Op::Embed { over: v, padding: None }, &[table, ids]).unwrap();

@@ -155,7 +155,7 @@ impl Body<'_> {
     /// The positions of tokens.
     pub(super) fn positions(&mut self, tokens: DimId) -> Built<ValueId> {
         let positions = match self.continued {
-            None => self.push_as(Op::Positions, &[], TensorType::new(DType::I32, [tokens]))?,
+            None => self.push_as(Op::Positions { padding: 0 }, &[], TensorType::new(DType::I32, [tokens]))?,
             Some(Continued { start, end, .. }) => {
                 self.push(Op::Cache(Cache::TokenPositions { rows: tokens }), &[start, end])?
             }

@@ -176,11 +176,16 @@ impl Lives {
 
     fn add(&mut self, life: (usize, usize), memory: Memory) {
         let (from, to) = self.leaves(life);
+        for leaf in [from, to] {
+            // A node has the memory of those below it: where one has it already, those above do too.
+            for node in above(leaf) {
+                if !insert(&mut self.nodes[node].within, memory) {
+                    break;
+                }
+            }
+        }
         for node in parts(from, to) {
             insert(&mut self.nodes[node].through, memory);
-            insert(&mut self.nodes[node].within, memory);
-        }
-        for node in above(from, to) {
             insert(&mut self.nodes[node].within, memory);
         }
     }
@@ -188,8 +193,18 @@ impl Lives {
     /// Adds the memory of blocks that live at some time of a life.
     fn meeting<'a>(&'a self, life: (usize, usize), met: &mut Vec<&'a [Memory]>) {
         let (from, to) = self.leaves(life);
-        met.extend(parts(from, to).map(|node| self.nodes[node].within.as_slice()));
-        met.extend(above(from, to).map(|node| self.nodes[node].through.as_slice()));
+        let mut take = |list: &'a Vec<Memory>| {
+            if !list.is_empty() {
+                met.push(list);
+            }
+        };
+        parts(from, to).for_each(|node| take(&self.nodes[node].within));
+        above(from).for_each(|node| take(&self.nodes[node].through));
+        // The others are above both.
+        above(to)
+            .zip(above(from))
+            .take_while(|(a, b)| a != b)
+            .for_each(|(node, _)| take(&self.nodes[node].through));
     }
 
     /// The first and the last leaf of a life, as nodes.
@@ -218,22 +233,23 @@ fn parts(from: usize, to: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The nodes above two leaves: all nodes of which a part is inside, and some that are inside a part.
-fn above(from: usize, to: usize) -> impl Iterator<Item = usize> {
-    let pairs = std::iter::successors(Some((from / 2, to / 2)), |(from, to)| Some((from / 2, to / 2)));
-    pairs
-        .take_while(|&(from, _)| from > 0)
-        .flat_map(|(from, to)| std::iter::once(from).chain((to != from).then_some(to)))
+/// The nodes above a leaf, from the lowest to the root.
+fn above(leaf: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(leaf / 2), |node| Some(node / 2)).take_while(|&node| node > 0)
 }
 
-/// Adds memory to a list in order, in which memory that touches is joined.
-fn insert(list: &mut Vec<Memory>, (mut start, mut end): Memory) {
+/// Adds memory to a list in order, in which memory that touches is joined; whether the list lacked some of it.
+fn insert(list: &mut Vec<Memory>, (mut start, mut end): Memory) -> bool {
     let from = list.partition_point(|&(_, other)| other < start);
     let to = from + list[from..].partition_point(|&(other, _)| other <= end);
     if let (Some(first), Some(last)) = (list[from..to].first(), list[from..to].last()) {
+        if first.0 <= start && end <= first.1 {
+            return false;
+        }
         (start, end) = (start.min(first.0), end.max(last.1));
     }
     list.splice(from..to, [(start, end)]);
+    true
 }
 
 #[cfg(test)]

@@ -111,6 +111,8 @@ struct Lowering<'a> {
     lasting: Vec<(Home, BufferId)>,
     /// Messages that are on their way.
     arrivals: Vec<Arrival>,
+    /// The streams of what was sent between stages.
+    sent_along: BTreeMap<ValueId, Stream>,
     /// Results that are written from the start.
     passed_on: BTreeMap<usize, BufferId>,
 }
@@ -173,6 +175,7 @@ impl<'a> Lowering<'a> {
             traffic,
             lasting: Vec::new(),
             arrivals: Vec::new(),
+            sent_along: BTreeMap::new(),
             passed_on: BTreeMap::new(),
         }
     }
@@ -341,8 +344,13 @@ impl<'a> Lowering<'a> {
                 Some(_) | None if stream == Stream::Comm => self.along(from, to),
                 Some(_) | None => stream,
             };
+            if stream.is_between_stages() {
+                self.sent_along.insert(node.result(), stream);
+            }
             return self.task(stream, Work::Exchange(transfer), sources, results);
         }
+        // Parts of what a stage sent are gathered behind the transfer that brings them, not between other collectives.
+        let stream = self.sent_along.get(&node.operands[0]).copied().unwrap_or(stream);
         let ends = Ends::of(self.space, &transfer);
         let name = self.name(node.result());
         let mut sent = sources[0];

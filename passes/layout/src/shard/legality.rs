@@ -3,7 +3,7 @@
 //! The outcome is a [`Decisions`]: dimensions to declare (copied key/value heads, uneven heads, padded sequences), or a
 //! refusal that names the quantity.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::layout::AxisList;
@@ -40,6 +40,8 @@ pub struct Decisions {
     pub padded: BTreeMap<DimId, u64>,
     /// Query heads whose groups are padded one by one.
     pub padded_groups: BTreeMap<DimId, PaddedGroups>,
+    /// Query heads whose padding attention gives zeros, for what it gives has a part in the gradient of a weight.
+    pub cleared: BTreeSet<DimId>,
     /// Vocabularies and key/value heads that stay whole in weights because they do not divide.
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
@@ -64,6 +66,11 @@ pub struct PaddedGroups {
 }
 
 impl PaddedGroups {
+    /// Heads of all padded groups.
+    pub fn heads(&self) -> u64 {
+        self.count * self.size
+    }
+
     /// The order of the padded heads: positions after those of all heads are padding.
     pub fn order(&self) -> Order {
         let Self { count, valid, size } = *self;
@@ -290,7 +297,7 @@ impl Check<'_> {
         let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
         let legal = |p: u64| hq % p == 0 && (hkv % p == 0 || p.is_multiple_of(hkv));
         if legal(total) {
-            return self.copies(hq, kv_heads, total, decisions);
+            return self.copies((hq, hkv), kv_heads, total, decisions);
         }
         if self.options.heads == HeadSplit::Pad {
             return self.pad_heads(heads, kv_heads, total, decisions);
@@ -331,8 +338,7 @@ impl Check<'_> {
         })
     }
 
-    /// Heads are padded to the fewest that divide: with groups of padding, key/value heads together with their query
-    /// heads; or each group by itself, if key/value heads are then copied.
+    /// Heads are padded to the fewest that divide: groups of query heads that share a key/value head, key/value heads, or both.
     fn pad_heads(
         &self,
         heads: DimId,
@@ -351,43 +357,48 @@ impl Check<'_> {
             let message = format!("{hq} query heads cannot be padded: a norm counts all of them");
             return Err(Diagnostic::new("P20", message).help("use a head degree that divides"));
         }
-        let groups = hkv.next_multiple_of(total);
-        let (group, whole_groups) = (hq / hkv, groups * (hq / hkv));
-        // A padded head of a group that has data attends to it: without weights it changes no result, but the weights of the
-        // output projection would get a gradient.
-        let trains = nodes().any(|n| matches!(n.op, Op::AttentionBackward(_)));
-        if total.is_multiple_of(hkv) && !trains {
-            let padded = PaddedGroups { count: hkv, valid: group, size: group.next_multiple_of(total / hkv) };
-            let size = hkv * padded.size;
-            if size < whole_groups {
-                decisions.padded.insert(heads, size);
-                decisions.padded_groups.insert(heads, padded);
-                decisions.notes.push(format!(
-                    "{hq} query heads are padded to {size}, {} for each key/value head; padded heads have no weights, so \
-                     they do not reach the output projection",
-                    padded.size
-                ));
-                return self.copies(size, kv_heads, total, decisions);
+        // Either ranks share key/value heads, and the query heads of each are padded for the ranks that share it; or each rank
+        // has its own, and there may be some of padding with as many query heads as the others. Where every query head has a
+        // key/value head, they are one dimension, and the second is as good.
+        let group = hq / hkv;
+        let shared = (hkv..total).filter(|k| total.is_multiple_of(*k) && heads != kv_heads);
+        let shared = shared.map(|count| PaddedGroups {
+            count,
+            valid: group,
+            size: group.next_multiple_of(total / count),
+        });
+        let own = PaddedGroups { count: hkv.next_multiple_of(total), valid: group, size: group };
+        let padded = shared.chain([own]).min_by_key(|padded| (padded.heads(), padded.count)).unwrap_or(own);
+        decisions.padded.insert(heads, padded.heads());
+        if padded.count > hkv {
+            decisions.padded.insert(kv_heads, padded.count);
+        }
+        if padded.size > group {
+            decisions.padded_groups.insert(heads, padded);
+            // Such a head attends to the keys of its group. Without weights it changes no result, but the weights of the output
+            // projection would get a gradient.
+            if nodes().any(|n| matches!(n.op, Op::AttentionBackward(_))) {
+                decisions.cleared.insert(heads);
             }
         }
-        decisions.padded.insert(heads, whole_groups);
-        decisions.padded.insert(kv_heads, groups);
         decisions.notes.push(format!(
-            "{hq} query heads and {hkv} key/value heads are padded to {whole_groups} and {groups}; padded heads have no \
-             weights, so they reach neither the output projection nor a gradient"
+            "{hq} query heads {}are padded to {}{}; padded heads have no weights, so they reach neither the output \
+             projection nor a gradient",
+            if padded.count > hkv { format!("and {hkv} key/value heads ") } else { String::new() },
+            if padded.count > hkv { format!("{} and {}", padded.heads(), padded.count) } else { padded.heads().to_string() },
+            if padded.size > group { format!(", {} for each key/value head", padded.size) } else { String::new() },
         ));
-        Ok(())
+        self.copies((padded.heads(), padded.count), kv_heads, total, decisions)
     }
 
     /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
     fn copies(
         &self,
-        hq: u64,
+        (hq, hkv): (u64, u64),
         kv_heads: DimId,
         total: u64,
         decisions: &mut Decisions,
     ) -> Result<(), Diagnostic> {
-        let hkv = self.module.space.dims[kv_heads].size;
         let cache = &self.placement.cache;
         let tensor: AxisList =
             self.placement.weights.iter().filter(|a| !cache.contains(a)).copied().collect();

@@ -97,7 +97,7 @@ impl Rewriter<'_, '_> {
         arrive + prices.op_seconds(self.b.space(), &node.op, &types, &[table])
     }
 
-    fn conversion_seconds(&self, from: &TensorType, to: &TensorType, prices: &dyn Prices) -> f64 {
+    pub(super) fn conversion_seconds(&self, from: &TensorType, to: &TensorType, prices: &dyn Prices) -> f64 {
         let space = self.b.space();
         let steps = convert(space, from, to, prices);
         let before = std::iter::once(from).chain(steps.iter().map(|step| &step.to));

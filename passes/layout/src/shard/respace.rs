@@ -70,8 +70,10 @@ pub(super) fn respace(
 }
 
 fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
-    let name = module.space.free_name(format!("{}{size}", module.space.dims[of].name));
-    module.space.dims.push(Dim { copies: Some(of), ..Dim::new(name, size) })
+    let original = &module.space.dims[of];
+    let name = module.space.free_name(format!("{}{size}", original.name));
+    let valid = original.valid * (size / original.size);
+    module.space.dims.push(Dim { copies: Some(of), valid, ..Dim::new(name, size) })
 }
 
 /// For each vocabulary of a loss, or of a choice, that ranks split by `axes`, a dimension that tells apart what they have of it.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Cache, Gradient, Loss, Op, OpError, Optimizer, Random};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_ir::ops::{Attention, Binary, Cache, Gradient, Loss, Op, OpError, Optimizer, Random, cast};
+use ithaca_ir::{Arena, DType, DimId, FunctionBuilder, Module, TensorType};
 use ithaca_pass::Context;
 
 use super::flow::Passing;
@@ -64,6 +64,7 @@ pub(super) fn functions(
                 Stages::default()
             },
             contributions: &mut contributions,
+            parts_sent: BTreeMap::new(),
             sent: BTreeMap::new(),
         };
         let (rewritten, left) = rewriter.function(Some(id) == main)?;
@@ -155,7 +156,7 @@ impl Rewriter<'_, '_> {
                 self.assign(*target, binding, (operands[0], dtype))?
             }
             Op::Fill { .. } => self.fill(i, node)?,
-            Op::Input(_) | Op::Positions => {
+            Op::Input(_) | Op::Positions { .. } => {
                 let at = self.at_source(node.result());
                 let ty = self.by_sequence(declared(), Outside::Inputs).located(at);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
@@ -249,7 +250,11 @@ impl Rewriter<'_, '_> {
     ) -> Result<Vec<ValueId>, OpError> {
         let outside = self.outside_of(operands[0]);
         let (attention, inside) = self.enter(attention, operands, 3)?;
-        let results = self.b.node(Op::Attention(attention), &inside, &[])?;
+        let heads = attention.heads;
+        let mut results = self.b.node(Op::Attention(attention), &inside, &[])?;
+        if self.plan.decisions.cleared.contains(&heads) {
+            results[0] = self.clear_padding(results[0], heads)?;
+        }
         let old = node.operands[..3].iter().chain(&node.results);
         self.inside.extend(old.copied().zip(inside[..3].iter().chain(&results).copied()));
         let results = node.results.iter().zip(results);
@@ -257,6 +262,19 @@ impl Rewriter<'_, '_> {
             if self.is_read_outside(old) { self.leave(result, &outside) } else { Ok(result) }
         };
         results.map(left).collect()
+    }
+
+    /// `x` with zeros in the padding of `dim`.
+    fn clear_padding(&mut self, x: ValueId, dim: DimId) -> Result<ValueId, OpError> {
+        const PADDING: i64 = -1;
+        let TensorType { dtype, layout, .. } = self.b.ty(x).clone();
+        let split = self.b.ty(x).axes_of(dim).into();
+        let mut ty = TensorType::new(DType::I32, [dim]).located(layout.at);
+        ty.layout.split[0] = split;
+        let positions = self.b.push_as(Op::Positions { padding: PADDING }, &[], ty)?;
+        let valid = self.b.push(Op::Loss(Loss::Valid { ignore: PADDING }), &[positions])?;
+        let valid = cast(&mut self.b, valid, dtype)?;
+        self.b.push(Op::Binary(Binary::Mul), &[x, valid])
     }
 
     /// Whether something outside attention reads a value.

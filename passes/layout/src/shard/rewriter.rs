@@ -125,6 +125,8 @@ pub(super) struct Rewriter<'a, 'p> {
     pub(super) stages: Stages,
     /// By name of a gradient whose contributions are summed, the axes over which all of them are pending.
     pub(super) contributions: &'a mut BTreeMap<String, AxisList>,
+    /// For types of what passes from stage to stage, the layout in which ranks that hold the same send parts of it, if they do.
+    pub(super) parts_sent: BTreeMap<TensorType, Option<Layout>>,
     /// What was sent to other stages before.
     pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
 }

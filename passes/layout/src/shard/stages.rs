@@ -81,7 +81,7 @@ fn needed(main: &Function, made: &[Option<u64>]) -> Vec<Option<u64>> {
         }
     }
     let mut needed = vec![None; main.values.len()];
-    for node in main.nodes.iter().filter(|n| matches!(n.op, Op::Input(_) | Op::Positions)) {
+    for node in main.nodes.iter().filter(|n| matches!(n.op, Op::Input(_) | Op::Positions { .. })) {
         if let Readers::One(stage) = readers[node.result().index()] {
             needed[node.result().index()] = Some(stage);
         }
