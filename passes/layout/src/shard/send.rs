@@ -37,21 +37,15 @@ impl Rewriter<'_, '_> {
         if there.is_none() || there == at {
             return Ok(value);
         }
-        let arrived = self.arrived(value, at)?;
-        self.reshard(arrived, settled(self.b.ty(value)).layout)
-    }
-
-    /// A value that is sent to the ranks of a place, as it arrives there: what ranks gather waits until it is needed, for it
-    /// would hold up their other collectives.
-    fn arrived(&mut self, value: ValueId, at: Option<At>) -> Result<ValueId, OpError> {
         if let Some(&sent) = self.sent.get(&(value, at)) {
             return Ok(sent);
         }
         let whole = settled(self.b.ty(value));
         let parts = self.parts_sent(&whole, at)?;
-        let from = self.reshard(value, parts.unwrap_or(whole.layout))?;
+        let from = self.reshard(value, parts.unwrap_or_else(|| whole.layout.clone()))?;
         let arriving = self.b.ty(from).located(at);
-        let sent = self.b.push_as(Op::Permute, &[from], arriving)?;
+        let arrived = self.b.push_as(Op::Permute, &[from], arriving)?;
+        let sent = self.reshard(arrived, whole.layout)?;
         self.sent.insert((value, at), sent);
         Ok(sent)
     }
@@ -69,6 +63,7 @@ impl Rewriter<'_, '_> {
         Ok(parts)
     }
 
+    /// The same, asked for once for each type; ranks along `holders` hold the same.
     fn choose_parts(
         &mut self,
         whole: &TensorType,
