@@ -8,7 +8,7 @@
 //! its copy. A receive buffer is alive from the start of the second last call that its stage makes before it: the sending stage
 //! may be a call ahead, and does not wait for memory of the receiving stage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
@@ -53,35 +53,37 @@ pub(super) fn place(frame: &mut Frame, space: &Space, called: (&Arena<FrameId, F
 fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
-    // Collectives that no kernel is known to come after.
-    let mut open: Vec<(Queue, usize)> = Vec::new();
+    // Collectives that no kernel is known to come after, in order.
+    let mut open: BTreeMap<Queue, VecDeque<usize>> = BTreeMap::new();
     for (i, task) in frame.tasks.iter().enumerate() {
         if task.stream != Stream::Compute {
-            open.push((Queue::of(frame, task), i));
+            open.entry(Queue::of(frame, task)).or_default().push_back(i);
             task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
             continue;
         }
-        let mut past: Vec<(Queue, usize)> = Vec::new();
+        let mut end = |queue: &mut VecDeque<usize>, last: usize| {
+            while let Some(done) = queue.pop_front_if(|done| *done <= last) {
+                met[done] = i - 1;
+            }
+        };
         for read in task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]) {
-            past.push((Queue::of(frame, &frame.tasks[read]), read));
+            if let Some(queue) = open.get_mut(&Queue::of(frame, &frame.tasks[read])) {
+                end(queue, read);
+            }
         }
         let meets = task.work.callee().map(|callee| used[callee.index()]).filter(|used| used.communicates());
-        let is_past = |queue: Queue, o: usize| {
-            let is_read = past.iter().any(|&(of, read)| of == queue && o <= read);
-            is_read || meets.is_some_and(|used| used.has(queue.stream))
-        };
-        for (_, done) in open.extract_if(.., |&mut (queue, o)| is_past(queue, o)) {
-            met[done] = i - 1;
+        if let Some(used) = meets {
+            open.iter_mut().filter(|(of, _)| used.has(of.stream)).for_each(|(_, queue)| end(queue, i));
         }
     }
-    for (_, task) in open {
+    for task in open.into_values().flatten() {
         met[task] = frame.tasks.len();
     }
     met
 }
 
 /// Collectives that end in order.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Queue {
     stream: Stream,
     /// The stages that take part, of a transfer between two.

@@ -15,26 +15,30 @@ use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Streams, Task, Work};
 use ithaca_ir::{Arena, Space};
+use rangemap::RangeMap;
 
-/// Memory that a task touches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Memory {
-    /// Bytes of the frame.
-    Frame(Range<u64>),
-    /// Argument and result of one number, which may be one place.
-    Slot(usize),
-    /// A weight or a state, by number.
-    Lasting(usize),
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Within {
+    /// The frame, by byte.
+    Frame,
+    /// Arguments and results, by number: those of one number may be one place.
+    Slots,
+    /// Weights and states, by number.
+    Lasting,
 }
 
-impl Memory {
-    fn meets(&self, other: &Memory) -> bool {
-        match (self, other) {
-            (Memory::Frame(a), Memory::Frame(b)) => a.start < b.end && b.start < a.end,
-            (Memory::Slot(a), Memory::Slot(b)) | (Memory::Lasting(a), Memory::Lasting(b)) => a == b,
-            (Memory::Frame(_) | Memory::Slot(_) | Memory::Lasting(_), _) => false,
-        }
-    }
+/// Memory that a task touches.
+type Memory = Range<(Within, u64)>;
+
+/// Memory from one byte or number to another.
+fn memory(within: Within, Range { start, end }: Range<u64>) -> Memory {
+    (within, start)..(within, end)
+}
+
+/// An argument and result, or a weight or state.
+fn numbered(within: Within, number: usize) -> Memory {
+    memory(within, number as u64..number as u64 + 1)
 }
 
 /// A weight or a state, and its number.
@@ -55,8 +59,8 @@ impl<'a> Touched<'a> {
     fn memory(&mut self, frame: &'a Frame, id: BufferId) -> Option<Memory> {
         let buffer = &frame.buffers[frame.holder(id)];
         match &buffer.place {
-            Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(self.space))),
-            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
+            Place::Frame(offset) => Some(memory(Within::Frame, *offset..offset + buffer.bytes(self.space))),
+            Place::Argument(i) | Place::Result(i) => Some(numbered(Within::Slots, *i)),
             place => self.lasting(place, Cow::Borrowed),
         }
     }
@@ -81,7 +85,7 @@ impl<'a> Touched<'a> {
             self.n_lasting += 1;
             self.n_lasting - 1
         });
-        Some(Memory::Lasting(number))
+        Some(numbered(Within::Lasting, number))
     }
 
     /// The weights and states that a frame reads and writes, callees included.
@@ -105,12 +109,12 @@ impl<'a> Touched<'a> {
 
     fn effects(&mut self, (frame, at): (&'a Frame, Option<At>), task: &Task) -> Effects {
         let is_held = |id: BufferId| at.is_none() || frame.at(id).is_none_or(|there| Some(there) == at);
-        let mut memory = |ids: &[BufferId]| -> Vec<Memory> {
+        let mut touched = |ids: &[BufferId]| -> Vec<Memory> {
             ids.iter().filter(|&&id| is_held(id)).filter_map(|&id| self.memory(frame, id)).collect()
         };
-        let mut effects = Effects { reads: memory(&task.reads), writes: memory(&task.writes) };
+        let mut effects = Effects { reads: touched(&task.reads), writes: touched(&task.writes) };
         if let Work::Call { callee, base, .. } = task.work {
-            effects.writes.push(Memory::Frame(base..base + self.frames[callee].bytes));
+            effects.writes.push(memory(Within::Frame, base..base + self.frames[callee].bytes));
             effects.add(self.called(callee));
         }
         effects
@@ -129,12 +133,32 @@ impl Effects {
         self.reads.extend_from_slice(&other.reads);
         self.writes.extend_from_slice(&other.writes);
     }
+}
 
-    fn conflicts(&self, other: &Effects) -> bool {
-        let meet = |a: &[Memory], b: &[Memory]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
-        meet(&self.writes, &other.writes)
-            || meet(&self.writes, &other.reads)
-            || meet(&self.reads, &other.writes)
+/// The tasks of a stream that touched memory last, by their number.
+#[derive(Default)]
+struct Latest {
+    read: RangeMap<(Within, u64), usize>,
+    written: RangeMap<(Within, u64), usize>,
+}
+
+impl Latest {
+    fn add(&mut self, effects: &Effects, task: usize) {
+        let set = |map: &mut RangeMap<_, _>, touched: &[Memory]| {
+            touched.iter().filter(|memory| !memory.is_empty()).for_each(|m| map.insert(m.clone(), task));
+        };
+        set(&mut self.read, &effects.reads);
+        set(&mut self.written, &effects.writes);
+    }
+
+    /// The last task that must be ordered before one with these effects.
+    fn conflict(&self, effects: &Effects) -> Option<usize> {
+        let last = |map: &RangeMap<_, usize>, touched: &[Memory]| {
+            let touched = touched.iter().filter(|memory| !memory.is_empty());
+            touched.flat_map(|memory| map.overlapping(memory)).map(|(_, &task)| task).max()
+        };
+        let read = last(&self.read, &effects.writes);
+        read.max(last(&self.written, &effects.writes)).max(last(&self.written, &effects.reads))
     }
 }
 
@@ -187,6 +211,7 @@ impl Events {
     fn insert_for(&mut self, all: &[Task], tasks: &[(usize, Effects)], meets: &[Streams]) {
         // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
         let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
+        let mut latest: [Latest; Stream::COUNT] = Default::default();
         // For each stream what has ended when its next task starts.
         let mut starts: [Clock; Stream::COUNT] = Default::default();
         for (place, (i, effects)) in tasks.iter().enumerate() {
@@ -195,10 +220,7 @@ impl Events {
             let mut start = starts[own];
             meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
             let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
-            let conflict = |other: usize| {
-                let issued = &issued[other];
-                (start[other]..issued.len()).rev().find(|&n| effects.conflicts(&tasks[issued[n].0].1))
-            };
+            let conflict = |other: usize| latest[other].conflict(effects).filter(|&n| n >= start[other]);
             let others = (0..Stream::COUNT).filter(is_other);
             let mut conflicts: Vec<(usize, usize, Clock)> =
                 others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
@@ -220,6 +242,7 @@ impl Events {
                 join(&mut start, &end);
             }
             let mut end = start;
+            latest[own].add(effects, issued[own].len());
             end[own] = issued[own].len() + 1;
             issued[own].push((place, end));
             starts[own] = end;
