@@ -49,15 +49,22 @@ pub(super) fn place(frame: &mut Frame, space: &Space, called: (&Arena<FrameId, F
 }
 
 /// For each task the last one before memory that it touched may be taken: itself on the compute stream; of a
-/// collective the task before the kernel that reads the result of it or of a later collective.
+/// collective the task before the kernel that reads the result of it, of a later collective, or of one that sends its result
+/// on.
 fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
+    let brings = |brought: &[Option<usize>], task: &Task| -> Vec<usize> {
+        task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]).collect()
+    };
+    // For each collective those whose results it sends on.
+    let mut sent_on: Vec<Vec<usize>> = vec![Vec::new(); frame.tasks.len()];
     // Collectives that no kernel is known to come after, in order.
     let mut open: BTreeMap<Queue, VecDeque<usize>> = BTreeMap::new();
     for (i, task) in frame.tasks.iter().enumerate() {
         if task.stream != Stream::Compute {
             open.entry(Queue::of(frame, task)).or_default().push_back(i);
+            sent_on[i] = brings(&brought, task);
             task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
             continue;
         }
@@ -66,9 +73,12 @@ fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
                 met[done] = i - 1;
             }
         };
-        for read in task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]) {
-            if let Some(queue) = open.get_mut(&Queue::of(frame, &frame.tasks[read])) {
-                end(queue, read);
+        let mut read = brings(&brought, task);
+        while let Some(last) = read.pop() {
+            let queue = open.get_mut(&Queue::of(frame, &frame.tasks[last]));
+            if let Some(queue) = queue.filter(|queue| queue.front().is_some_and(|done| *done <= last)) {
+                end(queue, last);
+                read.extend_from_slice(&sent_on[last]);
             }
         }
         let meets = task.work.callee().map(|callee| used[callee.index()]).filter(|used| used.communicates());
