@@ -72,10 +72,10 @@ impl Job {
             return Ok(Compiled::clone(compiled));
         }
         let compiled = self.lay_out()?;
-        if let Some(plan) = &self.plan {
-            plan.check_stated(&compiled)?;
+        match &self.plan {
+            Some(plan) => Ok(plan.checked(&self.registry, compiled)?),
+            None => Ok(compiled),
         }
-        Ok(compiled)
     }
 
     /// As [`compile`](Self::compile), with a schedule that is not checked.

@@ -90,6 +90,12 @@ pub struct HeldTensor {
     pub bytes: u64,
 }
 
+/// What a step has of something of which two shorter ones have `few` and `more`, if it repeats `times` more what the second has
+/// more.
+pub(crate) fn continued(few: u64, more: u64, times: u64) -> u64 {
+    more.saturating_add(more.saturating_sub(few).saturating_mul(times))
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
@@ -100,6 +106,21 @@ impl Memory {
     pub fn over(&self) -> Option<u64> {
         let over = self.total.saturating_sub(self.usable);
         Some(if over > 0 { over } else { self.over_on_host() }).filter(|&over| over > 0)
+    }
+
+    /// The memory of a step that repeats `times` more what one of this memory has more than one of `shorter`.
+    pub(crate) fn continued(&self, shorter: &Memory, times: u64) -> Memory {
+        let longer = |part: fn(&Memory) -> u64| continued(part(shorter), part(self), times);
+        Memory {
+            arena: longer(|memory| memory.arena),
+            communication: longer(|memory| memory.communication),
+            saved: longer(|memory| memory.saved),
+            scores: longer(|memory| memory.scores),
+            inputs: longer(|memory| memory.inputs),
+            outputs: longer(|memory| memory.outputs),
+            total: longer(|memory| memory.total),
+            ..self.clone()
+        }
     }
 
     /// Bytes that a rank lacks in host memory.

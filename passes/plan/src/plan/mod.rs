@@ -14,6 +14,7 @@ mod rates;
 mod reason;
 mod review;
 mod stated;
+mod step;
 
 use std::collections::BTreeMap;
 
@@ -45,6 +46,7 @@ pub use layout::{
 pub use rates::Rates;
 pub(crate) use reason::row;
 pub use reason::why_chosen;
+pub use step::Step;
 pub use review::{Review, ReviewOptions, Section, review};
 
 /// The version of the document that this program reads and writes.
@@ -560,11 +562,15 @@ impl Plan {
     /// As [`compile::replay`]; `M33` for a stated figure that differs from the computed one.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
         let workload = self.workload_in_stages().map_err(|d| vec![d])?;
+        let compiled = self.compiled(registry, &workload)?;
+        self.checked(registry, compiled)
+    }
+
+    /// What this plan makes of a workload.
+    fn compiled(&self, registry: &Registry, workload: &import::Workload) -> Result<Compiled, Diagnostics> {
         let options = self.shard_options().map_err(|d| vec![d])?;
-        let module = import::program(&self.model.config, &self.model.name, &workload)?;
-        let compiled = compile::replay(registry, &module, &options, &self.choices)?;
-        self.check_stated(&compiled).map_err(|d| vec![d])?;
-        Ok(compiled)
+        let module = import::program(&self.model.config, &self.model.name, workload)?;
+        compile::replay(registry, &module, &options, &self.choices)
     }
 
     /// The workload of this plan's program, which has the stages of the mesh.

@@ -1,15 +1,15 @@
 //! Compares the stated figures of a plan with those of its program, so that an edited figure is refused.
 
-use ithaca_ir::Diagnostic;
+use ithaca_differentiate::Training;
+use ithaca_import::{self as import, Mode};
+use ithaca_ir::{Diagnostic, Diagnostics};
 use ithaca_layout::compile::Compiled;
+use ithaca_layout::registry::Registry;
 use serde_json::Value;
 
 use super::{
-    Change, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, passed_over, rounded,
-    why_chosen,
+    Change, Outcome, Plan, Step, Time, attention, diff, mesh_axes, passed_over, rounded, why_chosen,
 };
-use crate::memory;
-use crate::simulate::simulate;
 
 /// How far two times may be apart that are one time, in parts of the larger: a unit in the sixth digit, the last that a
 /// plan writes.
@@ -19,14 +19,35 @@ const LAST_DIGIT: f64 = 1.1e-5;
 const SHOWN: usize = 80;
 
 impl Plan {
-    /// Checks that the figures of this plan are those of `compiled`, its program and schedule: dimensions, attention,
-    /// collectives, memory, times and notes, and the figures of the chosen alternative.
+    /// The program and schedule of this plan, if its figures are theirs.
+    ///
+    /// # Errors
+    /// `M33` for a stated figure that differs from the computed one.
+    pub fn checked(&self, registry: &Registry, compiled: Compiled) -> Result<Compiled, Diagnostics> {
+        let workload = self.workload_in_stages().map_err(|d| vec![d])?;
+        let Training { stages, micro_batches, .. } = workload.training;
+        if workload.mode != Mode::Train || !Step::is_long(stages, micro_batches) {
+            let step = Step::whole(compiled);
+            self.check_stated(&step).map_err(|d| vec![d])?;
+            return Ok(step.compiled);
+        }
+        let step = Step::of((stages, micro_batches), |n| {
+            let training = Training { micro_batches: n, ..workload.training.clone() };
+            let batch = workload.batch / micro_batches * n;
+            self.compiled(registry, &import::Workload { batch, training, ..workload.clone() })
+        })?;
+        self.check_stated(&step).map_err(|d| vec![d])?;
+        Ok(compiled)
+    }
+
+    /// Checks that the figures of this plan are those of its program and schedule: dimensions, attention, collectives, memory,
+    /// times and notes, and the figures of the chosen alternative.
     ///
     /// The times of the other alternatives are not computed again, but their differences to the chosen one are.
     ///
     /// # Errors
     /// `M33` with the quantity, the stated and the computed value.
-    pub fn check_stated(&self, compiled: &Compiled) -> Result<(), Diagnostic> {
+    fn check_stated(&self, step: &Step) -> Result<(), Diagnostic> {
         let chosen = self.alternatives.iter().filter(|a| matches!(a.outcome, Outcome::Chosen { .. }));
         let chosen = chosen.count();
         let refuse =
@@ -36,7 +57,7 @@ impl Plan {
                 "{chosen} of the `alternatives` of the plan are chosen, and a plan is one"
             ));
         }
-        let changes = diff(self, &self.computed(compiled)?);
+        let changes = diff(self, &self.computed(step)?);
         let Some(Change { path, left, right }) = changes.into_iter().find(is_visible) else { return Ok(()) };
         refuse(match (left, right) {
             (Some(stated), Some(computed)) => {
@@ -51,10 +72,10 @@ impl Plan {
     }
 
     /// This plan with computed figures in place of the stated ones.
-    fn computed(&self, compiled: &Compiled) -> Result<Plan, Diagnostic> {
+    fn computed(&self, step: &Step) -> Result<Plan, Diagnostic> {
         let options = self.shard_options()?;
-        let simulation = simulate(&self.cluster, &compiled.schedule);
-        let memory = memory::of_schedule(&self.cluster, &compiled.schedule);
+        let compiled = &step.compiled;
+        let (simulation, memory) = (step.simulation(&self.cluster), step.memory(&self.cluster));
         let time = Time::of(&self.cluster, (&compiled.schedule, self.workload.micro_batches), &simulation);
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {
@@ -73,10 +94,10 @@ impl Plan {
             }
         }
         Ok(Plan {
-            dimensions: dimensions(&compiled.per_rank.space),
+            dimensions: step.dimensions(),
             attention: attention(&compiled.attention, &options),
             choices: compiled.choices.clone(),
-            collectives: collectives(&compiled.per_rank),
+            collectives: step.collectives(),
             memory,
             time,
             alternatives,

@@ -26,13 +26,12 @@ mod target;
 mod tried;
 
 use ithaca_ir::Diagnostic;
-use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 use rayon::prelude::*;
 
 use crate::cluster::Cluster;
-use crate::plan::{self, Alternative, Plan, rounded};
+use crate::plan::{self, Alternative, Plan, Step, rounded};
 use tried::{Compilation, Tried, price};
 
 pub use candidates::candidates;
@@ -49,7 +48,7 @@ pub struct Ranked {
     /// The winner.
     pub chosen: Priced,
     /// Its program and schedule.
-    pub compiled: Compiled,
+    pub step: Step,
     /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
     /// How many candidates were not compiled, as they join strategies that are far from the best.
@@ -100,13 +99,13 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         fusion::refine(compiler, cluster, &mut tried.fits);
     }
     sequences::refine(compiler, cluster, request, &mut tried);
-    let Some(compiled) = tried.check_winner(compiler) else {
+    let Some(step) = tried.check_winner(compiler) else {
         let diagnostic = repair::refusal(compiler, cluster, request, (&tried, &blocks));
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler, request) }));
     };
     let alternatives = tried.alternatives(compiler, request);
     let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
-    Ok(Ranked { chosen, compiled, alternatives, n_passed_over: tried.n_passed_over })
+    Ok(Ranked { chosen, step, alternatives, n_passed_over: tried.n_passed_over })
 }
 
 /// The candidates of a request that fit, best first, without the trials that refine the best or repair the others.
@@ -124,11 +123,11 @@ pub fn fitting(
 impl Ranked {
     /// The document of the winner.
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
-        let Ranked { chosen, compiled, alternatives, n_passed_over } = self;
+        let Ranked { chosen, step, alternatives, n_passed_over } = self;
         let Priced { options, simulation, memory, .. } = chosen;
         let passed_over = plan::passed_over(n_passed_over);
         let Subject { model, workload, model_flops } = subject;
-        let time = plan::Time::of(cluster, (&compiled.schedule, workload.micro_batches), &simulation);
+        let time = plan::Time::of(cluster, (&step.compiled.schedule, workload.micro_batches), &simulation);
         Plan {
             version: plan::VERSION,
             model,
@@ -137,19 +136,19 @@ impl Ranked {
             gpus: options.mesh.ranks(),
             search: request.search(),
             mesh: plan::mesh_axes(&options.mesh),
-            dimensions: plan::dimensions(&compiled.per_rank.space),
-            attention: plan::attention(&compiled.attention, &options),
+            dimensions: step.dimensions(),
+            attention: plan::attention(&step.compiled.attention, &options),
             options: plan::layout_options(&options),
             strategy: options.strategy,
-            pipeline: compiled.schedule.pipeline.join(","),
-            choices: compiled.choices,
-            collectives: plan::collectives(&compiled.per_rank),
+            pipeline: step.pipeline(),
+            collectives: step.collectives(),
+            choices: step.compiled.choices,
             memory,
             time,
             model_flops: rounded(model_flops),
             alternatives,
             n_passed_over,
-            notes: compiled.notes.into_iter().chain(passed_over).collect(),
+            notes: step.compiled.notes.into_iter().chain(passed_over).collect(),
         }
     }
 }
@@ -178,16 +177,16 @@ impl Tried {
         self.fits.is_empty() && self.too_large.is_empty() && self.refused.is_empty()
     }
 
-    /// Checks the schedule of the best candidate, and gives its compilation; one that fails goes, and the next is the best.
-    fn check_winner(&mut self, compiler: &dyn Compiler) -> Option<Compiled> {
+    /// Checks the schedule of the best candidate, and gives it; one that fails goes, and the next is the best.
+    fn check_winner(&mut self, compiler: &dyn Compiler) -> Option<Step> {
         while let Some(winner) = self.fits.first_mut() {
             let outline = Compilation::Outline(winner.outline().into_owned());
-            let compiled = match std::mem::replace(&mut winner.program, outline) {
-                Compilation::Whole(compiled) => Ok(*compiled),
-                Compilation::Outline(_) => compiler.draft(&winner.options),
+            let step = match std::mem::replace(&mut winner.program, outline) {
+                Compilation::Kept(step) => Ok(*step),
+                Compilation::Outline(_) => compiler.draft(&winner.options).map(Step::whole),
             };
-            match compiled.and_then(|compiled| compiler.verify(&compiled).map(|()| compiled)) {
-                Ok(compiled) => return Some(compiled),
+            match step.and_then(|step| compiler.verify(&step.compiled).map(|()| step)) {
+                Ok(step) => return Some(step),
                 Err(diagnostics) => {
                     let options = self.fits.remove(0).options;
                     self.refused.push((options, ithaca_pass::first(diagnostics)));

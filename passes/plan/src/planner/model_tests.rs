@@ -95,7 +95,7 @@ fn ulysses_sends_what_its_paper_says() {
         let request = Request { strategy: Some("ulysses".into()), ..Request::new(p) };
         let n = 65_536;
         let ranked = ranked(&llama_8b(), n, &request).unwrap();
-        let rows = plan::collectives(&ranked.compiled.per_rank);
+        let rows = plan::collectives(&ranked.step.compiled.per_rank);
         let row = rows.iter().find(|r| r.kind == "all_to_all").unwrap();
         assert_eq!(row.count, 4 * 32, "{rows:?}");
         let layer = n / p * 128 * 2 * (2 * 32 + 2 * hkv) / p * (p - 1);
@@ -112,7 +112,7 @@ fn megatron_sends_p_times_the_bytes_of_ulysses() {
         let bytes = |strategy: &str| -> u64 {
             let request = Request { strategy: Some(strategy.into()), ..Request::new(p) };
             let ranked = ranked(&config, 16_384, &request).unwrap();
-            let rows = plan::collectives(&ranked.compiled.per_rank);
+            let rows = plan::collectives(&ranked.step.compiled.per_rank);
             rows.iter().map(|r| r.bytes_sent_per_rank).sum()
         };
         let ratio = bytes("megatron-tp-sp") as f64 / bytes("ulysses") as f64;

@@ -134,7 +134,7 @@ fn plan_of(fake: &Fake, request: &Request) -> Plan {
     let model = plan::Model::new("fake", config);
     let workload = ithaca_import::Workload::prefill(1, fake.sequence);
     let ranked = rank(fake, &h100(), request).unwrap();
-    let workload = plan::Workload::of(&workload, &ranked.compiled.per_rank);
+    let workload = plan::Workload::of(&workload, &ranked.step.compiled.per_rank);
     ranked.into_plan(&h100(), request, Subject { model, workload, model_flops: 1e15 })
 }
 

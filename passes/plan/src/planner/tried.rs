@@ -10,9 +10,9 @@ use ithaca_layout::shard::ShardOptions;
 
 use super::compiler::Compiler;
 use crate::cluster::Cluster;
-use crate::memory::{self, Memory};
-use crate::plan::{self, Collective, rounded};
-use crate::simulate::{Simulation, simulate};
+use crate::memory::Memory;
+use crate::plan::{self, Collective, Step, rounded};
+use crate::simulate::Simulation;
 
 /// A candidate with its price.
 #[derive(Clone, Debug)]
@@ -36,6 +36,20 @@ pub struct Priced {
 }
 
 impl Priced {
+    /// The price of a compiled step.
+    pub(super) fn of(cluster: &Cluster, options: &ShardOptions, step: Step) -> Self {
+        Self {
+            options: options.clone(),
+            simulation: step.simulation(cluster),
+            memory: step.memory(cluster),
+            tasks: step.compiled.schedule.frames.values().map(|frame| frame.tasks.len()).sum(),
+            program: Compilation::Kept(Box::new(step)),
+            also: Vec::new(),
+            training: None,
+            flags: String::new(),
+        }
+    }
+
     /// The order of rank: by time, then by memory, then by name.
     pub(super) fn cmp_rank(&self, other: &Self) -> Ordering {
         let seconds = |p: &Self| rounded(p.simulation.seconds);
@@ -49,7 +63,7 @@ impl Priced {
 #[derive(Clone, Debug)]
 pub(super) enum Compilation {
     /// All of it.
-    Whole(Box<Compiled>),
+    Kept(Box<Step>),
     /// As far as candidates with the same program are told by it: all candidates at once would fill gigabytes.
     Outline(Outline),
 }
@@ -83,16 +97,16 @@ impl Outline {
 impl Priced {
     /// Drops program and schedule.
     pub(super) fn outlined(mut self) -> Self {
-        if let Compilation::Whole(compiled) = &self.program {
-            self.program = Compilation::Outline(Outline::of(compiled));
+        if let Compilation::Kept(step) = &self.program {
+            self.program = Compilation::Outline(Outline::of(&step.compiled));
         }
         self
     }
 
-    /// Its program, as long as all of it is kept.
+    /// Its program, as long as it is kept.
     pub(super) fn per_rank(&self) -> Option<&Module> {
         match &self.program {
-            Compilation::Whole(compiled) => Some(&compiled.per_rank),
+            Compilation::Kept(step) => Some(&step.compiled.per_rank),
             Compilation::Outline(_) => None,
         }
     }
@@ -100,7 +114,7 @@ impl Priced {
     /// What others are compared with.
     pub(super) fn outline(&self) -> Cow<'_, Outline> {
         match &self.program {
-            Compilation::Whole(compiled) => Cow::Owned(Outline::of(compiled)),
+            Compilation::Kept(step) => Cow::Owned(Outline::of(&step.compiled)),
             Compilation::Outline(outline) => Cow::Borrowed(outline),
         }
     }
@@ -125,17 +139,5 @@ pub(super) fn price(
     options: &ShardOptions,
 ) -> Result<Priced, Diagnostic> {
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
-    let simulation = simulate(cluster, &compiled.schedule);
-    let memory = memory::of_schedule(cluster, &compiled.schedule);
-    let tasks = compiled.schedule.frames.values().map(|frame| frame.tasks.len()).sum();
-    Ok(Priced {
-        options: options.clone(),
-        program: Compilation::Whole(Box::new(compiled)),
-        simulation,
-        memory,
-        tasks,
-        also: Vec::new(),
-        training: None,
-        flags: String::new(),
-    })
+    Ok(Priced::of(cluster, options, Step::whole(compiled)))
 }

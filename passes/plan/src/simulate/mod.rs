@@ -61,6 +61,18 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     run(cluster, schedule, None)
 }
 
+/// Times a schedule of which two shorter ones are given: it repeats `times` more what the second has more than the first.
+pub(crate) fn simulate_continued(cluster: &Cluster, shorter: [&Schedule; 2], times: f64) -> Simulation {
+    let [few, more] = shorter.map(|schedule| simulate_ranks(cluster, schedule));
+    let ranks = few.into_iter().zip(more).map(|((_, few), (_, more))| {
+        let mut all = Simulation::default();
+        all.add(&more, 1.0 + times);
+        all.add(&few, -times);
+        all
+    });
+    last(ranks.collect())
+}
+
 /// Times one run of each frame of a schedule by itself, on the rank that ends last; the last of them is the step, as
 /// [`simulate`] times it.
 pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation> {

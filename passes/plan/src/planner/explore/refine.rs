@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Diagnostics};
+use ithaca_layout::compile::Compiled;
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
@@ -13,11 +14,11 @@ use rayon::prelude::*;
 
 use super::inside::{around, data_parallel};
 use super::{EXACT, Inside, Looked, Refused, Search, TOLERANCE};
-use crate::plan::Choice;
+use crate::plan::{Choice, Step};
 use crate::planner::block::Block;
 use crate::planner::estimate::{Estimate, Shape};
 use crate::planner::fusion::{WORTH, choose};
-use crate::planner::tried::{Priced, Tried, price};
+use crate::planner::tried::{Priced, Tried};
 
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 40;
@@ -43,7 +44,7 @@ const SURE: f64 = 1.06;
 
 /// A step that the search may choose.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Step {
+pub(super) struct Chosen {
     options: ShardOptions,
     training: Training,
 }
@@ -198,7 +199,7 @@ impl Search<'_> {
     }
 
     /// The step of a block, with so many stages.
-    fn step(&self, inside: &Inside, key: &Key, fusion: Option<Fusion>, stages: u64) -> Step {
+    fn step(&self, inside: &Inside, key: &Key, fusion: Option<Fusion>, stages: u64) -> Chosen {
         let options = if inside.data.is_some() {
             inside.options.clone()
         } else {
@@ -217,7 +218,7 @@ impl Search<'_> {
             stages,
             ..self.training.clone()
         };
-        Step { options, training }
+        Chosen { options, training }
     }
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
@@ -254,7 +255,7 @@ impl Search<'_> {
                 estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
             {
                 let Shape { stages, micro_batches, chunks, .. } = look.shape;
-                calls += stages * micro_batches * chunks;
+                calls += stages * Step::n_compiled(stages, micro_batches) * chunks;
                 if calls > CALLS && compiled + chosen.len() > 0 {
                     break;
                 }
@@ -264,7 +265,7 @@ impl Search<'_> {
                 break;
             }
             compiled += chosen.len();
-            let priced: Vec<(Step, Result<Priced, Diagnostic>)> = chosen
+            let priced: Vec<(Chosen, Result<Priced, Diagnostic>)> = chosen
                 .par_iter()
                 .map(|look| {
                     let step = self.whole(&insides[look.inside], look);
@@ -312,7 +313,7 @@ impl Search<'_> {
             }
             let options = ShardOptions { fusion: fusion.ahead(Prefetch::default()), ..one.options.clone() };
             let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
-            let other = self.priced(&Step { options, training }).ok()?;
+            let other = self.priced(&Chosen { options, training }).ok()?;
             let is_better =
                 other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
             is_better.then_some(other)
@@ -357,7 +358,7 @@ impl Search<'_> {
                 let middle = usize::midpoint(low, high);
                 let zero = Zero::ParametersAbove(most[middle]);
                 let options = ShardOptions { zero, ..one.options.clone() };
-                let other = self.priced(&Step { options, training: training.clone() }).ok()?;
+                let other = self.priced(&Chosen { options, training: training.clone() }).ok()?;
                 if other.memory.over().is_some() {
                     high = middle;
                     continue;
@@ -379,30 +380,35 @@ impl Search<'_> {
     }
 
     /// The step as it is compiled.
-    pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Step {
+    pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Chosen {
         let Shape { stages, micro_batches, order, chunks } = look.shape;
         let step = self.step(inside, &Key::of(look), look.fusion, stages);
         let chunks = if order == PipelineOrder::Interleaved { chunks } else { self.training.chunks };
-        Step { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
+        Chosen { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
     }
 
-    pub(super) fn priced(&self, step: &Step) -> Result<Priced, Diagnostic> {
-        let compiler =
-            self.compiler.of_step(self.request.batch, &step.training).map_err(ithaca_pass::first)?;
-        let compiler = compiler.as_deref().unwrap_or(self.compiler);
-        let priced = price(compiler, self.cluster, &step.options)?;
-        let flags = flags(self.open, step);
-        Ok(Priced { training: Some(step.training.clone()), flags, ..priced })
+    pub(super) fn priced(&self, step: &Chosen) -> Result<Priced, Diagnostic> {
+        let Chosen { options, training } = step;
+        let compile = |micro_batches: u64| -> Result<Compiled, Diagnostics> {
+            let batch = self.request.batch.saturating_mul(micro_batches) / training.micro_batches;
+            let training = Training { micro_batches, ..training.clone() };
+            let compiler = self.compiler.of_step(batch, &training)?;
+            compiler.as_deref().unwrap_or(self.compiler).draft(options)
+        };
+        let compiled =
+            Step::of((training.stages, training.micro_batches), compile).map_err(ithaca_pass::first)?;
+        let priced = Priced::of(self.cluster, options, compiled);
+        Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
 }
 
 /// Whether a step is compiled quickly.
 fn is_short(training: &Training) -> bool {
-    training.stages * training.micro_batches <= SHORT
+    training.stages * Step::n_compiled(training.stages, training.micro_batches) <= SHORT
 }
 
 /// What a search chose of a step beside its layout, as flags.
-fn flags(open: &[Choice], Step { options, training }: &Step) -> String {
+fn flags(open: &[Choice], Chosen { options, training }: &Chosen) -> String {
     let is_staged = training.stages > 1;
     let flag = |choice: &Choice| match choice {
         Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
