@@ -104,16 +104,6 @@ pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
     axis(space, parcels).map(|axis| (first.op.name(), axis, phase))
 }
 
-/// When a collective of a function runs: in the phase of the function; what passes between stages of a pipeline in that
-/// of the calls that made it. For all nodes of a function [`Phases`] takes as long as this does for one.
-pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase {
-    if moves_between_stages(function, node) {
-        Phases::of(module, function).of_node(node)
-    } else {
-        function.phase
-    }
-}
-
 fn moves_between_stages(function: &Function, node: &Node) -> bool {
     let at = |v: Option<&ValueId>| v.map(|&v| function.ty(v).layout.at);
     !node.results.is_empty()
@@ -121,7 +111,8 @@ fn moves_between_stages(function: &Function, node: &Node) -> bool {
         && at(node.operands.first()) != at(node.results.first())
 }
 
-/// When the collectives of a function run.
+/// When the collectives of a function run: in its phase; what passes between stages of a pipeline in that of the calls that made
+/// it.
 #[derive(Clone, Debug)]
 pub struct Phases<'a> {
     function: &'a Function,
@@ -143,7 +134,7 @@ impl<'a> Phases<'a> {
         Self { function, made }
     }
 
-    /// That of one of its nodes, as [`phase_of_node`].
+    /// That of one of its nodes.
     pub fn of_node(&self, node: &Node) -> Phase {
         let made = node.operands.first().and_then(|x| self.made[x.index()]);
         made.filter(|_| moves_between_stages(self.function, node)).unwrap_or(self.function.phase)

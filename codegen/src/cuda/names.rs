@@ -1,11 +1,15 @@
 //! Spellings in C++: identifiers, strings, numbers, comments.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use ithaca_ir::DType;
 
 /// Identifiers that do not collide, made from names that may hold anything.
 #[derive(Default)]
 pub(super) struct Names {
-    taken: Vec<String>,
+    taken: BTreeSet<String>,
+    /// For each identifier that was taken once more, the number to try next.
+    next: BTreeMap<String, u64>,
 }
 
 /// Words that a variable of a frame's function cannot have as its name: keywords, macros, and names that the function uses.
@@ -20,7 +24,7 @@ const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool br
 impl Names {
     /// Names for variables of a frame's function.
     pub(super) fn for_variables() -> Self {
-        Self { taken: RESERVED.split_whitespace().map(str::to_owned).collect() }
+        Self { taken: RESERVED.split_whitespace().map(str::to_owned).collect(), ..Self::default() }
     }
 
     /// An identifier for `name` that no earlier call returned; it starts with `prefix`.
@@ -36,10 +40,14 @@ impl Names {
             }
         }
         if self.taken.contains(&identifier) {
-            let n = (2..).find(|n| !self.taken.contains(&format!("{identifier}_{n}")));
-            identifier = format!("{identifier}_{}", n.expect("some number is free"));
+            let next = self.next.entry(identifier.clone()).or_insert(2);
+            let numbered = |n: u64| format!("{identifier}_{n}");
+            while self.taken.contains(&numbered(*next)) {
+                *next += 1;
+            }
+            identifier = numbered(*next);
         }
-        self.taken.push(identifier.clone());
+        self.taken.insert(identifier.clone());
         identifier
     }
 }

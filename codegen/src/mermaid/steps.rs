@@ -3,7 +3,8 @@
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Binding, Fused, Op, Stage};
-use ithaca_ir::{FuncId, Function, Module, Node, traffic};
+use ithaca_ir::traffic::{self, Phases};
+use ithaca_ir::{FuncId, Function, Module, Node};
 
 use super::mesh::{Drawn, Ends};
 use super::repeat;
@@ -18,6 +19,7 @@ pub(super) fn of_function(module: &Module, drawn: &Drawn, id: FuncId) -> Vec<(Ph
 /// one.
 fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Phase, Step)> {
     let mut steps: Vec<(Phase, Step)> = Vec::new();
+    let phases = Phases::of(module, &module.functions[id]);
     let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     for node in &module.functions[id].nodes {
         if let Op::Call { callee, layers, stride: _, scan: _, stage } = &node.op {
@@ -44,18 +46,18 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
             _ => phase,
         };
         if let Some(step) = step(module, drawn, id, node) {
-            push(&mut steps, served(module, id, node).unwrap_or(phase), step);
+            push(&mut steps, served(module, (id, &phases), node).unwrap_or(phase), step);
         }
     }
     repeat::folded(steps)
 }
 
 /// The phase of a transfer between pipeline stages, whatever the phase of the steps before it.
-fn served(module: &Module, id: FuncId, node: &Node) -> Option<Phase> {
+fn served(module: &Module, (id, phases): (FuncId, &Phases<'_>), node: &Node) -> Option<Phase> {
     let function = &module.functions[id];
     let (&from, &to) = (node.operands.first()?, node.results.first()?);
     let moves = node.op.is_communication() && function.ty(from).layout.at != function.ty(to).layout.at;
-    moves.then(|| match traffic::phase_of_node(module, function, node) {
+    moves.then(|| match phases.of_node(node) {
         traffic::Phase::Forward => Phase::Forward,
         traffic::Phase::Backward => Phase::Backward,
         traffic::Phase::Update => Phase::Update,

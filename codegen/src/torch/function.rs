@@ -257,16 +257,18 @@ impl<'a> Printer<'a> {
 impl<'a> Scope<'a> {
     fn new(module: &'a Module, function: &'a Function, functions: &[String]) -> Self {
         let mut variables: Vec<String> = Vec::new();
+        let mut used: BTreeSet<String> = functions.iter().cloned().collect();
         for (id, value) in function.values.iter() {
             let name = value.name.as_deref().map_or_else(|| format!("t{}", id.index()), str::to_owned);
             let taken = |name: &str| {
                 library::defines(name)
                     || name.starts_with("transfer")
                     || name == "i"
-                    || functions.iter().any(|n| n == name)
-                    || variables.iter().any(|n| n == name)
+                    || used.contains(name)
             };
-            variables.push(identifier(&name, &taken));
+            let name = identifier(&name, &taken);
+            used.insert(name.clone());
+            variables.push(name);
         }
         Self {
             module,
