@@ -261,10 +261,7 @@ impl<'a> Scope<'a> {
         for (id, value) in function.values.iter() {
             let name = value.name.as_deref().map_or_else(|| format!("t{}", id.index()), str::to_owned);
             let taken = |name: &str| {
-                library::defines(name)
-                    || name.starts_with("transfer")
-                    || name == "i"
-                    || used.contains(name)
+                library::defines(name) || name.starts_with("transfer") || name == "i" || used.contains(name)
             };
             let name = identifier(&name, &taken);
             used.insert(name.clone());

@@ -90,12 +90,6 @@ pub struct HeldTensor {
     pub bytes: u64,
 }
 
-/// What a step has of something of which two shorter ones have `few` and `more`, if it repeats `times` more what the second has
-/// more.
-pub(crate) fn continued(few: u64, more: u64, times: u64) -> u64 {
-    more.saturating_add(more.saturating_sub(few).saturating_mul(times))
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
@@ -108,19 +102,11 @@ impl Memory {
         Some(if over > 0 { over } else { self.over_on_host() }).filter(|&over| over > 0)
     }
 
-    /// The memory of a step that repeats `times` more what one of this memory has more than one of `shorter`.
-    pub(crate) fn continued(&self, shorter: &Memory, times: u64) -> Memory {
-        let longer = |part: fn(&Memory) -> u64| continued(part(shorter), part(self), times);
-        Memory {
-            arena: longer(|memory| memory.arena),
-            communication: longer(|memory| memory.communication),
-            saved: longer(|memory| memory.saved),
-            scores: longer(|memory| memory.scores),
-            inputs: longer(|memory| memory.inputs),
-            outputs: longer(|memory| memory.outputs),
-            total: longer(|memory| memory.total),
-            ..self.clone()
-        }
+    /// Sums up what must fit on a device.
+    fn sum(&mut self) {
+        let Memory { parameters, gradients, optimizer, states, arena, inputs, scores, .. } = *self;
+        let parts = [parameters, gradients, optimizer, states, arena, inputs, scores];
+        self.total = parts.into_iter().fold(0, u64::saturating_add);
     }
 
     /// Bytes that a rank lacks in host memory.
@@ -141,6 +127,50 @@ pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
     // Of equally busy ones the first.
     let busiest = stages.reduce(|a, b| if b.1.total > a.1.total { b } else { a });
     busiest.map_or_else(Memory::default, |(at, memory)| at_peak_of(schedule, at, memory))
+}
+
+/// The memory of a schedule that repeats `times` more what the last of three shorter ones has more than the second; nothing where
+/// that is not what the second has more than the first.
+///
+/// Where buffers lie differs a little with their number, so the arena grows by what is alive at its fullest moment.
+pub(crate) fn continued(cluster: &Cluster, shorter: [&Schedule; 3], times: u64) -> Option<Memory> {
+    let [first, second, third] = shorter.map(most_alive);
+    let growth = third.saturating_sub(second);
+    if growth != second.saturating_sub(first) {
+        return None;
+    }
+    let [_, second, third] = shorter.map(|schedule| of_schedule(cluster, schedule));
+    let longer = |part: fn(&Memory) -> u64| {
+        let more = part(&third).saturating_sub(part(&second));
+        part(&third).saturating_add(more.saturating_mul(times))
+    };
+    // The fullest moment may be another one, at which other buffers are alive.
+    let at_peak = |part: fn(&Memory) -> u64| {
+        let more = part(&third).saturating_sub(part(&second)).min(growth);
+        part(&third).saturating_add(more.saturating_mul(times))
+    };
+    let mut memory = Memory {
+        arena: third.arena.saturating_add(growth.saturating_mul(times)),
+        communication: at_peak(|memory| memory.communication),
+        saved: at_peak(|memory| memory.saved),
+        scores: longer(|memory| memory.scores),
+        inputs: longer(|memory| memory.inputs),
+        outputs: longer(|memory| memory.outputs),
+        ..third.clone()
+    };
+    memory.sum();
+    Some(memory)
+}
+
+/// The most bytes of the arena that are alive at one time on the ranks of a place.
+fn most_alive(schedule: &Schedule) -> u64 {
+    let Some(main) = schedule.main() else { return 0 };
+    let of_place = |at: Option<At>| {
+        let whole = &schedule.frames[main];
+        let own = at.map(|at| whole.only(at));
+        Alive::of(schedule, own.as_ref().unwrap_or(whole)).bytes().into_iter().max()
+    };
+    places(schedule).into_iter().filter_map(of_place).max().unwrap_or(0)
 }
 
 /// The memory of the ranks of each stage of a pipeline, in order; without a pipeline, of every rank.
@@ -193,9 +223,7 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
         let name = "scores of attention".to_owned();
         memory.largest.push(HeldTensor { name, count: 1, bytes: memory.scores });
     }
-    let Memory { parameters, gradients, optimizer, states, inputs, scores, .. } = memory;
-    let parts = [parameters, gradients, optimizer, states, arena, inputs, scores];
-    memory.total = parts.into_iter().fold(0, u64::saturating_add);
+    memory.sum();
     memory
 }
 

@@ -46,8 +46,8 @@ pub use layout::{
 pub use rates::Rates;
 pub(crate) use reason::row;
 pub use reason::why_chosen;
-pub use step::Step;
 pub use review::{Review, ReviewOptions, Section, review};
+pub use step::Step;
 
 /// The version of the document that this program reads and writes.
 ///

@@ -27,11 +27,11 @@ impl Plan {
         let workload = self.workload_in_stages().map_err(|d| vec![d])?;
         let Training { stages, micro_batches, .. } = workload.training;
         if workload.mode != Mode::Train || !Step::is_long(stages, micro_batches) {
-            let step = Step::whole(compiled);
+            let step = Step::whole(&self.cluster, compiled);
             self.check_stated(&step).map_err(|d| vec![d])?;
             return Ok(step.compiled);
         }
-        let step = Step::of((stages, micro_batches), |n| {
+        let step = Step::of(&self.cluster, (stages, micro_batches), |n| {
             let training = Training { micro_batches: n, ..workload.training.clone() };
             let batch = workload.batch / micro_batches * n;
             self.compiled(registry, &import::Workload { batch, training, ..workload.clone() })
@@ -75,15 +75,15 @@ impl Plan {
     fn computed(&self, step: &Step) -> Result<Plan, Diagnostic> {
         let options = self.shard_options()?;
         let compiled = &step.compiled;
-        let (simulation, memory) = (step.simulation(&self.cluster), step.memory(&self.cluster));
-        let time = Time::of(&self.cluster, (&compiled.schedule, self.workload.micro_batches), &simulation);
+        let (simulation, memory) = (&step.simulation, step.memory.clone());
+        let time = Time::of(&self.cluster, (&compiled.schedule, self.workload.micro_batches), simulation);
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {
             match &mut one.outcome {
                 Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
                     (*step_seconds, *exposed_seconds) = (time.step_seconds, time.exposed_seconds);
                     *memory_bytes = memory.total;
-                    *reason = why_chosen(&simulation);
+                    *reason = why_chosen(simulation);
                     one.strategy = options.strategy_text();
                     one.mesh = mesh_axes(&options.mesh);
                 }

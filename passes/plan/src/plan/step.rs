@@ -1,60 +1,79 @@
-//! A compiled step as a plan states it: whole, or by two shorter ones.
+//! A compiled step as a plan states it: whole, or by shorter ones.
 //!
 //! Once all stages of a pipeline are busy, each micro-batch adds to the time, the memory and the messages of a rank what the
 //! one before it added. So the figures of a training step of many micro-batches are those of a step of few, and as often as needed
-//! what a slightly longer one has more; nothing takes longer for more micro-batches.
+//! what a slightly longer one has more; nothing takes longer for more micro-batches. A third step says whether that is so.
 
 use ithaca_layout::compile::Compiled;
 
 use super::{Collective, Dimension, collectives, dimensions};
 use crate::cluster::Cluster;
-use crate::memory::{self, Memory, continued};
+use crate::memory::{self, Memory};
 use crate::simulate::{Simulation, simulate, simulate_continued};
 
-/// Micro-batches per stage of the two shorter steps: in the first few, stages wait for the first micro-batches.
-const PER_STAGE: [u64; 2] = [4, 5];
+/// Micro-batches per stage of the first of the shorter steps: before, stages wait for the first micro-batches. Where these wait for
+/// longer, the next is tried.
+const PER_STAGE: [u64; 3] = [4, 8, 16];
 
-/// How many times fewer micro-batches the two have together, at least.
+/// How many times fewer micro-batches these have together, at least.
 const WORTH: u64 = 2;
 
 /// A compiled step.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The program and its schedule; of a long step those of the longer of the two that stand for it.
+    /// The program and its schedule; of a long step those of the longest of the steps that stand for it.
     pub compiled: Compiled,
+    /// Its time.
+    pub simulation: Simulation,
+    /// Its memory.
+    pub memory: Memory,
     shorter: Option<Shorter>,
 }
 
-/// What a long step is told from, beside the longer of two steps.
+/// What a long step is told from, beside the longest of the steps that stand for it.
 #[derive(Clone, Debug)]
 struct Shorter {
-    few: Compiled,
-    /// The micro-batches of the two, and of the step.
-    parts: [u64; 2],
-    micro_batches: u64,
+    second: Compiled,
+    micro_batches: Parts,
 }
 
-impl Shorter {
-    /// How often the step has what the longer one has more than the shorter.
-    fn times(&self) -> u64 {
-        let [few, more] = self.parts;
-        (self.micro_batches - more) / (more - few)
+/// The micro-batches of a long step.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    all: u64,
+    shorter: [u64; 3],
+}
+
+impl Parts {
+    /// Those of a step of so many stages, the first fewest; none if it is no long one.
+    fn of(stages: u64, all: u64) -> impl Iterator<Item = Self> {
+        // A micro-batch for each stage is added.
+        let is_staged = stages > 1 && all.is_multiple_of(stages);
+        PER_STAGE.into_iter().filter_map(move |first| {
+            let shorter = [0, 1, 2].map(|more| (first + more).saturating_mul(stages));
+            let sum = shorter.into_iter().fold(0, u64::saturating_add);
+            (is_staged && sum.saturating_mul(WORTH) <= all).then_some(Self { all, shorter })
+        })
     }
-}
 
-/// The micro-batches of the two steps that stand for one of so many stages and micro-batches, if it is a long one.
-fn parts(stages: u64, micro_batches: u64) -> Option<[u64; 2]> {
-    let parts = PER_STAGE.map(|n| n.saturating_mul(stages));
-    // What is added is added by a micro-batch of each stage.
-    let is_whole = micro_batches.is_multiple_of(stages.max(1));
-    let sum = parts[0].saturating_add(parts[1]);
-    (stages > 1 && is_whole && sum.saturating_mul(WORTH) <= micro_batches).then_some(parts)
+    /// How often the step has what the last of the shorter ones has more than the second.
+    fn times(self) -> u64 {
+        let [_, second, third] = self.shorter;
+        (self.all - third) / (third - second)
+    }
+
+    /// What the step has of something of which the second and the third have so many.
+    fn continued(self, second: u64, third: u64) -> u64 {
+        third.saturating_add(third.saturating_sub(second).saturating_mul(self.times()))
+    }
 }
 
 impl Step {
     /// A step that is compiled whole.
-    pub fn whole(compiled: Compiled) -> Self {
-        Self { compiled, shorter: None }
+    pub fn whole(cluster: &Cluster, compiled: Compiled) -> Self {
+        let simulation = simulate(cluster, &compiled.schedule);
+        let memory = memory::of_schedule(cluster, &compiled.schedule);
+        Self { compiled, simulation, memory, shorter: None }
     }
 
     /// A training step of so many stages and micro-batches; `compile` compiles one of so many micro-batches of the same size.
@@ -62,50 +81,43 @@ impl Step {
     /// # Errors
     /// Those of `compile`.
     pub fn of<E>(
-        (stages, micro_batches): (u64, u64),
+        cluster: &Cluster,
+        (stages, all): (u64, u64),
         compile: impl Fn(u64) -> Result<Compiled, E>,
     ) -> Result<Self, E> {
-        let Some(parts) = parts(stages, micro_batches) else { return compile(micro_batches).map(Self::whole) };
-        let few = compile(parts[0])?;
-        let compiled = compile(parts[1])?;
-        Ok(Self { compiled, shorter: Some(Shorter { few, parts, micro_batches }) })
+        for parts in Parts::of(stages, all) {
+            let [first, second, third] = parts.shorter;
+            let [first, second, compiled] = [compile(first)?, compile(second)?, compile(third)?];
+            let schedules = [&first, &second, &compiled].map(|compiled| &compiled.schedule);
+            let simulation = simulate_continued(cluster, schedules, parts.times());
+            let memory = memory::continued(cluster, schedules, parts.times());
+            if let Some((simulation, memory)) = simulation.zip(memory) {
+                let shorter = Some(Shorter { second, micro_batches: parts });
+                return Ok(Self { compiled, simulation, memory, shorter });
+            }
+        }
+        Ok(Self::whole(cluster, compile(all)?))
     }
 
-    /// Whether a step of so many stages and micro-batches is told from shorter ones.
+    /// Whether a step of so many stages and micro-batches may be told from shorter ones.
     pub fn is_long(stages: u64, micro_batches: u64) -> bool {
-        parts(stages, micro_batches).is_some()
+        Parts::of(stages, micro_batches).next().is_some()
     }
 
-    /// The micro-batches that are compiled for a step.
+    /// The micro-batches that are compiled for a step, where it continues as it begins.
     pub fn n_compiled(stages: u64, micro_batches: u64) -> u64 {
-        parts(stages, micro_batches).map_or(micro_batches, |[few, more]| few + more)
-    }
-
-    /// Its time.
-    pub fn simulation(&self, cluster: &Cluster) -> Simulation {
-        let schedule = &self.compiled.schedule;
-        match &self.shorter {
-            None => simulate(cluster, schedule),
-            Some(s) => simulate_continued(cluster, [&s.few.schedule, schedule], s.times() as f64),
-        }
-    }
-
-    /// Its memory.
-    pub fn memory(&self, cluster: &Cluster) -> Memory {
-        let memory = memory::of_schedule(cluster, &self.compiled.schedule);
-        match &self.shorter {
-            None => memory,
-            Some(s) => memory.continued(&memory::of_schedule(cluster, &s.few.schedule), s.times()),
-        }
+        let fewest = Parts::of(stages, micro_batches).next();
+        fewest.map_or(micro_batches, |parts| parts.shorter.into_iter().sum())
     }
 
     /// Its dimensions.
     pub fn dimensions(&self) -> Vec<Dimension> {
         let mut all = dimensions(&self.compiled.per_rank.space);
         if let Some(s) = &self.shorter {
-            for (dim, few) in all.iter_mut().zip(dimensions(&s.few.per_rank.space)) {
-                dim.size = continued(few.size, dim.size, s.times());
-                dim.valid = dim.valid.zip(few.valid).map(|(more, few)| continued(few, more, s.times()));
+            for (dim, second) in all.iter_mut().zip(dimensions(&s.second.per_rank.space)) {
+                dim.size = s.micro_batches.continued(second.size, dim.size);
+                let valid = dim.valid.zip(second.valid);
+                dim.valid = valid.map(|(third, second)| s.micro_batches.continued(second, third));
             }
         }
         all
@@ -115,17 +127,17 @@ impl Step {
     pub fn collectives(&self) -> Vec<Collective> {
         let mut all = collectives(&self.compiled.per_rank);
         if let Some(s) = &self.shorter {
-            let few = collectives(&s.few.per_rank);
+            let before = collectives(&s.second.per_rank);
             for row in &mut all {
                 let is_same = |other: &&Collective| {
                     (&other.kind, &other.axis, &other.phase) == (&row.kind, &row.axis, &row.phase)
                 };
-                let Some(few) = few.iter().find(is_same) else { continue };
-                let longer = |few: u64, more: u64| continued(few, more, s.times());
-                row.count = longer(few.count, row.count);
-                row.bytes_sent_per_rank = longer(few.bytes_sent_per_rank, row.bytes_sent_per_rank);
-                let expected = few.expected_bytes_per_rank.zip(row.expected_bytes_per_rank);
-                row.expected_bytes_per_rank = expected.map(|(few, more)| longer(few, more));
+                let Some(second) = before.iter().find(is_same) else { continue };
+                let continued = |second: u64, third: u64| s.micro_batches.continued(second, third);
+                row.count = continued(second.count, row.count);
+                row.bytes_sent_per_rank = continued(second.bytes_sent_per_rank, row.bytes_sent_per_rank);
+                let expected = second.expected_bytes_per_rank.zip(row.expected_bytes_per_rank);
+                row.expected_bytes_per_rank = expected.map(|(second, third)| continued(second, third));
             }
         }
         all
@@ -137,10 +149,14 @@ impl Step {
         match &self.shorter {
             None => passes,
             Some(s) => {
-                let [compiled, whole] =
-                    [s.parts[1], s.micro_batches].map(|n| format!("micro_batches={n}"));
+                let Parts { all, shorter: [.., compiled] } = s.micro_batches;
+                let [compiled, whole] = [compiled, all].map(|n| format!("micro_batches={n}"));
                 passes.replacen(&compiled, &whole, 1)
             }
         }
     }
 }
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

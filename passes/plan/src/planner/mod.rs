@@ -99,7 +99,7 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         fusion::refine(compiler, cluster, &mut tried.fits);
     }
     sequences::refine(compiler, cluster, request, &mut tried);
-    let Some(step) = tried.check_winner(compiler) else {
+    let Some(step) = tried.check_winner(compiler, cluster) else {
         let diagnostic = repair::refusal(compiler, cluster, request, (&tried, &blocks));
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler, request) }));
     };
@@ -178,12 +178,14 @@ impl Tried {
     }
 
     /// Checks the schedule of the best candidate, and gives it; one that fails goes, and the next is the best.
-    fn check_winner(&mut self, compiler: &dyn Compiler) -> Option<Step> {
+    fn check_winner(&mut self, compiler: &dyn Compiler, cluster: &Cluster) -> Option<Step> {
         while let Some(winner) = self.fits.first_mut() {
             let outline = Compilation::Outline(winner.outline().into_owned());
             let step = match std::mem::replace(&mut winner.program, outline) {
                 Compilation::Kept(step) => Ok(*step),
-                Compilation::Outline(_) => compiler.draft(&winner.options).map(Step::whole),
+                Compilation::Outline(_) => {
+                    compiler.draft(&winner.options).map(|compiled| Step::whole(cluster, compiled))
+                }
             };
             match step.and_then(|step| compiler.verify(&step.compiled).map(|()| step)) {
                 Ok(step) => return Some(step),

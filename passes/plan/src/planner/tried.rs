@@ -37,11 +37,11 @@ pub struct Priced {
 
 impl Priced {
     /// The price of a compiled step.
-    pub(super) fn of(cluster: &Cluster, options: &ShardOptions, step: Step) -> Self {
+    pub(super) fn of(options: &ShardOptions, step: Step) -> Self {
         Self {
             options: options.clone(),
-            simulation: step.simulation(cluster),
-            memory: step.memory(cluster),
+            simulation: step.simulation.clone(),
+            memory: step.memory.clone(),
             tasks: step.compiled.schedule.frames.values().map(|frame| frame.tasks.len()).sum(),
             program: Compilation::Kept(Box::new(step)),
             also: Vec::new(),
@@ -139,5 +139,5 @@ pub(super) fn price(
     options: &ShardOptions,
 ) -> Result<Priced, Diagnostic> {
     let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
-    Ok(Priced::of(cluster, options, Step::whole(compiled)))
+    Ok(Priced::of(options, Step::whole(cluster, compiled)))
 }

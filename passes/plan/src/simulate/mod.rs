@@ -61,16 +61,26 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     run(cluster, schedule, None)
 }
 
-/// Times a schedule of which two shorter ones are given: it repeats `times` more what the second has more than the first.
-pub(crate) fn simulate_continued(cluster: &Cluster, shorter: [&Schedule; 2], times: f64) -> Simulation {
-    let [few, more] = shorter.map(|schedule| simulate_ranks(cluster, schedule));
-    let ranks = few.into_iter().zip(more).map(|((_, few), (_, more))| {
+/// How far apart the times may be, in parts, that two schedules have more than the one before.
+const STEADY: f64 = 1e-3;
+
+/// Times a schedule that repeats `times` more what the last of three shorter ones has more than the second; nothing where that is
+/// not what the second has more than the first.
+pub(crate) fn simulate_continued(
+    cluster: &Cluster,
+    shorter: [&Schedule; 3],
+    times: u64,
+) -> Option<Simulation> {
+    let [first, second, third] = shorter.map(|schedule| simulate_ranks(cluster, schedule));
+    let ranks = first.into_iter().zip(second).zip(third);
+    let ranks = ranks.map(|(((_, first), (_, second)), (_, third))| {
+        let (before, more) = (second.seconds - first.seconds, third.seconds - second.seconds);
         let mut all = Simulation::default();
-        all.add(&more, 1.0 + times);
-        all.add(&few, -times);
-        all
+        all.add(&third, 1.0 + times as f64);
+        all.add(&second, -(times as f64));
+        ((before - more).abs() <= STEADY * more).then_some(all)
     });
-    last(ranks.collect())
+    Some(last(ranks.collect::<Option<_>>()?))
 }
 
 /// Times one run of each frame of a schedule by itself, on the rank that ends last; the last of them is the step, as

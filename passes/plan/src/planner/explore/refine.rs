@@ -395,9 +395,9 @@ impl Search<'_> {
             let compiler = self.compiler.of_step(batch, &training)?;
             compiler.as_deref().unwrap_or(self.compiler).draft(options)
         };
-        let compiled =
-            Step::of((training.stages, training.micro_batches), compile).map_err(ithaca_pass::first)?;
-        let priced = Priced::of(self.cluster, options, compiled);
+        let compiled = Step::of(self.cluster, (training.stages, training.micro_batches), compile)
+            .map_err(ithaca_pass::first)?;
+        let priced = Priced::of(options, compiled);
         Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
 }
