@@ -268,6 +268,7 @@ impl PlanRequest {
             registry: registry.clone(),
             of_stages: Some(&in_stages),
             of_step: Some(&of_step),
+            training: is_step.then_some((workload.batch, &workload.training)),
             forward: is_step.then_some(&forward),
             stop,
             ..Program::new(verify(module)?, cluster)

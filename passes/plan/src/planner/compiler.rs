@@ -13,6 +13,7 @@ use ithaca_layout::shard::{self, ShardOptions};
 
 use super::estimate::Cut;
 use crate::cluster::Cluster;
+use crate::plan::Step;
 
 /// Compiles a candidate to a schedule. The planner itself knows no model.
 pub trait Compiler: Sync {
@@ -32,6 +33,14 @@ pub trait Compiler: Sync {
     /// # Errors
     /// The rules that it breaks, or invariants of ours that the passes broke.
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
+
+    /// As [`draft`](Self::draft), of a long step by shorter ones.
+    ///
+    /// # Errors
+    /// As [`draft`](Self::draft).
+    fn step(&self, options: &ShardOptions, cluster: &Cluster) -> Result<Step, Diagnostics> {
+        Ok(Step::whole(cluster, self.draft(options)?))
+    }
 
     /// The compiler of a training step of `batch` sequences with options of its own; nothing where there is one program only.
     ///
@@ -75,6 +84,8 @@ pub struct Program<'a> {
     pub of_stages: Option<&'a OfStages<'a>>,
     /// Returns the program of a training step of so many sequences.
     pub of_step: Option<&'a OfStep<'a>>,
+    /// The training step, of so many sequences.
+    pub training: Option<(u64, &'a Training)>,
     /// The forward pass of the model, which stages cut.
     pub forward: Option<&'a Module>,
     /// Ends a search soon after it is set; what the search returns then means nothing.
@@ -85,7 +96,7 @@ type OfStages<'a> = dyn Fn(u64) -> Result<Arc<VerifiedModule>, Diagnostics> + Sy
 type OfStep<'a> = dyn Fn(u64, &Training) -> Result<Arc<VerifiedModule>, Diagnostics> + Sync + 'a;
 
 /// One training step of several.
-struct Step<'a> {
+struct Single<'a> {
     module: Arc<VerifiedModule>,
     cluster: &'a Cluster,
     registry: Registry,
@@ -98,7 +109,7 @@ fn go_on(stop: Option<&AtomicBool>) -> Result<(), Diagnostic> {
     if is_set { Err(Diagnostic::new("P31", "the search was stopped")) } else { Ok(()) }
 }
 
-impl Compiler for Step<'_> {
+impl Compiler for Single<'_> {
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
         go_on(self.stop)?;
         shard::check(&self.registry, self.module.verified().module(), options).map(|_| ())
@@ -119,6 +130,7 @@ impl<'a> Program<'a> {
             registry: Registry::default(),
             of_stages: None,
             of_step: None,
+            training: None,
             forward: None,
             stop: None,
         }
@@ -155,6 +167,17 @@ impl Compiler for Program<'_> {
         self.with(options, |program| compile::draft_with(&self.registry, program, options, self.cluster))
     }
 
+    fn step(&self, options: &ShardOptions, cluster: &Cluster) -> Result<Step, Diagnostics> {
+        let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
+        match self.training {
+            Some((batch, training)) if Step::is_long(stages, training.micro_batches) => {
+                let training = Training { stages, ..training.clone() };
+                training_step((self, cluster), (batch, &training), options)
+            }
+            _ => Ok(Step::whole(cluster, self.draft(options)?)),
+        }
+    }
+
     fn of_step(
         &self,
         batch: u64,
@@ -163,10 +186,27 @@ impl Compiler for Program<'_> {
         let Some(of_step) = self.of_step else { return Ok(None) };
         let module = of_step(batch, training)?;
         let Self { cluster, stop, .. } = *self;
-        Ok(Some(Box::new(Step { module, cluster, registry: self.registry.clone(), stop })))
+        Ok(Some(Box::new(Single { module, cluster, registry: self.registry.clone(), stop })))
     }
 
     fn cut(&self, chunks: u64) -> Option<Cut> {
         ithaca_differentiate::chunks(self.forward?, usize::try_from(chunks).ok()?)
     }
+}
+
+/// A training step of so many sequences in a layout; a long one by shorter ones.
+///
+/// # Errors
+/// As [`Compiler::draft`].
+pub(super) fn training_step(
+    (compiler, cluster): (&dyn Compiler, &Cluster),
+    (batch, training): (u64, &Training),
+    options: &ShardOptions,
+) -> Result<Step, Diagnostics> {
+    Step::of(cluster, (training.stages, training.micro_batches), |micro_batches| {
+        let batch = batch.saturating_mul(micro_batches) / training.micro_batches;
+        let training = Training { micro_batches, ..training.clone() };
+        let step = compiler.of_step(batch, &training)?;
+        step.as_deref().unwrap_or(compiler).draft(options)
+    })
 }

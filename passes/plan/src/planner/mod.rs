@@ -183,9 +183,7 @@ impl Tried {
             let outline = Compilation::Outline(winner.outline().into_owned());
             let step = match std::mem::replace(&mut winner.program, outline) {
                 Compilation::Kept(step) => Ok(*step),
-                Compilation::Outline(_) => {
-                    compiler.draft(&winner.options).map(|compiled| Step::whole(cluster, compiled))
-                }
+                Compilation::Outline(_) => compiler.step(&winner.options, cluster),
             };
             match step.and_then(|step| compiler.verify(&step.compiled).map(|()| step)) {
                 Ok(step) => return Some(step),

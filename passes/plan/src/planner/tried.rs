@@ -138,6 +138,5 @@ pub(super) fn price(
     cluster: &Cluster,
     options: &ShardOptions,
 ) -> Result<Priced, Diagnostic> {
-    let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
-    Ok(Priced::of(options, Step::whole(cluster, compiled)))
+    compiler.step(options, cluster).map(|step| Priced::of(options, step)).map_err(ithaca_pass::first)
 }

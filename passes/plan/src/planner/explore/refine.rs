@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
-use ithaca_ir::{Diagnostic, Diagnostics};
-use ithaca_layout::compile::Compiled;
+use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
@@ -16,6 +15,7 @@ use super::inside::{around, data_parallel};
 use super::{EXACT, Inside, Looked, Refused, Search, TOLERANCE};
 use crate::plan::{Choice, Step};
 use crate::planner::block::Block;
+use crate::planner::compiler::training_step;
 use crate::planner::estimate::{Estimate, Shape};
 use crate::planner::fusion::{WORTH, choose};
 use crate::planner::tried::{Priced, Tried};
@@ -389,15 +389,9 @@ impl Search<'_> {
 
     pub(super) fn priced(&self, step: &Chosen) -> Result<Priced, Diagnostic> {
         let Chosen { options, training } = step;
-        let compile = |micro_batches: u64| -> Result<Compiled, Diagnostics> {
-            let batch = self.request.batch.saturating_mul(micro_batches) / training.micro_batches;
-            let training = Training { micro_batches, ..training.clone() };
-            let compiler = self.compiler.of_step(batch, &training)?;
-            compiler.as_deref().unwrap_or(self.compiler).draft(options)
-        };
-        let compiled = Step::of(self.cluster, (training.stages, training.micro_batches), compile)
-            .map_err(ithaca_pass::first)?;
-        let priced = Priced::of(options, compiled);
+        let compilers = (self.compiler, self.cluster);
+        let compiled = training_step(compilers, (self.request.batch, training), options);
+        let priced = Priced::of(options, compiled.map_err(ithaca_pass::first)?);
         Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
 }
