@@ -253,7 +253,7 @@ fn plan_program_and_runtime_agree() {
                     assert_eq!(heads, 6, "{case:?} {strategy} {mesh}");
                     continue;
                 };
-                let compiled = ranked.compiled.clone();
+                let compiled = ranked.step.compiled.clone();
                 let promised = traffic::of_module(&compiled.per_rank);
                 let subject = planner::Subject {
                     model: plan::Model::new("model", json!({})),

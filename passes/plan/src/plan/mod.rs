@@ -115,6 +115,23 @@ pub fn passed_over(n: usize) -> Option<String> {
     })
 }
 
+/// The note that pipelines of many stages were not tried in a search with so many micro-batches.
+pub fn stages_left_out(search: &Search, micro_batches: u64, gpus: u64) -> Option<String> {
+    let most = differentiate::MAX_CALLS / micro_batches.max(1);
+    let is_tried = search.strategy.is_none()
+        && search.mesh.is_none()
+        && search.open.contains(&Choice::Pipeline)
+        && !search.open.contains(&Choice::MicroBatches)
+        && search.narrowing.allows("pipeline");
+    (is_tried && most < gpus).then(|| {
+        format!(
+            "pipelines of more than {most} stages were not tried: {micro_batches} micro-batches through each are more than {} passes; \
+             fewer and larger micro-batches allow more stages",
+            differentiate::MAX_CALLS
+        )
+    })
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_zero(n: &usize) -> bool {
     *n == 0

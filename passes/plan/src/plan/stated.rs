@@ -8,7 +8,8 @@ use ithaca_layout::registry::Registry;
 use serde_json::Value;
 
 use super::{
-    Change, Outcome, Plan, Step, Time, attention, diff, mesh_axes, passed_over, rounded, why_chosen,
+    Change, Outcome, Plan, Step, Time, attention, diff, mesh_axes, passed_over, rounded, stages_left_out,
+    why_chosen,
 };
 
 /// How far two times may be apart that are one time, in parts of the larger: a unit in the sixth digit, the last that a
@@ -77,6 +78,9 @@ impl Plan {
         let compiled = &step.compiled;
         let (simulation, memory) = (&step.simulation, step.memory.clone());
         let time = Time::of(&self.cluster, (&compiled.schedule, self.workload.micro_batches), simulation);
+        let micro_batches = self.workload.to_import()?.training.micro_batches;
+        let left_out = stages_left_out(&self.search, micro_batches, self.gpus);
+        let left_out = passed_over(self.n_passed_over).into_iter().chain(left_out);
         let mut alternatives = self.alternatives.clone();
         for one in &mut alternatives {
             match &mut one.outcome {
@@ -101,7 +105,7 @@ impl Plan {
             memory,
             time,
             alternatives,
-            notes: compiled.notes.iter().cloned().chain(passed_over(self.n_passed_over)).collect(),
+            notes: compiled.notes.iter().cloned().chain(left_out).collect(),
             ..self.clone()
         })
     }

@@ -125,7 +125,10 @@ impl Ranked {
     pub fn into_plan(self, cluster: &Cluster, request: &Request, subject: Subject) -> Plan {
         let Ranked { chosen, step, alternatives, n_passed_over } = self;
         let Priced { options, simulation, memory, .. } = chosen;
-        let passed_over = plan::passed_over(n_passed_over);
+        let search = request.search();
+        let micro_batches = request.steps.as_ref().map_or(1, |steps| steps.training.micro_batches);
+        let left_out = plan::stages_left_out(&search, micro_batches, request.gpus);
+        let left_out = plan::passed_over(n_passed_over).into_iter().chain(left_out);
         let Subject { model, workload, model_flops } = subject;
         let time = plan::Time::of(cluster, (&step.compiled.schedule, workload.micro_batches), &simulation);
         Plan {
@@ -134,7 +137,7 @@ impl Ranked {
             cluster: cluster.clone(),
             workload,
             gpus: options.mesh.ranks(),
-            search: request.search(),
+            search,
             mesh: plan::mesh_axes(&options.mesh),
             dimensions: step.dimensions(),
             attention: plan::attention(&step.compiled.attention, &options),
@@ -148,7 +151,7 @@ impl Ranked {
             model_flops: rounded(model_flops),
             alternatives,
             n_passed_over,
-            notes: step.compiled.notes.into_iter().chain(passed_over).collect(),
+            notes: step.compiled.notes.into_iter().chain(left_out).collect(),
         }
     }
 }
