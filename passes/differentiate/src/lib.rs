@@ -40,7 +40,7 @@ mod tied;
 mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, Offload, PipelineOrder, Recompute, Training};
-pub use pipelined::MAX_CALLS;
+pub use pipelined::{MAX_CALLS, check_calls};
 pub use sequences::in_micro_batches;
 pub use stages::{chunk_layers, chunks, in_stages};
 

@@ -179,7 +179,7 @@ pub const MAX_CALLS: u64 = 8192;
 /// The shape of the pipeline, and the order of its passes.
 ///
 /// # Errors
-/// `P58` for a step of too many calls; `P53` when the number of stages does not divide the number of interleaved micro-batches.
+/// As [`check_calls`]; `P53` when the number of stages does not divide the number of interleaved micro-batches.
 pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>), Box<Diagnostic>> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
@@ -190,25 +190,35 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
         );
         return Err(OpError::new("P53", message).into());
     }
-    let each = training.stages.saturating_mul(if interleaved { training.chunks } else { 1 }).max(1);
-    if training.micro_batches.saturating_mul(each) > MAX_CALLS {
-        let message = format!(
-            "{} micro-batches through {each} chunks of layers are {} passes, and a pipeline has at most {MAX_CALLS}",
-            training.micro_batches,
-            training.micro_batches.saturating_mul(each),
-        );
-        // A divisor divides the sequences too.
-        let fits = |n: &u64| {
-            training.micro_batches.is_multiple_of(*n) && (!interleaved || n.is_multiple_of(training.stages))
-        };
-        let fewer = (1..=MAX_CALLS / each).rev().find(fits);
-        let help = fewer.map_or_else(
-            || "use fewer stages, or fewer chunks of layers".to_owned(),
-            |n| format!("use fewer and larger micro-batches, as in `--micro-batches {n}`"),
-        );
-        return Err(Box::new(Diagnostic::new("P58", message).help(help)));
-    }
+    check_calls(training)?;
     let chunks = if interleaved { small(training.chunks) } else { 1 };
     let shape = Shape { stages: small(training.stages), chunks, micros: small(training.micro_batches) };
     Ok((shape, order::all(training.pipeline, shape)))
+}
+
+/// Checks that a step has few enough calls to be compiled.
+///
+/// # Errors
+/// `P58` for a step of more than [`MAX_CALLS`].
+pub fn check_calls(training: &super::Training) -> Result<(), Box<Diagnostic>> {
+    let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
+    let each = training.n_chunks().max(1);
+    let passes = training.micro_batches.saturating_mul(each);
+    if training.stages <= 1 || passes <= MAX_CALLS {
+        return Ok(());
+    }
+    let message = format!(
+        "{} micro-batches through {each} chunks of layers are {passes} passes, and a pipeline has at most {MAX_CALLS}",
+        training.micro_batches,
+    );
+    // A divisor divides the sequences too.
+    let fits = |n: &u64| {
+        training.micro_batches.is_multiple_of(*n) && (!interleaved || n.is_multiple_of(training.stages))
+    };
+    let fewer = (1..=MAX_CALLS / each).rev().find(fits);
+    let help = fewer.map_or_else(
+        || "use fewer stages, or fewer chunks of layers".to_owned(),
+        |n| format!("use fewer and larger micro-batches, as in `--micro-batches {n}`"),
+    );
+    Err(Box::new(Diagnostic::new("P58", message).help(help)))
 }

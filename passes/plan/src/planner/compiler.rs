@@ -203,6 +203,7 @@ pub(super) fn training_step(
     (batch, training): (u64, &Training),
     options: &ShardOptions,
 ) -> Result<Step, Diagnostics> {
+    ithaca_differentiate::check_calls(training).map_err(|refusal| vec![*refusal])?;
     Step::of(cluster, (training.stages, training.micro_batches), |micro_batches| {
         let batch = batch.saturating_mul(micro_batches) / training.micro_batches;
         let training = Training { micro_batches, ..training.clone() };
