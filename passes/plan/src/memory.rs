@@ -132,7 +132,7 @@ pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
 /// The memory of a schedule that repeats `times` more what the last of three shorter ones has more than the second; nothing where
 /// that is not what the second has more than the first.
 ///
-/// Where buffers lie differs a little with their number, so the arena grows by what is alive at its fullest moment.
+/// The gaps between buffers differ a little with their number, so the arena grows by the bytes alive at its peak.
 pub(crate) fn continued(cluster: &Cluster, shorter: [&Schedule; 3], times: u64) -> Option<Memory> {
     let [first, second, third] = shorter.map(most_alive);
     let growth = third.saturating_sub(second);

@@ -49,8 +49,8 @@ pub(super) fn place(frame: &mut Frame, space: &Space, called: (&Arena<FrameId, F
 }
 
 /// For each task the last one before memory that it touched may be taken: itself on the compute stream; of a
-/// collective the task before the kernel that reads the result of it, of a later collective, or of one that sends its result
-/// on.
+/// collective the task before the kernel that reads the result of it or of a later collective. Where another collective sends the
+/// result on, that of the next collective counts.
 fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
@@ -73,12 +73,14 @@ fn met(frame: &Frame, used: &[Streams]) -> Vec<usize> {
                 met[done] = i - 1;
             }
         };
-        let mut read = brings(&brought, task);
-        while let Some(last) = read.pop() {
-            let queue = open.get_mut(&Queue::of(frame, &frame.tasks[last]));
+        // A kernel that took the memory of a result that was just sent on would wait for it.
+        let read = brings(&brought, task).into_iter().map(|last| (last, last));
+        let mut past: Vec<(usize, usize)> = read.collect();
+        while let Some((of, last)) = past.pop() {
+            let queue = open.get_mut(&Queue::of(frame, &frame.tasks[of]));
             if let Some(queue) = queue.filter(|queue| queue.front().is_some_and(|done| *done <= last)) {
                 end(queue, last);
-                read.extend_from_slice(&sent_on[last]);
+                past.extend(sent_on[of].iter().map(|&before| (before, before.saturating_sub(1))));
             }
         }
         let meets = task.work.callee().map(|callee| used[callee.index()]).filter(|used| used.communicates());

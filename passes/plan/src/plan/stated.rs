@@ -32,9 +32,8 @@ impl Plan {
             self.check_stated(&step).map_err(|d| vec![d])?;
             return Ok(step.compiled);
         }
-        let step = Step::of(&self.cluster, (stages, micro_batches), |n| {
-            let training = Training { micro_batches: n, ..workload.training.clone() };
-            let batch = workload.batch / micro_batches * n;
+        let step = Step::of(&self.cluster, (workload.batch, &workload.training), |batch, training| {
+            let training = training.clone();
             self.compiled(registry, &import::Workload { batch, training, ..workload.clone() })
         })?;
         self.check_stated(&step).map_err(|d| vec![d])?;

@@ -4,6 +4,7 @@
 //! one before it added. So the figures of a training step of many micro-batches are those of a step of few, and as often as needed
 //! what a slightly longer one has more; nothing takes longer for more micro-batches. A third step says whether that is so.
 
+use ithaca_differentiate::Training;
 use ithaca_layout::compile::Compiled;
 
 use super::{Collective, Dimension, collectives, dimensions};
@@ -76,18 +77,24 @@ impl Step {
         Self { compiled, simulation, memory, shorter: None }
     }
 
-    /// A training step of so many stages and micro-batches; `compile` compiles one of so many micro-batches of the same size.
+    /// A training step of `batch` sequences; `compile` compiles one of so many sequences and micro-batches.
     ///
     /// # Errors
     /// Those of `compile`.
     pub fn of<E>(
         cluster: &Cluster,
-        (stages, all): (u64, u64),
-        compile: impl Fn(u64) -> Result<Compiled, E>,
+        (batch, training): (u64, &Training),
+        compile: impl Fn(u64, &Training) -> Result<Compiled, E>,
     ) -> Result<Self, E> {
-        for parts in Parts::of(stages, all) {
+        let all = training.micro_batches;
+        let sequences = batch / all.max(1);
+        let of = |micro_batches: u64| {
+            compile(sequences * micro_batches, &Training { micro_batches, ..training.clone() })
+        };
+        let parts = Parts::of(training.stages, all).filter(|_| batch.is_multiple_of(all));
+        for parts in parts {
             let [first, second, third] = parts.shorter;
-            let [first, second, compiled] = [compile(first)?, compile(second)?, compile(third)?];
+            let [first, second, compiled] = [of(first)?, of(second)?, of(third)?];
             let schedules = [&first, &second, &compiled].map(|compiled| &compiled.schedule);
             let simulation = simulate_continued(cluster, schedules, parts.times());
             let memory = memory::continued(cluster, schedules, parts.times());
@@ -96,7 +103,7 @@ impl Step {
                 return Ok(Self { compiled, simulation, memory, shorter });
             }
         }
-        Ok(Self::whole(cluster, compile(all)?))
+        Ok(Self::whole(cluster, compile(batch, training)?))
     }
 
     /// Whether a step of so many stages and micro-batches may be told from shorter ones.

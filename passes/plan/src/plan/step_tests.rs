@@ -1,6 +1,6 @@
 //! Long steps beside steps that are compiled whole.
 
-use ithaca_differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_differentiate::{PipelineOrder, Recompute};
 use ithaca_import::{self as import, Mode, Workload};
 use ithaca_ir::verify::verify;
 use ithaca_layout::compile::{self, Compiled};
@@ -81,12 +81,13 @@ fn long_steps_are_as_if_compiled_whole() {
             fusion: zero.usual_fusion(),
             ..ShardOptions::default()
         };
-        let of =
-            |micro_batches: u64| compiled(&config, &Training { micro_batches, ..training.clone() }, &options);
-        let (stages, micro_batches) = (training.stages, training.micro_batches);
-        let long = Step::of(&cluster, (stages, micro_batches), |n| Ok::<_, ()>(of(n))).unwrap();
+        let of = |batch: u64, training: &Training| {
+            assert_eq!(batch, 8 * training.micro_batches);
+            Ok::<_, ()>(compiled(&config, training, &options))
+        };
+        let long = Step::of(&cluster, (8 * training.micro_batches, &training), of).unwrap();
         assert!(long.shorter.is_some());
-        let whole = Step::whole(&cluster, of(micro_batches));
+        let whole = Step::whole(&cluster, compiled(&config, &training, &options));
         assert_eq!(long.dimensions(), whole.dimensions(), "{strategy}");
         assert_eq!(long.collectives(), whole.collectives(), "{strategy}");
         assert_eq!(long.pipeline(), whole.pipeline());

@@ -204,10 +204,8 @@ pub(super) fn training_step(
     options: &ShardOptions,
 ) -> Result<Step, Diagnostics> {
     ithaca_differentiate::check_calls(training).map_err(|refusal| vec![*refusal])?;
-    Step::of(cluster, (training.stages, training.micro_batches), |micro_batches| {
-        let batch = batch.saturating_mul(micro_batches) / training.micro_batches;
-        let training = Training { micro_batches, ..training.clone() };
-        let step = compiler.of_step(batch, &training)?;
+    Step::of(cluster, (batch, training), |batch, training| {
+        let step = compiler.of_step(batch, training)?;
         step.as_deref().unwrap_or(compiler).draft(options)
     })
 }
