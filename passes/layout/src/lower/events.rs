@@ -209,6 +209,11 @@ struct Events {
 impl Events {
     /// Inserts events for ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
     fn insert_for(&mut self, all: &[Task], tasks: &[(usize, Effects)], meets: &[Streams]) {
+        let stream = |(i, _): &(usize, Effects)| all[*i].stream;
+        // Tasks of one stream are in order.
+        if tasks.windows(2).all(|pair| stream(&pair[0]) == stream(&pair[1])) {
+            return;
+        }
         // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
         let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
         let mut latest: [Latest; Stream::COUNT] = Default::default();
@@ -220,7 +225,10 @@ impl Events {
             let mut start = starts[own];
             meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
             let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
-            let conflict = |other: usize| latest[other].conflict(effects).filter(|&n| n >= start[other]);
+            let conflict = |other: usize| {
+                let has_open = issued[other].len() > start[other];
+                has_open.then(|| latest[other].conflict(effects)).flatten().filter(|&n| n >= start[other])
+            };
             let others = (0..Stream::COUNT).filter(is_other);
             let mut conflicts: Vec<(usize, usize, Clock)> =
                 others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
