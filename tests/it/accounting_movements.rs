@@ -299,6 +299,25 @@ fn balanced_blocks_take_half_the_steps_of_a_ring() {
     }
 }
 
+/// As many elements as the whole of the queries, with as many key/value heads as query heads, where partial results are of the
+/// model's type (DistFlashAttn, arXiv 2310.03294).
+#[test]
+fn balanced_blocks_are_sent_by_all_ranks_alike() {
+    for ranks in [4, 8, 12, 16] {
+        let mesh = [(axis("dist-flash"), ranks)];
+        let case =
+            Case { dtype: DType::F32, kv_heads: 2, ..forward("dist-flash", &mesh, 4 * ranks, Mask::Causal) };
+        let (_, bytes) = total(&sent(&case), "permute");
+        let whole = case.queries * case.kv_heads * case.width * DType::F32.bytes();
+        // A partial result comes with its lse; an early rank returns at most one in every step but the last.
+        let lse = (ranks / 2 - 1) * case.queries / ranks * case.kv_heads * DType::F32.bytes();
+        assert!(
+            (whole..=whole + lse).contains(&bytes),
+            "{ranks} ranks: {bytes} bytes, {whole} and {lse} expected"
+        );
+    }
+}
+
 #[test]
 fn queries_that_rotate_leave_keys_where_they_are() {
     for ranks in [2, 4, 8] {

@@ -6,6 +6,7 @@ use ithaca_ir::{FunctionBuilder, Op, ValueId};
 use super::attend::{arrived, gradients};
 use super::groups::{self, Groups};
 use super::plan::Plan;
+use super::relays::{Blocks, relays};
 use super::travel::{Sums, Travellers, accumulate};
 use crate::movement::{Partials, Seat, Step};
 
@@ -56,7 +57,8 @@ fn steps_backward(
     bias: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
     let mut queries = Travellers::new(rows, |step| &step.queries);
-    let mut keys = Travellers::new(kv, |step| &step.keys);
+    let blocks = Blocks::new(b, [kv, rows], [kv, &rows[..1]], partials);
+    let mut keys = Travellers::relayed(kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
     // A rank's part of the gradient of the bias stays with it.
     let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate, partials));
     for (i, step) in steps.iter().enumerate() {

@@ -7,6 +7,7 @@ use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
 use super::attend::{arrived, attend, gathered, split_by};
 use super::groups::{self, Groups};
 use super::plan::Plan;
+use super::relays::{Blocks, relays};
 use super::travel::{Sums, Travellers, merge};
 use crate::movement::{Partials, Step};
 
@@ -65,7 +66,9 @@ fn steps_forward(
     let mut queries = Travellers::new(&qkv[..1], |step| &step.queries);
     // Latents are keys and values, and travel once.
     let n_keys = if a.latent { 1 } else { 2 };
-    let mut keys = Travellers::new(&[&qkv[1..=n_keys], scales].concat(), |step| &step.keys);
+    let kv = [&qkv[1..=n_keys], scales].concat();
+    let blocks = Blocks::new(b, [&kv, &qkv[..1]], [&[], &qkv[..1]], partials);
+    let mut keys = Travellers::relayed(&kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
     let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);

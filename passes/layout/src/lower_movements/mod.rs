@@ -19,6 +19,7 @@ mod backward;
 mod forward;
 mod groups;
 mod plan;
+mod relays;
 mod travel;
 
 use ithaca_ir::module::{Function, Level, Node, ValueId};

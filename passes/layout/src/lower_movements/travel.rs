@@ -22,6 +22,8 @@ pub(super) struct Travellers {
     axes: AxisList,
     /// Whether each place is on all ranks, and its seat is spelt in one way only.
     is_plain: bool,
+    /// The earlier seats that some seats come from.
+    relays: BTreeMap<Seat, Seat>,
 }
 
 /// A seat of values.
@@ -35,6 +37,15 @@ struct Place {
 impl Travellers {
     /// Values at home.
     pub(super) fn new(values: &[ValueId], seat: fn(&Step) -> &Seat) -> Self {
+        Self::relayed(values, seat, BTreeMap::new())
+    }
+
+    /// Values at home; those of some seats come from the seats given.
+    pub(super) fn relayed(
+        values: &[ValueId],
+        seat: fn(&Step) -> &Seat,
+        relays: BTreeMap<Seat, Seat>,
+    ) -> Self {
         let home = Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() };
         Self {
             seat,
@@ -42,6 +53,7 @@ impl Travellers {
             numbers: BTreeMap::from([(Seat::new(), 0)]),
             axes: AxisList::new(),
             is_plain: true,
+            relays,
         }
     }
 
@@ -58,7 +70,7 @@ impl Travellers {
         self.bring(b, (self.seat)(&steps[i]))
     }
 
-    /// The values at `seat`, from the nearest earlier seat: along the fewest axes, then with the fewest hops. Among equal
+    /// The values at `seat`, from the seat that relays say, or else from the nearest earlier seat: along the fewest axes, then with the fewest hops. Among equal
     /// seats, values continue in their direction rather than turn, so that each block keeps to its way round; then the
     /// seat nearest to home along the axes of the hop wins, then the latest.
     fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
@@ -75,7 +87,11 @@ impl Travellers {
                 place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
             (turns, way(mesh, &Seat::new(), &along).1)
         };
-        let source = nearest.into_iter().min_by_key(preference).expect("the first place is home");
+        let relay = self.relays.get(seat).and_then(|from| self.numbers.get(from));
+        let source = match relay {
+            Some(&number) => &self.places[number],
+            None => nearest.into_iter().min_by_key(preference).expect("the first place is home"),
+        };
         let from = source.at.clone();
         let values = source.values.iter().map(|&v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
         self.add(Place { at: seat.clone(), from, values: values.clone() });
