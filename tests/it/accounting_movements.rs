@@ -305,8 +305,12 @@ fn balanced_blocks_take_half_the_steps_of_a_ring() {
 fn balanced_blocks_are_sent_by_all_ranks_alike() {
     for ranks in [4, 8, 12, 16] {
         let mesh = [(axis("dist-flash"), ranks)];
-        let case =
-            Case { dtype: DType::F32, kv_heads: 2, ..forward("dist-flash", &mesh, 4 * ranks, Mask::Causal) };
+        let case = Case {
+            dtype: DType::F32,
+            kv_heads: 2,
+            group: 1,
+            ..forward("dist-flash", &mesh, 4 * ranks, Mask::Causal)
+        };
         let (_, bytes) = total(&sent(&case), "permute");
         let whole = case.queries * case.kv_heads * case.width * DType::F32.bytes();
         // A partial result comes with its lse; an early rank returns at most one in every step but the last.
