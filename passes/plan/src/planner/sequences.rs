@@ -18,6 +18,9 @@ const PER_STAGE: [u64; 3] = [1, 2, 4];
 /// Micro-batches, at most: each has its own functions.
 const MOST: u64 = 64;
 
+/// Steps that take longer than the best by an estimate, of which this is certain, are not compiled.
+const ESTIMATED: f64 = 0.8;
+
 /// Replaces candidates with stages by faster ones with micro-batches.
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &mut Tried) {
     if !request.chooses_micro_batches {
@@ -31,8 +34,10 @@ pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, request: &Reque
     staged.retain(|one| stages(one) > 1 && best.is_none_or(|best| least(one) < best));
     staged.sort_by(|a, b| least(a).total_cmp(&least(b)));
     staged.truncate(TRIED);
-    let found: Vec<Priced> =
-        staged.into_par_iter().filter_map(|one| fastest(compiler, cluster, request.batch, one)).collect();
+    let found: Vec<Priced> = staged
+        .into_par_iter()
+        .filter_map(|one| fastest(compiler, cluster, (request.batch, best), one))
+        .collect();
     for other in found {
         let is_of = |one: &Priced| one.options == other.options;
         tried.too_large.retain(|(one, _)| !is_of(one));
@@ -49,24 +54,38 @@ fn stages(one: &Priced) -> u64 {
     mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis))
 }
 
-/// The fastest with micro-batches that fits, if the candidate does not or is slower.
-fn fastest(compiler: &dyn Compiler, cluster: &Cluster, batch: u64, one: &Priced) -> Option<Priced> {
+/// The fastest with micro-batches that fits, if the candidate does not or is slower, and it may be the best.
+fn fastest(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    (batch, all): (u64, Option<f64>),
+    one: &Priced,
+) -> Option<Priced> {
     let stages = stages(one);
+    let step_of = |batch: u64, micro_batches: u64| {
+        let training = Training { stages, micro_batches, ..Training::default() };
+        price(&*compiler.of_step(batch, &training).ok()??, cluster, &one.options).ok()
+    };
     let mut limit = if one.memory.over().is_none() { one.simulation.seconds } else { f64::INFINITY };
     let mut best = None;
     for micro_batches in PER_STAGE.map(|n| n * stages) {
         if micro_batches > MOST || !batch.is_multiple_of(micro_batches) {
             break;
         }
-        let training = Training { stages, micro_batches, ..Training::default() };
-        let Ok(Some(step)) = compiler.of_step(batch, &training) else { break };
-        let Ok(other) = price(&*step, cluster, &one.options) else { break };
+        // One micro-batch passes through all stages in turn; the others follow it, a stage's time apart.
+        let Some(alone) = step_of(batch / micro_batches, 1) else { break };
+        let estimate = alone.simulation.seconds * (micro_batches + stages - 1) as f64 / stages as f64;
+        if all.is_some_and(|best| estimate * ESTIMATED > best) {
+            continue;
+        }
+        let Some(other) = step_of(batch, micro_batches) else { break };
         if other.memory.over().is_none() && other.simulation.seconds >= limit {
             break;
         }
         if other.memory.over().is_none() {
             limit = other.simulation.seconds;
             let flags = format!("--micro-batches {micro_batches}");
+            let training = Training { stages, micro_batches, ..Training::default() };
             best = Some(Priced { training: Some(training), flags, ..other });
         }
     }
