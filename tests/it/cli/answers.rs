@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{line, refused, repository, said, workplace};
+use crate::tier;
 
 const PLAN: &str = "plan examples/llama-3-8b --gpus 8 --seq 8192";
 
@@ -220,6 +221,26 @@ fn a_plan_is_checked_against_its_own_request() {
     assert!(refusal.contains("error[M32]") && refusal.contains("make the plan anew"), "{refusal}");
     let refusal = refused(at, "plan --check plan.json --seq 64");
     assert!(refusal.contains("`--seq` does not go with `--check`"), "{refusal}");
+}
+
+/// A search in which layouts grow from the best gives the plan of one that compiles all.
+#[test]
+fn searches_that_grow_find_the_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    for model in tier::one_in(2, ["llama-3-8b", "mixtral-8x7b"]) {
+        let dir = repository(&format!("examples/{model}"));
+        let [grown, whole] = ["low", "high"].map(|effort| -> Value {
+            let request = "plan . --mode decode --gpus 16 --batch 64 --context 8k";
+            said(&dir, &format!("{request} --effort {effort} -o {}", file.display()));
+            serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap()
+        });
+        assert!(grown["n_passed_over"].as_u64() > Some(100), "{model}: {}", grown["n_passed_over"]);
+        assert_eq!(whole.get("n_passed_over"), None, "{model}");
+        for field in ["strategy", "mesh", "time"] {
+            assert_eq!(grown[field], whole[field], "{model}");
+        }
+    }
 }
 
 /// A plan says how many layouts its search passed over, and is read again.

@@ -70,9 +70,9 @@ impl Travellers {
         self.bring(b, (self.seat)(&steps[i]))
     }
 
-    /// The values at `seat`, from the seat that relays say, or else from the nearest earlier seat: along the fewest axes, then with the fewest hops. Among equal
-    /// seats, values continue in their direction rather than turn, so that each block keeps to its way round; then the
-    /// seat nearest to home along the axes of the hop wins, then the latest.
+    /// The values at `seat`, from the seat that relays say, or else from the nearest earlier seat: along the fewest axes, then
+    /// with the fewest hops. Among equal seats, values continue in their direction rather than turn, so that each block keeps
+    /// to its way round; then the seat nearest to home along the axes of the hop wins, then the latest.
     fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
         if let Some(&number) = self.numbers.get(seat) {
             return Ok(self.places[number].values.clone());

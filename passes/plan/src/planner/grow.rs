@@ -69,7 +69,7 @@ pub(super) fn add(
     } else {
         tried.add(compiler, cluster, hopeful);
     }
-    // The order of axes makes no layout legal.
+    // One order of axes says why.
     let mut seen = BTreeSet::new();
     tried.refused.extend(refused.into_iter().filter(|(options, _)| seen.insert(Shape::of(options))));
     // Where no other is legal, those that need least say what is missing.
