@@ -24,7 +24,7 @@ use golden::Golden;
 const ALWAYS: &str = "llama-gqa";
 
 /// By default one of so many cases runs on the other models.
-const SHARE: usize = 8;
+const SHARE: usize = 12;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();

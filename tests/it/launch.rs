@@ -118,7 +118,7 @@ fn every_strategy_forward() {
 
 #[test]
 fn every_strategy_in_a_training_step() {
-    for (golden, strategy, mesh) in tier::one_in(7, STRATEGIES) {
+    for (golden, strategy, mesh) in tier::one_in(12, STRATEGIES) {
         under(golden, strategy, mesh, &["--mode", "train"]);
     }
     let pipeline = ["--mode", "train", "--micro-batches", "2"];

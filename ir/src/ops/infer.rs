@@ -8,6 +8,7 @@ use crate::ops::error::{OpError, ensure};
 use crate::ops::table::cache::Cache;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
+use crate::ops::table::training::Gradient;
 use crate::ops::{
     attention, coalesced, collective, elementwise, linear, norm, partial, parts, repeat, rotary, source,
     state, structure,
@@ -147,6 +148,8 @@ impl Op {
             Op::Cast { to } if to.is_float() => parts::without_pending(operands),
             // They only move elements.
             Op::Take { .. } | Op::Join { .. } => parts::without_pending(operands),
+            // It is linear in the gradient, and integers are never pending.
+            Op::Gradient(Gradient::Embed { .. }) => parts::without_pending_of(operands, 1),
             _ => (SmallVec::new(), None),
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();
@@ -155,7 +158,8 @@ impl Op {
         for (result, layout) in results.iter_mut().zip(layouts) {
             result.layout = layout;
             if let Some(pending) = &pending {
-                result.layout.partial.clone_from(pending);
+                result.layout.partial.extend(pending.iter().copied());
+                result.layout.partial.sort_unstable();
             }
         }
         // The first dimension of some results is in no operand: every rank may compute the part of its own.

@@ -90,7 +90,26 @@ pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
 /// one that is as pending.
 pub(super) fn without_pending(operands: &[&TensorType]) -> (SmallVec<[TensorType; 4]>, Option<AxisList>) {
     let pending = &operands[0].layout.partial;
-    if pending.is_empty() || operands.iter().any(|ty| ty.layout.partial != *pending) {
+    if operands.iter().any(|ty| ty.layout.partial != *pending) {
+        return (SmallVec::new(), None);
+    }
+    taken(operands, pending)
+}
+
+/// As [`without_pending`], where only operand `i` may be pending: the result is linear in it.
+pub(super) fn without_pending_of(
+    operands: &[&TensorType],
+    i: usize,
+) -> (SmallVec<[TensorType; 4]>, Option<AxisList>) {
+    let others = || operands.iter().enumerate().filter(|(j, _)| *j != i);
+    if others().any(|(_, ty)| !ty.layout.partial.is_empty()) {
+        return (SmallVec::new(), None);
+    }
+    taken(operands, &operands[i].layout.partial)
+}
+
+fn taken(operands: &[&TensorType], pending: &AxisList) -> (SmallVec<[TensorType; 4]>, Option<AxisList>) {
+    if pending.is_empty() {
         return (SmallVec::new(), None);
     }
     let taken = |ty: &&TensorType| {

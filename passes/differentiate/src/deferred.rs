@@ -11,12 +11,13 @@
 //! call %dh, %dy, %x {callee=@block.backward.weights}
 //! ```
 //! The first function computes everything that its results depend on, so it also recomputes forward values, and returns
-//! the values that the second one reads. The second takes the others from the operands of the backward call.
+//! the values that the second one reads. The second takes the others from the operands of the backward call. A gradient of a
+//! weight that the first one has anyway, as of a norm, is added to its sum there.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{OpError, Random};
+use ithaca_ir::ops::{Binary, OpError, Random};
 use ithaca_ir::{Arena, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
 
@@ -44,11 +45,19 @@ pub(super) fn parts(
     if !backward.nodes.iter().any(is_effect) {
         return Ok(None);
     }
-    let outputs = backward.outputs.iter().map(|o| o.value);
-    let inputs = nodes_of(backward, outputs.collect(), |_, _| false, |_| false);
+    let outputs: BTreeSet<ValueId> = backward.outputs.iter().map(|o| o.value).collect();
+    let inputs = nodes_of(backward, outputs.clone(), |_, _| false, |_| false);
+    let available: BTreeSet<ValueId> = computed_by(backward, &inputs).collect();
+    let is_early =
+        |node: &Node| is_effect(node) && node.operands.iter().all(|&v| is_summed(backward, &available, v));
+    let is_late = |node: &Node| is_effect(node) && !is_early(node);
+    if !backward.nodes.iter().any(is_late) {
+        return Ok(None);
+    }
+    let inputs = nodes_of(backward, outputs, |_, _| false, is_early);
     let available: BTreeSet<ValueId> = computed_by(backward, &inputs).collect();
     let is_returned = |node: &Node, v: ValueId| available.contains(&v) && !is_cheap(backward, node);
-    let weights = nodes_of(backward, BTreeSet::new(), is_returned, is_effect);
+    let weights = nodes_of(backward, BTreeSet::new(), is_returned, is_late);
     let own: BTreeSet<ValueId> = computed_by(backward, &weights).collect();
     let read: BTreeSet<ValueId> = backward
         .nodes
@@ -76,6 +85,15 @@ pub(super) fn parts(
     let params: Vec<ValueId> = kept.iter().chain(&operands).copied().collect();
     let weights = part(b("weights"), backward, &params, &weights, &[])?;
     Ok(Some(Parts { inputs, weights, operands: operands.into_iter().filter_map(parameter).collect() }))
+}
+
+/// Whether a value is one of `available`, or states and casts and sums of them.
+fn is_summed(function: &Function, available: &BTreeSet<ValueId>, v: ValueId) -> bool {
+    let is_made = |node: &Node| {
+        matches!(node.op, Op::State(_) | Op::Cast { .. } | Op::Binary(Binary::Add))
+            && node.operands.iter().all(|&operand| is_summed(function, available, operand))
+    };
+    available.contains(&v) || function.nodes.iter().find(|n| n.results.contains(&v)).is_some_and(is_made)
 }
 
 /// Whether a value is computed again rather than returned: it depends on no argument, or is a key.

@@ -46,7 +46,7 @@ fn goldens_are_continued_as_the_library_continues_them() {
     let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
     // The latent model has four heads, and a head is never split.
     let cases = cases.filter(|case| *case != ("deepseek-v3", "--mesh tp=8"));
-    for (model, layout) in tier::one_in(9, cases) {
+    for (model, layout) in tier::one_in(17, cases) {
         // The learned positions of this model end at 256.
         let layout =
             layout.replace("--context 300", if model == "gpt2" { "--context 256" } else { "--context 300" });

@@ -1,6 +1,7 @@
 //! Options without effect are refused or noted, with the reason.
 
 use super::{refused, repository, said, workplace};
+use crate::tier;
 
 #[test]
 fn options_without_meaning_are_refused() {
@@ -107,7 +108,7 @@ fn dropout_that_is_none_is_noted() {
     let folder = workplace();
     let at = folder.path();
     let says = "note: `--train dropout=off` has no effect: the configuration drops nothing\n";
-    for (model, is_noted) in [("llama-3-8b", true), ("gpt2", false)] {
+    for (model, is_noted) in tier::one_in(2, [("llama-3-8b", true), ("gpt2", false)]) {
         let of = format!("examples/{model} --mode train --train dropout=off");
         for arguments in [format!("run {of} --shrink"), format!("plan {of} --gpus 8 --seq 64 --batch 8")] {
             let out = said(at, &arguments);

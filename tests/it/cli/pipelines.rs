@@ -27,7 +27,7 @@ fn tiny() -> tempfile::TempDir {
 
 #[test]
 fn a_pipeline_that_is_resumed_is_the_uninterrupted_one_bit_for_bit() {
-    for order in tier::one_in(2, ["1f1b", "gpipe", "zb-h1", "interleaved"]) {
+    for order in tier::one_in(4, ["interleaved", "gpipe", "zb-h1", "1f1b"]) {
         let folder = tiny();
         let at = folder.path();
         let step = format!("{STEP} {STAGES} --pipeline {order}");

@@ -10,7 +10,7 @@ use crate::tier;
 #[test]
 fn steps_of_models_whose_gradients_vanish_pass() {
     let root = repository("");
-    for (model, layout) in [
+    let cases = [
         ("tests/goldens/gpt2", ""),
         ("tests/goldens/gpt2", "--strategy ring+megatron-tp --mesh ring=2,tp=2"),
         ("tests/goldens/gpt-neox", "--strategy ulysses --mesh ulysses=4"),
@@ -18,8 +18,9 @@ fn steps_of_models_whose_gradients_vanish_pass() {
         ("tests/goldens/t5", "--target-seq 12 --strategy ring --mesh ring=2"),
         ("examples/bert-large-uncased --shrink", ""),
         ("examples/bert-large-uncased --shrink", "--strategy megatron-tp --mesh tp=2 --storage typed"),
-    ] {
-        for seed in 0..2 {
+    ];
+    for (model, layout) in tier::one_in(3, cases) {
+        for seed in 0..tier::count(1, 2) {
             let args = format!("{model} --mode train --seq 16 --batch 2 --steps 2 --seed {seed} {layout}");
             for command in ["run", "verify"] {
                 if command == "run" || !layout.contains("--storage") {
@@ -46,7 +47,7 @@ fn refusals_for_lack_of_memory_come_soon() {
 #[test]
 fn states_of_the_optimizer_are_in_host_memory() {
     let root = repository("");
-    for layout in [
+    let layouts = [
         "",
         "--mesh dp=2",
         "--mesh dp=2,tp=2 --zero 1 --train clip=1",
@@ -54,7 +55,8 @@ fn states_of_the_optimizer_are_in_host_memory() {
         "--mesh dp=2 --zero 1 --fuse prefetch+fold+pack",
         "--strategy ulysses --mesh ulysses=2 --zero 3",
         "--mesh pp=2,dp=2 --zero 1 --micro-batches 2",
-    ] {
+    ];
+    for layout in tier::one_in(3, layouts) {
         let args = "tests/goldens/llama-gqa --mode train --seq 16 --batch 4 --steps 3 --offload optimizer";
         for command in ["run", "verify"] {
             let out = said(&root, &format!("{command} {args} {layout}"));

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::homes;
 use super::together::{self, Program};
 use crate::filetests::files;
+use crate::tier;
 
 /// A small model of each kind, in bf16.
 fn configs() -> Vec<Value> {
@@ -97,20 +98,20 @@ fn of_files() -> Vec<(String, Schedule)> {
 #[test]
 fn nvcc_compiles_every_strategy_forward_and_training() {
     let mut schedules = Vec::new();
-    let of_files = of_files();
-    for strategy in STRATEGIES {
+    let of_files = if tier::is_full() { of_files() } else { Vec::new() };
+    for strategy in tier::one_in(9, STRATEGIES) {
         let found = of_strategy(*strategy, Fusion::NONE);
         let by_itself = of_files.iter().any(|(name, _)| name == strategy.name());
-        assert!(by_itself || !found.is_empty(), "nothing has the strategy {}", strategy.name());
+        assert!(!tier::is_full() || by_itself || !found.is_empty(), "nothing has {}", strategy.name());
         schedules.extend(found);
     }
     let trained = schedules.iter().filter(|(name, _)| name.ends_with("training")).count();
-    assert!(trained + 4 > STRATEGIES.len(), "only {trained} strategies in training");
+    assert!(!tier::is_full() || trained + 4 > STRATEGIES.len(), "only {trained} strategies in training");
     schedules.extend(of_files);
     // Tensors that lie in wires.
-    for strategy in
-        STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()))
-    {
+    let with_wires =
+        STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()));
+    for strategy in tier::one_in(3, with_wires) {
         for messages in [Messages::Packed, Messages::Chunked(2)] {
             schedules.extend(of_strategy(*strategy, Fusion { messages, ..Fusion::NONE }.folded()));
         }

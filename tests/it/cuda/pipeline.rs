@@ -10,7 +10,7 @@ use ithaca_passes::differentiate::{PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Prices, Volume};
-use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
 use super::together::{self, Case, Sources};
@@ -146,7 +146,24 @@ fn stages_beside_other_forms_of_parallelism_on_the_host() {
     };
     let of = |module, options| Step { module, options, sources: &sources, expected: &expected };
     let data_parallel = options("data-parallel+pipeline", "dp=2,pp=2");
+    // Three heads on two ranks, and six over two key/value heads on four.
+    let odd = [(3, 3), (6, 2)].map(|(heads, kv_heads)| {
+        let mut config = llama(2, false);
+        config["num_attention_heads"] = heads.into();
+        config["num_key_value_heads"] = kv_heads.into();
+        let one = step(&config, Training::default(), 2);
+        let sources = RandomTensors::of_module(&one, 13);
+        let expected = self::expected(&one, &sources);
+        (one, sources, expected)
+    });
+    let padded = |strategy, mesh| ShardOptions { heads: HeadSplit::Pad, ..options(strategy, mesh) };
+    let of_odd = |i: usize, options| {
+        let (module, sources, expected) = &odd[i];
+        Step { module: module.clone(), options, sources, expected }
+    };
     check(&[
+        of_odd(0, padded("megatron-tp", "tp=2")),
+        of_odd(1, padded("ulysses", "ulysses=4")),
         of(in_order(4, 4), options("pipeline+ring", "pp=4,ring=2")),
         of(in_order(2, 2), options("pipeline+megatron-tp-sp", "tp=2,pp=2")),
         of(in_order(2, 2), ShardOptions { zero: Zero::Off, ..data_parallel.clone() }),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Module, Rank, boxes, traffic};
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::sharded::per_rank;
 
@@ -32,20 +32,37 @@ impl Case {
         if self.dtype == "float32" { 4 } else { 2 }
     }
 
-    /// What a step of micro-batches of `BATCH` sequences sends in `layers` layers and around them, in these phases.
-    fn step(&self, layers: u64, options: &ShardOptions, training: &Training, phases: &[Phase]) -> Sent {
-        let config = json!({
+    /// Rotary positions and norms by the root mean square.
+    fn llama(&self, layers: u64) -> Value {
+        json!({
             "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FEED_FORWARD,
             "num_hidden_layers": layers, "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads, "head_dim": self.width, "vocab_size": 96,
             "dtype": self.dtype,
-        });
+        })
+    }
+
+    /// Learned positions, and norms with a bias.
+    fn gpt2(&self, layers: u64) -> Value {
+        json!({
+            "model_type": "gpt2", "n_embd": HIDDEN, "n_inner": FEED_FORWARD, "n_layer": layers, "n_head": 4,
+            "n_positions": 2 * self.tokens, "vocab_size": 96, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0, "dtype": self.dtype,
+        })
+    }
+
+    /// What a step of micro-batches of `BATCH` sequences sends in `layers` layers and around them, in these phases.
+    fn step(&self, layers: u64, options: &ShardOptions, training: &Training, phases: &[Phase]) -> Sent {
+        self.step_of(&self.llama(layers), options, training, phases)
+    }
+
+    fn step_of(&self, config: &Value, options: &ShardOptions, training: &Training, phases: &[Phase]) -> Sent {
         let workload = Workload {
             mode: Mode::Train,
             training: training.clone(),
             ..Workload::prefill(BATCH * training.micro_batches, self.tokens)
         };
-        let module = program(&config, "m", &workload).unwrap();
+        let module = program(config, "m", &workload).unwrap();
         let ranks = per_rank(&module, options).unwrap();
         let mut sent = Sent::new();
         for row in traffic::of_module(&ranks).into_iter().filter(|row| phases.contains(&row.phase)) {
@@ -230,26 +247,38 @@ fn stages_of_zero_send_two_and_three_times_the_parameters() {
 #[test]
 fn gradients_are_reduced_once_per_step_where_ranks_keep_their_sums() {
     let case = CASES[0];
-    let bytes = |strategy: &str, mesh: &str, zero: Zero, micro_batches: u64, stages: u64| {
+    let [llama, gpt2] = [case.llama(2), case.gpt2(2)];
+    let bytes = |config: &Value, (strategy, mesh, zero): (&str, &str, Zero), training: Training| {
         let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
-        let training = Training { micro_batches, stages, ..gradients() };
         // The first stage of a pipeline reduces in its backward pass, the others after theirs.
         let phases = [Phase::Backward, Phase::Update].map(|phase| {
-            let sent = case.step(2, &options, &training, &[phase]);
+            let sent = case.step_of(config, &options, &training, &[phase]);
             let reductions = sent.iter().filter(|((kind, axis), _)| kind != "all_gather" && axis == "dp");
             reductions.fold((0, 0), |(sum, n), (_, (count, bytes))| (sum + bytes, n + count))
         });
         phases.into_iter().max().unwrap()
     };
-    for (strategy, mesh, stages) in [
-        ("data-parallel", "dp=2", 1),
-        ("data-parallel+megatron-tp-sp", "dp=2,tp=2", 1),
-        ("data-parallel+pipeline", "dp=2,pp=2", 2),
+    let staged = |pipeline| Training { stages: 2, pipeline, ..gradients() };
+    let in_stages = ("data-parallel+pipeline", "dp=2,pp=2");
+    for (config, (strategy, mesh), training) in [
+        (&llama, ("data-parallel", "dp=2"), gradients()),
+        (&gpt2, ("data-parallel", "dp=2"), gradients()),
+        (&llama, ("data-parallel+megatron-tp-sp", "dp=2,tp=2"), gradients()),
+        (&gpt2, ("data-parallel+megatron-tp-sp", "dp=2,tp=2"), gradients()),
+        (&llama, in_stages, staged(PipelineOrder::OneForwardOneBackward)),
+        (&llama, in_stages, staged(PipelineOrder::ZbH1)),
+        (&gpt2, in_stages, staged(PipelineOrder::ZbH1)),
     ] {
-        let of = |zero, micro_batches| bytes(strategy, mesh, zero, micro_batches, stages);
+        let of = |zero, micro_batches| {
+            bytes(config, (strategy, mesh, zero), Training { micro_batches, ..training.clone() })
+        };
         for zero in [Zero::Off, Zero::Optimizer] {
-            let once = of(zero, 2);
-            assert!(once.0 > 0 && once == of(zero, 4) && once == of(zero, 8), "{strategy} {zero:?}");
+            let found = [2, 4, 8].map(|n| of(zero, n));
+            assert!(found[0].0 > 0 && found == [found[0]; 3], "{strategy} {zero:?}: {found:?}");
+        }
+        // Of positions stage 2 sends the rows of a sequence, and a sum the whole table.
+        if config == &gpt2 {
+            continue;
         }
         let (two, four) = (of(Zero::Gradients, 2), of(Zero::Gradients, 4));
         assert_eq!((2 * two.0, 2 * two.1), four, "{strategy}");

@@ -20,7 +20,7 @@ use crate::tier;
 /// deferred gradients of weights.
 const PASSES: [&[&str]; 3] = [
     &["block"],
-    &["block.backward", "block.backward.complete", "block.backward.inputs"],
+    &["block.backward", "block.backward.complete", "block.backward.inputs", "block.backward.inputs.complete"],
     &["block.backward.weights", "block.backward.weights.complete"],
 ];
 

@@ -8,6 +8,7 @@
 //! %d_table = embed_backward %ids, %dy : bf16[v@tp m]         // ids [b s], dy [b s m], gathered
 //! ```
 //! The faster by the cluster's prices is taken. Where the ranks have all tokens anyway, rows of their own cost nothing.
+//! Gradients of tokens that are sums over replicas, as of learned positions, stay pending if the sum over micro-batches does.
 
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{Node, ValueId};
@@ -35,7 +36,10 @@ impl Rewriter<'_, '_> {
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>, OpError> {
         let mut table = self.unplaced_results(node);
-        let own_tokens = self.demanded(node, operands, &table)?;
+        let mut own_tokens = self.demanded(node, operands, &table)?;
+        if self.stays_pending(node.result(), operands[1], &own_tokens[1]) {
+            own_tokens[1].partial.clone_from(&self.b.ty(operands[1]).layout.partial);
+        }
         let all_rows = table[0].clone();
         let row = all_rows.position(over);
         let rows: AxisList =
@@ -69,7 +73,7 @@ impl Rewriter<'_, '_> {
                 }
             };
             if is_by_tokens {
-                return self.by_rule(node, operands);
+                (all_tokens, table[0]) = (own_tokens, all_rows);
             }
         }
         let moved = self.reshard_all(operands, all_tokens)?;

@@ -380,6 +380,16 @@ impl Rewriter<'_, '_> {
         self.reshard(new, layout)
     }
 
+    /// Whether `d`, which is wanted in the layout `taken` for the gradient `old` of a weight, may stay a sum over replicas, as
+    /// the sum over micro-batches does to which that gradient is added.
+    pub(super) fn stays_pending(&self, old: ValueId, d: ValueId, taken: &Layout) -> bool {
+        let found = &self.b.ty(d).layout;
+        self.plan.zero.keeps_sums()
+            && found.split == taken.split
+            && found.partial.iter().all(|axis| self.plan.replicas.contains(axis))
+            && matches!(self.place_in_sum(old), Some(PlaceInSum::Contribution(_)))
+    }
+
     /// A complete sum of gradients, reduced to `layout` in the type of the weight.
     fn narrow_and_reduce(
         &mut self,
