@@ -87,16 +87,9 @@ fn refusals_for_memory_say_what_would_be_less() {
         assert!(refusal.contains("error[C11]") && refusal.contains("fewer `--steps`"), "{refusal}");
         assert!(!refusal.contains("--shrink"), "{refusal}");
     }
-    let folder = workplace();
-    let mut config: Value =
-        serde_json::from_str(&std::fs::read_to_string(root.join("examples/llama-3-8b/config.json")).unwrap())
-            .unwrap();
-    config["num_hidden_layers"] = 512.into();
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let refusal = refused(
-        folder.path(),
-        "plan config.json --mode train --seq 1k --batch 8 --gpus 8 --strategy megatron-tp",
-    );
+    let large =
+        "plan examples/llama-3.1-405b --mode train --seq 1k --batch 8 --gpus 8 --strategy megatron-tp";
+    let refusal = refused(&root, large);
     assert!(refusal.contains("nor do `--seq` and `--batch`"), "{refusal}");
     let refusal = refused(&root, "plan examples/llama-3-8b --mode decode --context 8k --page 8193 --gpus 8");
     assert!(refusal.contains("a page of 8193 tokens in caches of 8192"), "{refusal}");

@@ -97,21 +97,24 @@ fn of_files() -> Vec<(String, Schedule)> {
 
 #[test]
 fn nvcc_compiles_every_strategy_forward_and_training() {
+    if !tier::is_full_or_says_so() {
+        return;
+    }
     let mut schedules = Vec::new();
-    let of_files = if tier::is_full() { of_files() } else { Vec::new() };
-    for strategy in tier::one_in(9, STRATEGIES) {
+    let of_files = of_files();
+    for strategy in STRATEGIES {
         let found = of_strategy(*strategy, Fusion::NONE);
         let by_itself = of_files.iter().any(|(name, _)| name == strategy.name());
-        assert!(!tier::is_full() || by_itself || !found.is_empty(), "nothing has {}", strategy.name());
+        assert!(by_itself || !found.is_empty(), "nothing has the strategy {}", strategy.name());
         schedules.extend(found);
     }
     let trained = schedules.iter().filter(|(name, _)| name.ends_with("training")).count();
-    assert!(!tier::is_full() || trained + 4 > STRATEGIES.len(), "only {trained} strategies in training");
+    assert!(trained + 4 > STRATEGIES.len(), "only {trained} strategies in training");
     schedules.extend(of_files);
     // Tensors that lie in wires.
-    let with_wires =
-        STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()));
-    for strategy in tier::one_in(3, with_wires) {
+    for strategy in
+        STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()))
+    {
         for messages in [Messages::Packed, Messages::Chunked(2)] {
             schedules.extend(of_strategy(*strategy, Fusion { messages, ..Fusion::NONE }.folded()));
         }
