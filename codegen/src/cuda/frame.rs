@@ -347,3 +347,24 @@ fn queue(stream: Stream) -> &'static str {
         Stream::BackwardWrap => "kBackwardWrap",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_of_the_header_are_the_streams() {
+        let header = include_str!("runtime/check.hpp");
+        let listed = |before: &str| -> Vec<&str> {
+            let list = header.split_once(before).unwrap().1.split('}').next().unwrap();
+            list.split(',').map(str::trim).collect()
+        };
+        let mut queues = listed("enum Queue {");
+        assert_eq!(queues.pop(), Some("kQueues"));
+        assert_eq!(queues, Stream::ALL.map(queue));
+        assert_eq!(
+            listed("kQueueNames[kQueues] = {"),
+            Stream::ALL.map(|stream| format!("\"{}\"", stream.name()))
+        );
+    }
+}

@@ -38,6 +38,9 @@ enum Queue {
     kCompute, kComm, kDown, kWeights, kHost, kToHost, kForwardEven, kForwardOdd, kBackwardEven, kBackwardOdd, kForwardWrap,
     kBackwardWrap, kQueues
 };
+inline constexpr const char* kQueueNames[kQueues] = {
+    "compute", "comm", "down", "weights", "host", "to_host", "forward_even", "forward_odd", "backward_even", "backward_odd",
+    "forward_wrap", "backward_wrap"};
 
 // A task of a frame.
 struct Task {

@@ -171,11 +171,9 @@ inline void write_trace(const std::vector<Run>& runs, const std::string& path, i
     out << "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":\"measured\"},\"traceEvents\":[\n" << meta << "process_name\"," << pid
         << ",\"args\":{\"name\":\"rank " << rank << " (measured)\"}},\n" << meta << "process_sort_index\"," << pid
         << ",\"args\":{\"sort_index\":" << rank << "}}";
-    static const char* const names[kQueues] = {"compute",       "comm",         "weights",      "host",         "forward_even", "forward_odd",
-                                               "backward_even", "backward_odd", "forward_wrap", "backward_wrap"};
     for (int stream = 0; stream < kQueues; ++stream)
         if (stream <= kComm || std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.task.queue == stream; }))
-            out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\"" << names[stream] << "\"}}";
+            out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\"" << kQueueNames[stream] << "\"}}";
     for (const Run& run : runs)
         out << ",\n{\"ph\":\"X\",\"name\":\"" << run.task.name << "\",\"cat\":\"" << run.task.kind << "\"," << pid << ",\"tid\":"
             << run.task.queue << ",\"ts\":" << std::to_string(run.from * 1e3) << ",\"dur\":" << std::to_string((run.to - run.from) * 1e3)
