@@ -384,10 +384,13 @@ impl Rewriter<'_, '_> {
     /// the sum over micro-batches does to which that gradient is added.
     pub(super) fn stays_pending(&self, old: ValueId, d: ValueId, taken: &Layout) -> bool {
         let found = &self.b.ty(d).layout;
-        self.plan.zero.keeps_sums()
-            && found.split == taken.split
-            && found.partial.iter().all(|axis| self.plan.replicas.contains(axis))
-            && matches!(self.place_in_sum(old), Some(PlaceInSum::Contribution(_)))
+        if !self.plan.zero.keeps_sums() || found.split != taken.split {
+            return false;
+        }
+        let Some(PlaceInSum::Contribution(gradient)) = self.place_in_sum(old) else { return false };
+        // Once all contributions are known, those over which the sum is pending.
+        let axes = self.plan.pending.get(&gradient).unwrap_or(&self.plan.replicas);
+        found.partial.iter().all(|axis| axes.contains(axis))
     }
 
     /// A complete sum of gradients, reduced to `layout` in the type of the weight.
