@@ -1,10 +1,11 @@
 //! What a plan of decoding means for those who wait for tokens, and how many of them there can be.
 
+use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::{bytes, seconds};
-use ithaca_passes::import::{Mode, Workload};
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::memory;
-use ithaca_passes::plan::Plan;
+use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
 
@@ -17,12 +18,10 @@ use crate::subject;
 const MOST: u64 = 1 << 20;
 
 /// The rates, the floor, the caches and the largest batch of a plan of decoding; nothing of other plans.
-pub(super) fn summary(
-    registry: &Registry,
-    request: &PlanRequest,
-    plan: &Plan,
-) -> Result<Option<[String; 3]>> {
-    let (Mode::Decode, Some(floor)) = (plan.workload.mode, plan.time.floor_seconds) else { return Ok(None) };
+pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -> Result<Vec<String>> {
+    let (Mode::Decode, Some(floor)) = (plan.workload.mode, plan.time.floor_seconds) else {
+        return Ok(Vec::new());
+    };
     let step = plan.time.step_seconds;
     let batch = plan.workload.batch;
     let layout = (&plan.shard_options()?, plan.workload.micro_batches.unwrap_or(1));
@@ -30,7 +29,7 @@ pub(super) fn summary(
     let each =
         plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches,"));
     let least = if largest >= MOST { "at least " } else { "" };
-    Ok(Some([
+    let mut lines = vec![
         format!(
             "time per token: {}, so {:.1} tokens/s for each sequence and {:.0} for all",
             seconds(step),
@@ -45,7 +44,32 @@ pub(super) fn summary(
             step / floor
         ),
         format!("largest batch that fits in this layout: {least}{}", counted(largest, "sequence")),
-    ]))
+    ];
+    let encoder = encoder_bytes(request)?;
+    if encoder > 0 {
+        lines.push(format!(
+            "the encoder, which reads prompts, is left out: its weights are {} more, over all GPUs that have them",
+            bytes(encoder)
+        ));
+    }
+    Ok(lines)
+}
+
+/// The bytes of weights that steps of prompts read and steps of tokens do not.
+fn encoder_bytes(request: &PlanRequest) -> Result<u64> {
+    let (model, tokens) = (&request.model, &request.workload);
+    if !import::encodes_prompts(&model.config, &tokens.ignore)? {
+        return Ok(0);
+    }
+    let prompts = Workload { mode: Mode::Prefill, ..tokens.clone() };
+    let of = |workload: &Workload| -> Result<(u64, u64)> {
+        let module = import::program(&model.config, &model.name, workload)?;
+        let dtype = plan::Workload::of(workload, &module).dtype;
+        let bytes = DType::parse(&dtype).map_or(1, DType::bytes);
+        Ok((import::parameters(&module), bytes))
+    };
+    let [(all, bytes), (some, _)] = [of(&prompts)?, of(tokens)?];
+    Ok(all.saturating_sub(some) * bytes)
 }
 
 /// The caches of a rank, and those of them in host memory.

@@ -15,6 +15,7 @@ use ithaca_passes::plan::Plan;
 use ithaca_passes::shard::Zero;
 use ithaca_passes::simulate;
 
+use super::generate;
 use super::session::{Done, Session};
 use crate::cli::{EmitArgs, Target};
 use crate::error::{Failure, Result};
@@ -174,7 +175,15 @@ fn prompts(
     chunk: Option<u64>,
     session: &Session<'_>,
 ) -> Result<(Compiled, Module)> {
-    let sequence = chunk.unwrap_or(CHUNK).min(token.cache.unwrap_or(CHUNK));
+    let longest = token.cache.unwrap_or(CHUNK);
+    let sequence = if import::encodes_prompts(&plan.model.config, &token.ignore)? {
+        match chunk {
+            None => longest,
+            Some(_) => return Err(generate::whole_prompts().into()),
+        }
+    } else {
+        chunk.unwrap_or(CHUNK).min(longest)
+    };
     let workload = Workload { mode: Mode::Prefill, sequence, ..token.clone() };
     let options = plan.shard_options()?;
     let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;

@@ -60,9 +60,8 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         return Ok(Done::success(json));
     }
     let mut out = summary(&plan, &name, &view);
-    if let Some(text) = decoding::summary(session.registry, &request, &plan)? {
-        out.extend(text.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
-    }
+    let text = decoding::summary(session.registry, &request, &plan)?;
+    out.extend(text.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
     for note in &notes {
         out.push_str(&noted(note, view.width));
     }

@@ -462,10 +462,17 @@ def add_tokens(directory):
     logits = []
     for row, length in enumerate(lengths):
         prompts[row, :length] = torch.randint(0, model.config.get_text_config().vocab_size, (length,))
-        ids, past, of_steps = prompts[row : row + 1, :length], None, []
+        ids, past, of_steps, more, tokens_of = prompts[row : row + 1, :length], None, [], {}, "input_ids"
+        if model.config.is_encoder_decoder:
+            with torch.no_grad():
+                more = dict(encoder_outputs=model.get_encoder()(input_ids=ids))
+            # Those of the library's own generation, where the configuration names no first token.
+            first = getattr(model.config, "decoder_start_token_id", None)
+            ids = torch.tensor([[model.config.pad_token_id if first is None else first]])
+            tokens_of = "decoder_input_ids"
         for step in range(steps):
             with torch.no_grad():
-                out = model(input_ids=ids, past_key_values=past, use_cache=True)
+                out = model(**{tokens_of: ids}, **more, past_key_values=past, use_cache=True)
             past = out.past_key_values
             of_steps.append(out.logits[0, -1])
             ids = out.logits[:, -1].argmax(-1, keepdim=True)

@@ -79,8 +79,7 @@ fn layout(choices: &mut Choices) -> String {
 }
 
 fn case(choices: &mut Choices) -> Case {
-    let decoders: Vec<String> =
-        names().into_iter().filter(|name| !name.starts_with("bert") && !name.starts_with("t5")).collect();
+    let decoders: Vec<String> = names().into_iter().filter(|name| !name.starts_with("bert")).collect();
     let steps = 1 + choices.below(6) as u64;
     let before = choices.below(3) as u64;
     let resumed = (choices.once_in(4) && before < steps).then(|| (before.max(1), layout(choices)));

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use ithaca_codegen::torch::{Steps, emit};
 
+use crate::cli::{refused, repository, said};
 use crate::proof::{PLANS, Proof, proof};
 use crate::tier;
 
@@ -32,4 +33,19 @@ fn modules_define_what_they_read() {
     let Ok(ran) = Command::new("python3").arg(script).args(&files).output() else { return };
     let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     assert!(ran.status.success(), "{said}");
+}
+
+/// Stages of an encoder have no caches of the decoder, which steps of tokens have on other ranks.
+#[test]
+fn steps_that_do_not_share_their_states_are_refused() {
+    let root = repository(".");
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json").display().to_string();
+    let layout = "--strategy pipeline --mesh pp=2 --batch 2 --context 64";
+    said(&root, &format!("plan tests/goldens/t5 --mode decode {layout} -o {plan}"));
+    for (target, code) in [("torch", "S43"), ("cuda", "S40")] {
+        let refusal = refused(&root, &format!("emit {plan} --target {target} -o {plan}.{target}"));
+        let says = format!("error[{code}]: state `cache.");
+        assert!(refusal.contains(&says) && refusal.contains("moves states"), "{target}: {refusal}");
+    }
 }

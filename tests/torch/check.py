@@ -61,9 +61,12 @@ def emitted(ithaca, case, folder):
         workload += ["--logits", "all"]
     if "--strategy" not in options:
         options = ["--strategy", "single", "--mesh", "dp=1", *options]
+    how = EMIT.get(mode, [])
+    if mode == "decode" and json.loads((TESTS / subject / "config.json").read_text()).get("is_encoder_decoder"):
+        how = []  # prompts are read whole
     plan, program = folder / "plan.json", folder / f"program{abs(hash(str(case)))}.py"
     for command in (["plan", TESTS / subject, *workload, *options, "-o", plan],
-                    ["emit", plan, "--target", "torch", "-o", program, *EMIT.get(mode, [])]):
+                    ["emit", plan, "--target", "torch", "-o", program, *how]):
         done = subprocess.run([ithaca, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode:
             return None, done.stderr.strip().splitlines()[0]

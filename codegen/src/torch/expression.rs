@@ -411,6 +411,9 @@ impl Scope<'_> {
         if a.starts {
             out.push_str(", starts=True");
         }
+        if a.ends {
+            out.push_str(", ends=True");
+        }
         if a.scaled {
             let message = "attention on a cache of eight bits has no form in PyTorch";
             return Err(

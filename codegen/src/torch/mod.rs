@@ -9,10 +9,10 @@ mod function;
 mod library;
 mod python;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ithaca_ir::ops::Cache;
-use ithaca_ir::{Diagnostics, Dim, Module, Op, Order, Space};
+use ithaca_ir::ops::{Cache, Target};
+use ithaca_ir::{Diagnostic, Diagnostics, Dim, Module, Op, Order, Space, text};
 
 pub use autograd::Optimizer;
 use function::Printer;
@@ -32,8 +32,12 @@ pub struct Steps<'a> {
 /// `whole` is the program of one device, by which rank 0 checks the ranks.
 ///
 /// # Errors
-/// `S43` for an operation that has no form in PyTorch; `S42` for dropout that follows a device.
+/// `S43` for an operation that has no form in PyTorch, and for states that are laid out otherwise in a step of prompts than in one
+/// of a token; `S42` for dropout that follows a device.
 pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
+    if let Some(prompts) = ranks.prompts {
+        check_states(ranks.step, prompts).map_err(|refusal| vec![refusal])?;
+    }
     let constants = ranks.prompts.map(|prompts| caches(ranks.step, prompts)).unwrap_or_default();
     let main = if ranks.prompts.is_some() { "decode" } else { "main" };
     written(ranks, whole, &constants, main)
@@ -82,6 +86,46 @@ fn written(ranks: Steps<'_>, whole: Steps<'_>, constants: &str, main: &str) -> R
         header(ranks.step),
         python::wrapped(&generated).trim_end(),
     ))
+}
+
+/// Where states are: by name, their types, and the stages and layers that have them.
+fn states(module: &Module) -> BTreeMap<&str, BTreeSet<(String, Vec<String>)>> {
+    let mut found: BTreeMap<&str, BTreeSet<_>> = BTreeMap::new();
+    for (id, function) in module.functions.iter() {
+        let nodes = module.functions.values().flat_map(|f| &f.nodes);
+        let calls = nodes.filter_map(|node| match &node.op {
+            Op::Call { callee, layers, stride, stage, .. } if *callee == id => {
+                Some(format!("{layers:?} {stride} {stage:?}"))
+            }
+            _ => None,
+        });
+        let calls = Vec::from_iter(calls);
+        for node in &function.nodes {
+            let (binding, value) = match &node.op {
+                Op::State(binding) => (binding, node.result()),
+                Op::Assign { target: Target::State, binding } => (binding, node.operands[0]),
+                _ => continue,
+            };
+            let ty = text::show(&module.space, function.ty(value)).to_string();
+            found.entry(&binding.name).or_default().insert((ty, calls.clone()));
+        }
+    }
+    found
+}
+
+/// Checks that the steps of prompts leave the states that the steps of a token continue.
+fn check_states(step: &Module, prompts: &Module) -> Result<(), Diagnostic> {
+    let left = states(prompts);
+    let is_left =
+        |(name, held): &(&str, _)| left.get(name).is_some_and(|left| BTreeSet::is_subset(held, left));
+    match states(step).into_iter().find(|state| !is_left(state)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let message =
+                format!("state `{name}` is laid out otherwise in a step of prompts than in one of a token");
+            Err(Diagnostic::new("S43", message).help("`ithaca run` moves states between the two"))
+        }
+    }
 }
 
 /// What the loop that decodes must know: sequences, the tokens of a step of prompts and of a cache, pages.

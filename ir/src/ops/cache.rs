@@ -52,6 +52,10 @@ pub const HOST: &str = "cache.host.";
 pub const LENGTHS: &str = "cache.lengths";
 /// The name of the state that has the last token of each sequence.
 pub const TOKEN: &str = "cache.token";
+/// The name of the state that has the number of tokens of each sequence of a decoder that attends to an encoder.
+pub const DECODED: &str = "cache.decoded";
+/// The name of the state that has the position of the last token of each sequence that the encoder read.
+pub const SOURCE: &str = "cache.source";
 
 impl Cache {
     /// The types of the results, without layouts.

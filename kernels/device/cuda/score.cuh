@@ -83,6 +83,7 @@ struct AttentionShape {
     int64_t first_sequence;
     Sequence query_positions, key_positions;
     const int32_t* starts;  // positions of the first queries, by front; none: zero
+    const int32_t* ends;    // keys of each front that its queries may see; none: all
     int64_t valid_keys;  // keys at positions from here on are padding
     int64_t ring, step;  // tokens of a cache that is a ring of the last ones, and of the step; zero: it is none
     Mask mask;
@@ -96,6 +97,10 @@ struct AttentionShape {
     // Where lse and delta have a query, and explicit scores its row.
     __device__ int64_t row(int64_t front_, int64_t query, int64_t head) const {
         return (front_ * queries + query) * heads + head;
+    }
+    // Keys at positions from here on are not seen.
+    __device__ int64_t end(int64_t front_) const {
+        return ends != nullptr && ends[front_] < valid_keys ? ends[front_] : valid_keys;
     }
     // The position of the first query.
     __device__ int64_t start(int64_t front_) const { return starts != nullptr ? starts[front_] : 0; }
@@ -121,7 +126,7 @@ struct AttentionShape {
 // `for_keys` of a query of an attention; of a ring in order of its slots.
 template <typename Body>
 __device__ inline void for_keys_of(const AttentionShape& s, int64_t front, int64_t query, const Body& body) {
-    if (s.ring == 0) return for_keys(s.mask, s.key_positions, s.valid_keys, query, body);
+    if (s.ring == 0) return for_keys(s.mask, s.key_positions, s.end(front), query, body);
     for (int64_t t = 0; t < s.keys; ++t) {
         const int64_t position = s.in_ring(front, position_of(s.key_positions, t));
         if (position >= 0 && sees(s.mask, query, position)) body(t, position);

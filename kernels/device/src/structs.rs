@@ -225,6 +225,7 @@ structs! {
         query_positions: Sequence,
         key_positions: Sequence,
         starts: Pointer,
+        ends: Pointer,
         valid_keys: i64,
         ring: i64,
         step: i64,

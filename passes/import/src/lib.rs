@@ -94,6 +94,17 @@ pub fn predicts_next(config: &Value, ignore: &[String]) -> Result<bool, Diagnost
     })
 }
 
+/// Whether the model that `config` describes has an encoder that reads prompts, so that none can be continued in parts.
+///
+/// # Errors
+/// An `M` diagnostic for a description that cannot be imported; `ignore` are the fields declared without influence.
+pub fn encodes_prompts(config: &Value, ignore: &[String]) -> Result<bool, Diagnostic> {
+    if program_text(config).is_some() {
+        return Ok(false);
+    }
+    Ok(matches!(family::read(config, ignore)?.structure, Structure::T5(_)))
+}
+
 /// A name for the model that `config` describes, the same wherever the description is: its type and its parameters, as in
 /// `llama-8.0b`. A program in text form has a name of its own.
 ///
@@ -115,7 +126,7 @@ pub fn described_name(config: &Value, ignore: &[String]) -> Result<String, Diagn
 }
 
 /// The elements of all weights; of a weight that several functions read, once.
-fn parameters(module: &Module) -> u64 {
+pub fn parameters(module: &Module) -> u64 {
     let mut shared = BTreeSet::new();
     let mut all = 0;
     for (function, runs) in module.functions.values().zip(module.run_counts()) {

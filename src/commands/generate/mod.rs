@@ -18,7 +18,7 @@ use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{self, Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, Storage, cpu, oracle};
-use ithaca_passes::import::Pages;
+use ithaca_passes::import::{self, Pages};
 
 use self::pages::PageTable;
 use self::prompts::Prompts;
@@ -78,7 +78,8 @@ fn generate<T: Real>(
         let states = Tensors::from(&kept);
         let results = step(kind, &Layered::new(&states, before), &inputs, next)?;
         generated.add(&results.outputs, ended);
-        kept = results.kept;
+        // A step may read states that only the step of prompts writes.
+        kept.extend(results.kept);
         if !stops.is_empty() && left > 0 {
             let last = |(i, ended): (usize, &bool)| *ended && generated.last(i).is_some_and(|t| stops.has(t));
             let mut now: Vec<u8> = ended.iter().enumerate().map(|ended| u8::from(last(ended))).collect();
@@ -196,6 +197,16 @@ fn jobs(args: &RunArgs, request: &Request, session: &Session<'_>) -> Result<([Jo
     let lengths = [request.batch, request.chunk, request.context];
     let workload = &args.subject.workload;
     subject::check_page(workload.page, Some(request.context))?;
+    let model = subject::model(&args.subject.subject)?;
+    if import::encodes_prompts(&model.config, &workload.ignore_fields)? {
+        if request.chunk < request.longest {
+            return Err(whole_prompts().into());
+        }
+        if request.prefix.is_some() && request.longest > 0 {
+            let message = "caches of prompts that an encoder has read, and further prompts";
+            return Err(Diagnostic::new("C00", message).help("omit the prompts, or `--prefix`").into());
+        }
+    }
     let mut in_pages = None;
     let of_prompts = [&args.decoding.prompt_strategy, &args.decoding.prompt_mesh];
     let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {
@@ -213,6 +224,12 @@ fn jobs(args: &RunArgs, request: &Request, session: &Session<'_>) -> Result<([Jo
         Ok(Some(pages))
     })?;
     Ok((jobs, in_pages))
+}
+
+/// The refusal of prompts in parts.
+pub(super) fn whole_prompts() -> Diagnostic {
+    let message = "the encoder of the model reads a prompt at once, and `--chunk` divides it";
+    Diagnostic::new("C00", message).help("omit `--chunk`")
 }
 
 /// Compiles the jobs of the arguments.

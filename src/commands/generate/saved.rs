@@ -10,6 +10,7 @@ use std::path::Path;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::ops::Target;
 use ithaca_ir::ops::cache::{CACHE, HOST, LENGTHS, SCALES, TOKEN};
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::Outputs;
@@ -74,10 +75,9 @@ impl Prefix {
         table: Option<&PageTable>,
     ) -> Result<Tensors> {
         let mut states = Tensors::new();
-        let written = persistent::tensors(schedule)?;
-        let written = written.iter().filter(|one| one.is_written);
-        let expected: BTreeMap<String, Vec<u64>> =
-            written.flat_map(|one| one.stored(&schedule.space)).collect();
+        let kept = persistent::tensors(schedule)?;
+        let kept = kept.iter().filter(|one| one.target == Target::State);
+        let expected: BTreeMap<String, Vec<u64>> = kept.flat_map(|one| one.stored(&schedule.space)).collect();
         let has_scales = |name: &String| scales_of(name).filter(|scales| expected.contains_key(scales));
         let scales: BTreeSet<String> = expected.keys().filter_map(has_scales).collect();
         let is_alone = |name: &String| !scales.contains(name) && !name.starts_with(HOST);

@@ -74,6 +74,8 @@ pub(super) struct Pricer<'a> {
     options: ShardOptions,
     narrowing: Narrowing,
     has_experts: bool,
+    /// Whether prompts are read whole.
+    encodes_prompts: bool,
 }
 
 impl<'a> Pricer<'a> {
@@ -96,6 +98,7 @@ impl<'a> Pricer<'a> {
         let base = subject::workload(&as_decode, Some(lengths))?;
         let NarrowingArgs { only, without, max_tp, framework, effort } = args.narrowing.clone();
         let name = import::described_name(&model.config, &base.ignore)?;
+        let encodes_prompts = import::encodes_prompts(&model.config, &base.ignore)?;
         let model = plan::Model::new(name, model.config);
         let pricer = Self {
             registry,
@@ -107,6 +110,7 @@ impl<'a> Pricer<'a> {
             usual: subject::cluster_of(&LayoutArgs { runtime: None, ..args.layout.clone() }, None)?.runtime,
             narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             has_experts: false,
+            encodes_prompts,
         };
         // A model or a length that is refused is refused before the search.
         let module = import::program(&pricer.model.config, &pricer.model.name, &pricer.decode(1, demand))?;
@@ -238,6 +242,7 @@ impl<'a> Pricer<'a> {
             (demand.input + demand.output) as f64 / self.decode(1, demand).cache.unwrap_or(1) as f64;
         let micro_batches = Self::micro_batches(options);
         let mut decoding = Vec::new();
+        let mut parameters = 0;
         let batches =
             [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
         let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
@@ -245,6 +250,7 @@ impl<'a> Pricer<'a> {
             let step = |&micro_batches: &u64| {
                 let workload = in_parts(self.decode(batch, demand), micro_batches);
                 let (seconds, memory) = self.price(options, workload, &self.decoding)?;
+                parameters = memory.parameters;
                 let more = (memory.states as f64 * (longest - 1.0)) as u64;
                 let left = memory.usable.checked_sub(memory.total + more)?;
                 Some(Decoding { batch, micro_batches, seconds, room: memory.arena + left })
@@ -256,13 +262,19 @@ impl<'a> Pricer<'a> {
         if decoding.is_empty() {
             return Ok(None);
         }
-        let sizes: BTreeSet<u64> = CHUNKS.into_iter().map(|tokens| tokens.min(demand.input)).collect();
+        let sizes = if self.encodes_prompts {
+            BTreeSet::from([demand.input])
+        } else {
+            BTreeSet::from(CHUNKS.map(|tokens| tokens.min(demand.input)))
+        };
         let sizes = sizes.into_iter().flat_map(|tokens| micro_batches.iter().map(move |&n| (tokens, n)));
         let chunks = sizes.filter_map(|(tokens, micro_batches)| {
             let (batch, context) = (groups * micro_batches, (demand.input / 2 + tokens / 2).max(tokens));
             let workload = in_parts(self.prefill(batch, tokens, context), micro_batches);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
-            Some(Prompts { batch, micro_batches, tokens, seconds, room: memory.arena, transfer_seconds: 0.0 })
+            // An encoder has weights that steps of tokens lack.
+            let room = memory.arena + memory.parameters.saturating_sub(parameters);
+            Some(Prompts { batch, micro_batches, tokens, seconds, room, transfer_seconds: 0.0 })
         });
         Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
     }

@@ -38,6 +38,8 @@ struct Case {
     /// Elements of a key and of a value.
     widths: [usize; 2],
     mask: &'static str,
+    /// The attribute that says what lengths are.
+    lengths: &'static str,
     /// More attributes.
     extra: &'static str,
     /// The kernel that computes it.
@@ -51,22 +53,23 @@ const STEP: Case = Case {
     heads: [4, 2],
     widths: [16, 16],
     mask: "causal",
+    lengths: "starts",
     extra: "",
     kernel: "split_attention<",
 };
 
-/// Sequences of these tokens before the step.
-const STARTS: [f64; 3] = [0.0, 41.0, 190.0];
+/// Sequences of these tokens before the step, or in all.
+const LENGTHS: [f64; 3] = [0.0, 41.0, 190.0];
 
 fn program(case: &Case) -> (Module, Tensors) {
-    let Case { dtype, queries, keys, heads: [h, k], widths: [d, e], mask, extra, .. } = *case;
+    let Case { dtype, queries, keys, heads: [h, k], widths: [d, e], mask, lengths, extra, .. } = *case;
     let text = format!(
         "ithaca 1 program\nmodel \"cache\"\ndim b = 3\ndim t = {queries}\ndim h = {h} granule {}\ndim k = {k}\ndim d = {d}\n\
          dim e = {e}\ndim c = {keys}\n\nfunc @main() {{\n  %q = input {{name=\"q\"}} : {dtype}[b t h d]\n  \
          %k = input {{name=\"k\"}} : {dtype}[b c k d]\n  %v = input {{name=\"v\"}} : {dtype}[b c k e]\n  \
          %start = input {{name=\"start\"}} : i32[b]\n  \
          %o, %l = attention %q, %k, %v, %start {{heads=h, kv_heads=k, queries=t, keys=c, width=d, mask={mask}, {extra}\
-         scale=0.3, starts=true, returns=with_lse}} : {dtype}[b t h e], f32[b t h]\n  return o = %o, lse = %l\n}}\n",
+         scale=0.3, {lengths}=true, returns=with_lse}} : {dtype}[b t h e], f32[b t h]\n  return o = %o, lse = %l\n}}\n",
         h / k
     );
     let keys: usize = keys.split(' ').next().unwrap().parse().unwrap();
@@ -74,7 +77,7 @@ fn program(case: &Case) -> (Module, Tensors) {
         ("q", noise(&[3, queries, h, d], 1)),
         ("k", noise(&[3, keys, k, d], 2)),
         ("v", noise(&[3, keys, k, e], 3)),
-        ("start", Tensor::new(vec![3], STARTS.to_vec())),
+        ("start", Tensor::new(vec![3], LENGTHS.to_vec())),
     ];
     (module(&text), tensors.into_iter().collect())
 }
@@ -107,6 +110,15 @@ fn attention_over_caches_agrees_with_the_oracle() {
             ..bf16
         },
         Case { queries: 9, widths: [64, 64], mask: "window(left=50, right=0)", kernel: "flash<", ..bf16 },
+        Case { queries: 20, mask: "full", lengths: "ends", kernel: "attention<", ..STEP },
+        Case {
+            keys: "200 order zigzag(5)",
+            widths: [64, 64],
+            mask: "full",
+            lengths: "ends",
+            kernel: "attention<",
+            ..bf16
+        },
     ];
     let programs = cases.map(|case| {
         let (whole, tensors) = program(&case);
@@ -214,6 +226,12 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
         let of_model = layouts.clone().skip(i).step_by(models.len());
         of_model.map(move |layout| (model, layout))
     });
+    // An encoder reads prompts whole, and has the first stages for itself; pages are on the device.
+    let of_encoder = layouts.clone().filter(|((strategy, ..), pages)| {
+        !strategy.contains("pipeline") && !matches!(pages, Some((.., Some(_))))
+    });
+    let of_encoder = of_encoder.map(|((strategy, axes, _), pages)| ("t5", ((strategy, axes, 40), pages)));
+    let cases = cases.chain(of_encoder);
     let cases: Vec<_> = tier::one_in(6, cases)
         .into_iter()
         .map(|(model, ((strategy, axes, chunk), pages))| {

@@ -102,15 +102,17 @@ def bucket(offset, buckets, max_distance, sides):
 class Scores:
     """The scores of some of the queries, and what a backward pass needs of them."""
 
-    def __init__(self, roles, rows, q, k, given, bias_table, starts):
+    def __init__(self, roles, rows, q, k, given, bias_table, lengths):
         queries = roles.queries[rows]
         q_at, k_at = queries[:, None], roles.keys[None, :]
-        if starts is not None:
-            q_at = q_at + starts.long().flatten()[:, None, None, None]
-        data = roles.data
+        if lengths is not None:
+            lengths = lengths.long().flatten()[:, None, None, None]
+        if given.get("starts"):
+            q_at = q_at + lengths
+        data = roles.data & (k_at < lengths) if given.get("ends") else roles.data
         if given.get("ring"):
             tokens, step = given["ring"]
-            end = starts.long().flatten()[:, None, None, None] + step
+            end = lengths + step
             k_at = k_at + (end // tokens - (k_at >= end % tokens).long()) * tokens
             data = data & (k_at >= 0)
         self.seen = allowed(given["mask"], q_at, k_at) & data
@@ -121,7 +123,9 @@ class Scores:
             product, self.slope = given["softcap"] * tanh, 1 - tanh.square()
         if given.get("bias"):
             buckets, max_distance, sides = given["bias"]
-            self.bucket = bucket(k_at - q_at, here.dims[buckets].size, max_distance, sides)
+            apart = k_at - q_at
+            apart = apart[:, 0] if apart.dim() > 2 else apart
+            self.bucket = bucket(apart, here.dims[buckets].size, max_distance, sides)
             product = product + wide(bias_table)[self.bucket].movedim(-1, -3)
         self.value = product.masked_fill(~self.seen, -math.inf)
 
@@ -133,18 +137,18 @@ def operands_of(q, k, v, roles):
 
 
 def optional_operands(more, given):
-    """The bias, the first positions and the key of dropout among the operands behind q, k and v."""
+    """The bias, the first positions or ends, and the key of dropout among the operands behind q, k and v."""
     more = list(more)
     table = more.pop(0) if given.get("bias") else None
-    starts = more.pop(0) if given.get("starts") else None
-    return table, starts, more.pop(0) if more else None
+    lengths = more.pop(0) if given.get("starts") or given.get("ends") else None
+    return table, lengths, more.pop(0) if more else None
 
 
 def attention(q, k, v, *more, types, returns="output", parts=False, **given):
     """Attention of the queries and keys of this rank; with lse, and both in single precision as a part, as `returns` says."""
     roles = roles_in(here, *types)
-    table, starts, key = optional_operands(more, given)
-    plain = not any(given.get(name) for name in ("softcap", "bias", "dropout")) and starts is None
+    table, lengths, key = optional_operands(more, given)
+    plain = not any(given.get(name) for name in ("softcap", "bias", "dropout")) and lengths is None
     if plain and returns == "output" and q.shape[-3] * k.shape[-3]:
         return library_attention(q, k, v, roles, given)
     shape = (*q.shape[:-1], v.shape[-1])
@@ -157,7 +161,7 @@ def attention(q, k, v, *more, types, returns="output", parts=False, **given):
         if is_fused:
             o[:, :, rows], lse[:, :, rows] = fused_attention(qs[:, :, rows], ks, vs, roles, rows, given)
             continue
-        scores = Scores(roles, rows, qs[:, :, rows], ks, given, table, starts)
+        scores = Scores(roles, rows, qs[:, :, rows], ks, given, table, lengths)
         lse[:, :, rows] = torch.logsumexp(scores.value, -1)
         weights = torch.exp(scores.value - lse[:, :, rows, None]).nan_to_num(0.0)
         if given.get("dropout"):
@@ -202,7 +206,7 @@ def library_attention(q, k, v, roles, given):
 def attention_backward(q, k, v, d_o, lse, delta, *more, types, **given):
     """Gradients for q, k, v and the bias, by the probabilities that lse gives again."""
     roles = roles_in(here, *types)
-    table, starts, key = optional_operands(more, given)
+    table, lengths, key = optional_operands(more, given)
     qs, ks, vs = operands_of(q, k, v, roles)
     d_o, lse, delta = (wide(x) for x in (d_o, lse, delta))
     d_o = (d_o.flatten(0, -4) if d_o.dim() > 3 else d_o.unsqueeze(0)).transpose(1, 2)
@@ -211,7 +215,7 @@ def attention_backward(q, k, v, d_o, lse, delta, *more, types, **given):
     d_table = torch.zeros_like(wide(table)) if table is not None else None
     for first in range(0, qs.shape[2] if ks.shape[2] else 0, ROWS):
         rows = slice(first, first + ROWS)
-        scores = Scores(roles, rows, qs[:, :, rows], ks, given, table, starts)
+        scores = Scores(roles, rows, qs[:, :, rows], ks, given, table, lengths)
         p = torch.exp(scores.value - lse[:, :, rows, None]).nan_to_num(0.0)
         p = p.masked_fill(torch.isneginf(lse[:, :, rows, None]), 0.0)
         chosen = kept_weights(roles, rows, given["dropout"], key) if given.get("dropout") else 1.0

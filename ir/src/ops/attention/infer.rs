@@ -53,6 +53,11 @@ pub(in crate::ops) fn infer_backward(
     operands: &[&TensorType],
 ) -> Result<Types, OpError> {
     ensure!(!a.starts, "V32", "a gradient reaches attention on a cache, which has no adjoint");
+    ensure!(
+        !a.ends,
+        "V32",
+        "a gradient reaches attention of sequences with ends of their own, which has no adjoint"
+    );
     check(a, space, operands)?;
     let [q, k, v, d_o, lse, delta] = [0, 1, 2, 3, 4, 5].map(|i| operands[i]);
     check_layouts(a, space, "attention_backward", [q, k, v])?;
@@ -163,23 +168,29 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
         bail!("V05", "`attention` cannot drop a share of {} of its weights", d.rate);
     }
-    let is_backward = operands.len() >= BACKWARD && !a.starts;
+    let is_backward = operands.len() >= BACKWARD && !a.starts && !a.ends;
     let more = operands.len() - if is_backward { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
     ensure!(
         more == usize::from(a.bias.is_some())
             + usize::from(a.starts)
+            + usize::from(a.ends)
             + 2 * usize::from(a.scaled)
             + usize::from(key.is_some() && a.dropout.is_some()),
         "V01",
-        "`attention` has an operand behind the others where it has a bias, one for the positions of first queries, two for \
-         the scales of keys and values, one for the key of its dropout, and no other"
+        "`attention` has an operand behind the others where it has a bias, one for the positions of first queries or for the \
+         ends of sequences, two for the scales of keys and values, one for the key of its dropout, and no other"
     );
     ensure!(
         a.starts || !(a.scaled || a.wraps),
         "V05",
         "`attention` has scales and rings of keys that are of a cache"
     );
+    ensure!(!(a.starts && a.ends), "V05", "`attention` on a cache has no ends of sequences");
+    if let Some(end) = a.end_operand() {
+        check_lengths(q, operands[end])?;
+        ensure!(a.dropout.is_none(), "V05", "`attention` of sequences with ends of their own has no dropout");
+    }
     if let Some(start) = a.start_operand() {
         check_start(a, space, q, operands[start])?;
     }
@@ -199,20 +210,26 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     crate::mask::check(&a.mask, if a.starts { keys } else { &space.dims[queries] }, keys)
 }
 
-/// Positions of first queries, by sequence.
-fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType) -> Result<(), OpError> {
-    ensure!(start.dtype == DType::I32, "V04", "`attention` starts at positions of i32, not {}", start.dtype);
+/// Positions of first queries, or ends, by sequence.
+fn check_lengths(q: &TensorType, lengths: &TensorType) -> Result<(), OpError> {
+    ensure!(lengths.dtype == DType::I32, "V04", "`attention` takes positions of i32, not {}", lengths.dtype);
     ensure!(
-        start.dims.as_slice() == &q.dims[..q.dims.len() - 3],
+        lengths.dims.as_slice() == &q.dims[..q.dims.len() - 3],
         "V05",
-        "the positions of first queries have the dimensions in front of the queries"
+        "the positions of first queries, or the ends of sequences, have the dimensions in front of the queries"
     );
-    let alike = start.layout.split.iter().eq(&q.layout.split[..start.dims.len()]);
+    let alike = lengths.layout.split.iter().eq(&q.layout.split[..lengths.dims.len()]);
     ensure!(
-        alike && start.layout.partial.is_empty(),
+        alike && lengths.layout.partial.is_empty(),
         "V07",
-        "first positions are split otherwise than the sequences"
+        "the positions of first queries, or the ends of sequences, are split otherwise than the sequences"
     );
+    Ok(())
+}
+
+/// An attention on a cache.
+fn check_start(a: &Attention, space: &Space, q: &TensorType, start: &TensorType) -> Result<(), OpError> {
+    check_lengths(q, start)?;
     if a.wraps {
         check_ring(a, space)?;
     }

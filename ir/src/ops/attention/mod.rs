@@ -59,6 +59,7 @@ impl Attention {
             bias: None,
             dropout: None,
             starts: false,
+            ends: false,
             wraps: false,
             scaled: false,
             latent: false,
@@ -70,7 +71,7 @@ impl Attention {
 
     /// Which of `n` operands, forward or backward, is the key that dropout draws from, if one is.
     pub fn key_operand(&self, n: usize) -> Option<usize> {
-        if self.starts {
+        if self.starts || self.ends {
             return None;
         }
         let plain = if n >= BACKWARD { BACKWARD } else { FORWARD };
@@ -81,6 +82,16 @@ impl Attention {
     /// The operand with the positions of first queries, if queries stand behind tokens of a cache.
     pub fn start_operand(&self) -> Option<usize> {
         self.starts.then_some(FORWARD + usize::from(self.bias.is_some()))
+    }
+
+    /// The operand with the numbers of keys of sequences, if they have ends of their own.
+    pub fn end_operand(&self) -> Option<usize> {
+        self.ends.then_some(FORWARD + usize::from(self.bias.is_some()))
+    }
+
+    /// The operand with a number of each sequence: the position of its first query, or its end.
+    pub fn length_operand(&self) -> Option<usize> {
+        self.start_operand().or_else(|| self.end_operand())
     }
 
     /// The operands with the scales of keys and of values, if they have some.

@@ -40,6 +40,9 @@ attributes! {
         /// Queries stand behind tokens of a cache: the operand after q, k, v and the bias, an `i32` over the dimensions in front,
         /// has the position of the first query.
         pub starts: bool = false,
+        /// Sequences have ends of their own: the operand after q, k, v and the bias, an `i32` over the dimensions in front, has the
+        /// number of keys of each sequence; keys behind are not seen. Not with `starts`.
+        pub ends: bool = false,
         /// The cache is a ring: the key at index i is the last one whose position is i modulo the tokens of the cache. It has room for
         /// the tokens that the mask, a window, shows to a query, and those of the step.
         pub wraps: bool = false,

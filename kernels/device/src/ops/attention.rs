@@ -19,16 +19,17 @@ use crate::threads::packs;
 struct TrailingOperands<'v> {
     bias: Option<View<'v>>,
     starts: Option<View<'v>>,
+    ends: Option<View<'v>>,
     key: Option<View<'v>>,
 }
 
 impl<'v> TrailingOperands<'v> {
-    /// A bias where the attention has one, then first positions or a key where one is left.
+    /// A bias where the attention has one, then first positions, ends or a key where one is left.
     fn of(a: &Attention, x: &[View<'v>], n: usize) -> Self {
         let bias = a.bias.as_ref().and_then(|_| x.get(n).copied());
         let last = x.get(n + usize::from(bias.is_some())).copied();
-        let [starts, key] = if a.starts { [last, None] } else { [None, last] };
-        Self { bias, starts, key }
+        let has = |is: bool| last.filter(|_| is);
+        Self { bias, starts: has(a.starts), ends: has(a.ends), key: has(!a.starts && !a.ends) }
     }
 }
 
@@ -165,6 +166,7 @@ impl Cx<'_> {
             query_positions: self.sequence(q.ty, a.queries)?,
             key_positions: self.sequence(k.ty, a.keys)?,
             starts: trailing.starts.map_or(Pointer::NONE, |starts| starts.at),
+            ends: trailing.ends.map_or(Pointer::NONE, |ends| ends.at),
             valid_keys: signed(valid.min(Dim::MAX_SIZE)),
             ring: of_ring(a.keys),
             step: of_ring(a.queries),
@@ -201,7 +203,7 @@ impl Cx<'_> {
         })
     }
 
-    /// From q, k, v and maybe a bias and a key to o and maybe lse.
+    /// From q, k, v and maybe a bias, lengths or a key to o and maybe lse.
     pub(crate) fn attention(&self, a: &Attention, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
         let s = self.shape_of(a, [x[0], x[1], x[2]], TrailingOperands::of(a, x, 3))?;
         let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
@@ -213,7 +215,7 @@ impl Cx<'_> {
         }
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]).filter(|_| !a.wraps) {
+        if let Some(flash) = self.on_tensor_cores(&s, &x[..3], &z[..1]).filter(|_| !a.wraps && !a.ends) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
             return self.launch_blocks(&flash.kernel("flash", t), n, flash.forward, arguments);

@@ -36,7 +36,7 @@ pub(super) fn attention(
     let attention = &with_key(attention, operands)?;
     let x = Extent::of(space, attention, operands)?;
     let bias = |x: &Extent| Bias::new(space, attention, x, attention.bias.and(operands.get(3)));
-    let Some(start) = attention.start_operand() else {
+    let Some(lengths) = attention.length_operand() else {
         let Forward { o, lse } = forward(&Problem::of(attention, &x, operands, bias(&x)?)?, threads);
         return Ok(vec![o, lse]);
     };
@@ -47,7 +47,7 @@ pub(super) fn attention(
     };
     let qkv = [operands[0].real()?, k, v];
     let (mut o, mut lse) = (Vec::new(), Vec::new());
-    for (i, x) in x.of_sequences(operands[start].elements.int()?)?.iter().enumerate() {
+    for (i, x) in x.of_sequences(attention, operands[lengths].elements.int()?)?.iter().enumerate() {
         let [q, k, v] = x.sequence_of(i, qkv);
         let part = forward(&Problem { attention, x, q, k, v, bias: bias(x)? }, threads);
         o.extend(part.o);

@@ -158,20 +158,25 @@ impl Extent {
         })
     }
 
-    /// For each combination of the dimensions in front, an extent of that alone, whose first query has the position that `starts`
-    /// states.
+    /// For each combination of the dimensions in front, an extent of that alone: of the keys before its end, or with the first
+    /// query at the position where it starts.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] for another number of starts, or negative ones.
-    pub(crate) fn of_sequences(&self, starts: &[i32]) -> Result<Vec<Self>, RunError> {
-        let wrong = || RunError::invalid("the first positions of `attention` are not one for each sequence");
-        if starts.len() != self.front {
+    /// [`RunError::Invalid`] for another number of lengths, or negative ones.
+    pub(crate) fn of_sequences(&self, attention: &Attention, lengths: &[i32]) -> Result<Vec<Self>, RunError> {
+        let wrong = || RunError::invalid("the lengths of `attention` are not one for each sequence");
+        if lengths.len() != self.front {
             return Err(wrong());
         }
-        let one = |(&start, &sequence): (&i32, &u64)| {
-            let start = u64::try_from(start).map_err(|_| wrong())?;
+        let one = |(&length, &sequence): (&i32, &u64)| {
+            let length = u64::try_from(length).map_err(|_| wrong())?;
+            let one = Self { front: 1, sequences: vec![sequence], ..self.clone() };
+            if attention.ends {
+                return Ok(Self { runs: before(length, self.runs.iter().copied()), ..one });
+            }
+            let start = length;
             let query_positions = self.query_positions.iter().map(|p| p + start).collect();
-            let one = Self { front: 1, query_positions, sequences: vec![sequence], ..self.clone() };
+            let one = Self { query_positions, ..one };
             let Some(ring) = self.ring else { return Ok(one) };
             let mut runs: Vec<Run> = self.runs.iter().flat_map(|run| ring.pieces(start, run)).collect();
             runs.sort_unstable_by_key(|run| run.position);
@@ -179,7 +184,7 @@ impl Extent {
             let key_positions = self.key_positions.iter().map(at).collect();
             Ok(Self { runs, key_positions, ..one })
         };
-        starts.iter().zip(&self.sequences).map(one).collect()
+        lengths.iter().zip(&self.sequences).map(one).collect()
     }
 
     /// The parts of q, k and v that belong to the `i`-th of [`of_sequences`](Self::of_sequences).
@@ -312,15 +317,16 @@ pub(crate) fn served_by(
 /// Runs of the keys held, by position, those of padding left out.
 fn key_runs(space: &Space, keys: DimId, held: &Range<u64>) -> Vec<Run> {
     let valid = space.dims[space.sequence(keys)].valid;
-    let cut = |run: Run| Run {
-        index: run.index - held.start,
-        len: valid.min(run.position + run.len).saturating_sub(run.position),
-        ..run
-    };
-    let mut runs: Vec<Run> = space.position_runs(keys, held.clone()).into_iter().map(cut).collect();
-    runs.retain(|run| run.len > 0);
+    let runs = space.position_runs(keys, held.clone()).into_iter();
+    let mut runs = before(valid, runs.map(|run| Run { index: run.index - held.start, ..run }));
     runs.sort_unstable_by_key(|run| run.position);
     runs
+}
+
+/// The parts of runs at positions below `end`.
+fn before(end: u64, runs: impl Iterator<Item = Run>) -> Vec<Run> {
+    let cut = |run: Run| Run { len: end.min(run.position + run.len).saturating_sub(run.position), ..run };
+    runs.map(cut).filter(|run| run.len > 0).collect()
 }
 
 /// Refuses attention that a rank cannot compute.

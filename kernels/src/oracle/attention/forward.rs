@@ -26,11 +26,11 @@ pub(in crate::oracle) fn attention<T: Real>(
     };
     let qkv = [call.real(0)?, k, v];
     let bias = |x: &Extent| Bias::new(call.space, attention, x, attention.bias.and(call.operands.get(3)));
-    let Some(start) = attention.start_operand() else {
+    let Some(lengths) = attention.length_operand() else {
         return Ok(rows(attention, &x, qkv, bias(&x)?, dropout.as_ref()).into());
     };
     let mut all = [Vec::new(), Vec::new()];
-    for (i, x) in x.of_sequences(call.int(start)?)?.iter().enumerate() {
+    for (i, x) in x.of_sequences(attention, call.int(lengths)?)?.iter().enumerate() {
         let rows = rows(attention, x, x.sequence_of(i, qkv), bias(x)?, None);
         all.iter_mut().zip(rows).for_each(|(all, rows)| all.extend(rows));
     }

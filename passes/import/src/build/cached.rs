@@ -5,7 +5,7 @@
 //! none for one that is empty or finished.
 
 use ithaca_ir::ops::cache::{CACHE, HOST, LENGTHS, SCALES, TOKEN};
-use ithaca_ir::ops::{Attention, Binding, Cache, OpError, Target};
+use ithaca_ir::ops::{Attention, Binding, Cache, OpError, Target, cast};
 use ithaca_ir::{DType, DimId, Op, TensorType, ValueId};
 
 use super::body::{Body, Built, Continued};
@@ -20,13 +20,17 @@ const PAGES: &str = "pages";
 impl Body<'_> {
     /// Takes the lengths of sequences as parameters; call it after declaring the other parameters.
     pub(super) fn take_lengths(&mut self, batch: DimId, pages: Option<PageDims>) {
-        let [start, end] =
-            ["start", "end"].map(|name| self.param(TensorType::new(DType::I32, [batch]), Some(name)));
+        let [start, end] = ["start", "end"].map(|name| self.numbers(batch, name));
         let table = pages.map(|of| {
             let ty = TensorType::new(DType::I32, [batch, of.entries]);
             (self.param(ty, Some(PAGES)), of)
         });
         self.continued = Some(Continued { start, end, table });
+    }
+
+    /// A parameter that has a number of each sequence.
+    pub(super) fn numbers(&mut self, batch: DimId, name: &str) -> ValueId {
+        self.param(TensorType::new(DType::I32, [batch]), Some(name))
     }
 
     /// The arguments of a call, and the lengths of sequences.
@@ -38,7 +42,7 @@ impl Body<'_> {
     /// Advances the lengths of sequences; returns the numbers of new tokens.
     pub(super) fn advance(&mut self, batch: DimId, pages: Option<PageDims>) -> Built<ValueId> {
         let ty = TensorType::new(DType::I32, [batch]);
-        let start = self.push_as(Op::State(Binding::named(LENGTHS)), &[], ty.clone())?;
+        let start = self.state(LENGTHS, batch)?;
         let new = self.push_as(Op::Input(Binding::named(NEW_TOKENS)), &[], ty)?;
         self.name(new, Some(NEW_TOKENS));
         let end = self.push(Op::Cache(Cache::Advance), &[start, new])?;
@@ -67,7 +71,19 @@ impl Body<'_> {
     }
 
     fn last_token(&mut self, batch: DimId) -> Built<ValueId> {
-        self.push_as(Op::State(Binding::named(TOKEN)), &[], TensorType::new(DType::I32, [batch]))
+        self.state(TOKEN, batch)
+    }
+
+    /// A state that has a number of each sequence.
+    pub(super) fn state(&mut self, name: &str, batch: DimId) -> Built<ValueId> {
+        self.push_as(Op::State(Binding::named(name)), &[], TensorType::new(DType::I32, [batch]))
+    }
+
+    /// A whole number, everywhere the same.
+    pub(super) fn every(&mut self, value: f64, dims: &[DimId]) -> Built<ValueId> {
+        let ty = TensorType::new(DType::F32, dims.iter().copied());
+        let value = self.push_as(Op::Fill { value }, &[], ty)?;
+        cast(self, value, DType::I32)
     }
 
     /// The next token of each sequence that grew, by the largest logit; the last one of the others. It and the lengths are
@@ -88,7 +104,7 @@ impl Body<'_> {
         Ok(token)
     }
 
-    fn write(&mut self, name: &str, value: ValueId) -> Built<()> {
+    pub(super) fn write(&mut self, name: &str, value: ValueId) -> Built<()> {
         let op = Op::Assign { target: Target::State, binding: Binding::named(name) };
         self.node(op, &[value], &[])?;
         Ok(())
@@ -97,61 +113,109 @@ impl Body<'_> {
     /// The results of attention over caches, to which the step's rows are appended: those of keys, and of values if they are others.
     pub(super) fn attend_cached(
         &mut self,
-        mut attention: Attention,
-        (Continued { start, end, table }, (capacity, wraps)): (Continued, (DimId, bool)),
-        q: ValueId,
+        attention: Attention,
+        (continued, (capacity, wraps)): (Continued, (DimId, bool)),
+        queries: &[ValueId],
         rows: &[(&str, ValueId)],
     ) -> Built<Vec<ValueId>> {
         let over = attention.keys;
-        let cached = self.tensors.cache;
-        let mut caches = Vec::new();
-        for &(name, row) in rows {
-            let mut ty = TensorType { dtype: cached, ..self.ty(row).clone() };
-            match table {
-                None => ty.dims.iter_mut().filter(|d| **d == over).for_each(|d| *d = capacity),
-                Some((_, PageDims { pages, slots, .. })) => ty.dims[..2].copy_from_slice(&[pages, slots]),
-            }
-            let of_step = (row, start, end);
-            let Some((table, of)) = table else {
-                let append = Cache::Append { over: capacity, rows: over, wraps };
-                caches.push(self.append((CACHE, name), ty, append, (of_step, None))?);
-                continue;
-            };
-            let PageDims { pages, slots, host, .. } = of;
-            let append =
-                |pages, beyond, after| Cache::AppendPages { pages, slots, rows: over, beyond, after };
-            let on_device = append(pages, host, None);
-            let mut after = self.append((CACHE, name), ty.clone(), on_device, (of_step, Some(table)))?;
-            let in_host_memory = host.map(|host| {
-                ty.dims[0] = host;
-                let copies = self.states((HOST, name), &ty)?;
-                let copies =
-                    copies.into_iter().map(|(_, pages)| self.push(Op::Cache(Cache::Upload), &[pages]));
-                let copies = copies.collect::<Built<Vec<_>>>()?;
-                let append = append(host, None, Some(pages));
-                let after = self.append((HOST, name), ty, append, (of_step, Some(table)))?;
-                Ok::<_, OpError>(copies.into_iter().zip(after).map(|(copy, after)| [copy, after]).collect())
-            });
-            let further: Vec<[ValueId; 2]> = in_host_memory.transpose()?.unwrap_or_default();
-            let gather = Op::Cache(Cache::GatherPages { pages, slots, over: capacity, beyond: host });
-            for (i, value) in after.iter_mut().enumerate() {
-                let further = further.get(i).map(|&[copy, current]| [copy, current, start]);
-                let operands = [*value, table].into_iter().chain(further.into_iter().flatten());
-                *value = self.push(gather.clone(), &Vec::from_iter(operands))?;
-            }
-            caches.push(after);
-        }
+        let append =
+            |&(name, row): &(&str, ValueId)| self.appended(continued, (name, row), over, (capacity, wraps));
+        let caches: Vec<_> = rows.iter().map(append).collect::<Built<_>>()?;
+        self.attend_caches("mixed", attention, (continued.start, (capacity, wraps)), queries, &caches)
+    }
+
+    /// The results of attention over caches, each with its scales if it has some: of `queries`, which are the queries and the bias if
+    /// there is one, from position `start` on.
+    pub(super) fn attend_caches(
+        &mut self,
+        name: &str,
+        mut attention: Attention,
+        (start, (capacity, wraps)): (ValueId, (DimId, bool)),
+        queries: &[ValueId],
+        caches: &[Vec<ValueId>],
+    ) -> Built<Vec<ValueId>> {
         attention.keys = capacity;
         attention.starts = true;
         attention.wraps = wraps;
-        attention.scaled = !cached.is_arithmetic();
+        attention.scaled = !self.tensors.cache.is_arithmetic();
         attention.latent = caches.len() == 1;
-        let (Some(keys), Some(values)) = (caches.first(), caches.last()) else { return Ok(vec![q]) };
-        let mut operands = vec![q, keys[0], values[0], start];
+        let (Some(keys), Some(values)) = (caches.first(), caches.last()) else { return Ok(queries.to_vec()) };
+        let mut operands = vec![queries[0], keys[0], values[0]];
+        operands.extend(&queries[1..]);
+        operands.push(start);
         operands.extend(keys.get(1).into_iter().chain(values.get(1)));
         let results = self.node(Op::Attention(attention), &operands, &[])?;
-        self.name(results[0], Some("mixed"));
+        self.name(results[0], Some(name));
         Ok(results.to_vec())
+    }
+
+    /// A cache of `capacity` tokens, and its scales if it has some, after the rows of a step, along `over`, are appended.
+    pub(super) fn appended(
+        &mut self,
+        Continued { start, end, table }: Continued,
+        (name, row): (&str, ValueId),
+        over: DimId,
+        (capacity, wraps): (DimId, bool),
+    ) -> Built<Vec<ValueId>> {
+        let dims = self.ty(row).dims.iter().map(|&d| if d == over { capacity } else { d });
+        let mut ty = TensorType::new(self.tensors.cache, dims);
+        let of_step = (row, start, end);
+        let Some((table, of)) = table else {
+            let append = Cache::Append { over: capacity, rows: over, wraps };
+            return self.append((CACHE, name), ty, append, (of_step, None));
+        };
+        let PageDims { pages, slots, host, .. } = of;
+        ty.dims[..2].copy_from_slice(&[pages, slots]);
+        let append = |pages, beyond, after| Cache::AppendPages { pages, slots, rows: over, beyond, after };
+        let on_device = append(pages, host, None);
+        let mut after = self.append((CACHE, name), ty.clone(), on_device, (of_step, Some(table)))?;
+        let in_host_memory = host.map(|host| {
+            ty.dims[0] = host;
+            let copies = self.states((HOST, name), &ty)?;
+            let copies = copies.into_iter().map(|(_, pages)| self.push(Op::Cache(Cache::Upload), &[pages]));
+            let copies = copies.collect::<Built<Vec<_>>>()?;
+            let append = append(host, None, Some(pages));
+            let after = self.append((HOST, name), ty, append, (of_step, Some(table)))?;
+            Ok::<_, OpError>(copies.into_iter().zip(after).map(|(copy, after)| [copy, after]).collect())
+        });
+        let further: Vec<[ValueId; 2]> = in_host_memory.transpose()?.unwrap_or_default();
+        for (i, value) in after.iter_mut().enumerate() {
+            let further = further.get(i).map(|&[copy, current]| [copy, current, start]);
+            let further = Vec::from_iter(further.into_iter().flatten());
+            *value = self.gathered((*value, table), of, capacity, &further)?;
+        }
+        Ok(after)
+    }
+
+    /// A cache of these dimensions that earlier steps have filled, and its scales if it has some.
+    pub(super) fn filled(
+        &mut self,
+        table: Option<(ValueId, PageDims)>,
+        (name, dims): (&str, Vec<DimId>),
+        capacity: DimId,
+    ) -> Built<Vec<ValueId>> {
+        let mut ty = TensorType::new(self.tensors.cache, dims);
+        if let Some((_, PageDims { pages, slots, .. })) = table {
+            ty.dims[..2].copy_from_slice(&[pages, slots]);
+        }
+        let states: Vec<ValueId> =
+            self.states((CACHE, name), &ty)?.into_iter().map(|(_, state)| state).collect();
+        let Some((table, of)) = table else { return Ok(states) };
+        states.into_iter().map(|state| self.gathered((state, table), of, capacity, &[])).collect()
+    }
+
+    /// The tokens that pages have; `further` are those of pages in host memory.
+    fn gathered(
+        &mut self,
+        (pages, table): (ValueId, ValueId),
+        of: PageDims,
+        capacity: DimId,
+        further: &[ValueId],
+    ) -> Built<ValueId> {
+        let gather = Cache::GatherPages { pages: of.pages, slots: of.slots, over: capacity, beyond: of.host };
+        let operands = [pages, table].into_iter().chain(further.iter().copied());
+        self.push(Op::Cache(gather), &Vec::from_iter(operands))
     }
 
     /// The states that are the cache `name`, and the scales of its rows where it has some, before the step.

@@ -46,7 +46,7 @@ impl Decoder<'_> {
             (Some(continued), Some(capacity)) => {
                 let [q, k, v] = qkv;
                 let cache = self.dims.cache_of(&kind.mask, capacity);
-                f.attend_cached(attention, (continued, cache), q, &[("key", k), ("value", v)])?
+                f.attend_cached(attention, (continued, cache), &[q], &[("key", k), ("value", v)])?
             }
             _ => f.attend("mixed", attention, &qkv)?,
         };

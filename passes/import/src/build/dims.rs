@@ -81,22 +81,29 @@ impl Dims {
         let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
         let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
         let p = learned.map(|n| dim("p", n));
-        let entries = |n: u64| workload.pages.map(|pages| (n.div_ceil(pages.tokens), pages));
-        let paged = workload.cache.and_then(entries);
-        let c = workload.cache.map(|n| dim("kv", paged.map_or(n, |(entries, of)| entries * of.tokens)));
-        let pages = paged.map(|(entries, of)| {
-            let count = of.count.unwrap_or(entries * workload.batch);
-            let host = of.host.unwrap_or(0).min(count.saturating_sub(1));
-            PageDims {
-                pages: dim("page", count - host),
-                slots: dim("slot", of.tokens),
-                entries: dim("entry", entries),
-                host: (host > 0).then(|| dim("host_page", host)),
-            }
-        });
+        let (c, pages) = cache_dims(space, workload);
         space.dims[h].granule = heads / kv_heads;
         Self { b, s, m, h, k, d, f, v, p, c, pages, ring: None, experts: None, latent: None }
     }
+}
+
+/// The tokens of a cache, and its pages if it is in pages.
+pub(super) fn cache_dims(space: &mut Space, workload: &Workload) -> (Option<DimId>, Option<PageDims>) {
+    let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+    let entries = |n: u64| workload.pages.map(|pages| (n.div_ceil(pages.tokens), pages));
+    let paged = workload.cache.and_then(entries);
+    let c = workload.cache.map(|n| dim("kv", paged.map_or(n, |(entries, of)| entries * of.tokens)));
+    let pages = paged.map(|(entries, of)| {
+        let count = of.count.unwrap_or(entries * workload.batch);
+        let host = of.host.unwrap_or(0).min(count.saturating_sub(1));
+        PageDims {
+            pages: dim("page", count - host),
+            slots: dim("slot", of.tokens),
+            entries: dim("entry", entries),
+            host: (host > 0).then(|| dim("host_page", host)),
+        }
+    });
+    (c, pages)
 }
 
 /// Dimensions of caches in pages.

@@ -66,7 +66,7 @@ pub(super) fn attend(
             let of_attention = AttentionDims { heads: h, kv_heads: head, queries: s, keys: s, width };
             let attention = cx.attention(kind, of_attention);
             let cache = cx.dims.cache_of(&kind.mask, capacity);
-            let mixed = f.attend_cached(attention, (continued, cache), q, &[("latent", row)])?[0];
+            let mixed = f.attend_cached(attention, (continued, cache), &[q], &[("latent", row)])?[0];
             let mixed = f.push(Op::Window(Window::Cut { to: dims.keys, start: 0 }), &[mixed])?;
             f.einsum(mixed, to_values, &[b, s, h, dims.value])?
         }

@@ -6,9 +6,9 @@
 //! without `lm_head.weight` is then refused when weights are loaded.
 
 use ithaca_ir::Diagnostic;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::sizes::{activation, read_activation};
+use super::sizes::{activation, padding_row, read_activation};
 use crate::fields::Fields;
 use crate::spec::{Sizes, T5, check_layers};
 
@@ -48,6 +48,15 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
         return Err(Diagnostic::new("M07", message)
             .help("choose at least 4 buckets, and a distance above half of them"));
     }
+    let vocab = fields.size("vocab_size", 32_128)?;
+    let padding = padding_row(fields, Some(0), vocab)?;
+    let first = match fields.raw("decoder_start_token_id") {
+        None | Some(Value::Null) => padding.unwrap_or(0),
+        Some(value) => match value.as_u64().filter(|&token| token < vocab) {
+            Some(token) => token,
+            None => return Err(fields.wrong("decoder_start_token_id", value, "a token of the vocabulary")),
+        },
+    };
     // Sequence lengths of training, and options of older versions.
     fields.skip(&["n_positions", "output_past", "initializer_factor"]);
     let hidden = fields.aliased_size(["d_model", "hidden_size"], 512)?;
@@ -58,7 +67,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
         kv_heads: heads,
         head_dim: fields.aliased_size(["d_kv", "head_dim"], 64)?,
         ffn: fields.size("d_ff", 2048)?,
-        vocab: fields.size("vocab_size", 32_128)?,
+        vocab,
         eps: fields.epsilon("layer_norm_epsilon", 1e-6)?,
         activation,
         layers: check_layers("num_layers", layers)?,
@@ -67,5 +76,5 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
         padding: None,
     };
     let decoder_layers = check_layers("num_decoder_layers", decoder_layers)?;
-    Ok(T5 { sizes, gated, decoder_layers, buckets, max_distance, scaled })
+    Ok(T5 { sizes, gated, decoder_layers, buckets, max_distance, scaled, first })
 }

@@ -106,8 +106,7 @@ impl Model {
     /// Refuses to continue sequences of models without a cache, and by more tokens than it has room for.
     fn check_cache(&self, workload: &Workload) -> Result<(), Diagnostic> {
         let without = match &self.structure {
-            Structure::Decoder(_) => None,
-            Structure::T5(_) => Some("a model with an encoder has no cache here yet"),
+            Structure::Decoder(_) | Structure::T5(_) => None,
             Structure::Bert(_) => Some("the model predicts no next token"),
         };
         if let Some(why) = without {
@@ -126,6 +125,13 @@ impl Model {
         if workload.logits == Logits::All {
             let refusal = Diagnostic::new("M09", "logits of all tokens of sequences that are continued");
             return Err(refusal.repairs(["--logits last".to_owned()]));
+        }
+        if workload.pages.is_some_and(|pages| pages.host.is_some())
+            && matches!(self.structure, Structure::T5(_))
+        {
+            let message =
+                "pages in host memory, but the keys and values of an encoder's tokens are read in every step";
+            return Err(Diagnostic::new("M09", message).help("leave `--offload cache` out"));
         }
         if workload.sequence > capacity {
             let message =

@@ -22,12 +22,15 @@ pub(crate) struct T5 {
     pub(crate) max_distance: u64,
     /// Whether the stream is scaled by `hidden^(−1/2)` before the head.
     pub(crate) scaled: bool,
+    /// The token that every sequence of the decoder starts with.
+    pub(crate) first: u64,
 }
 
 impl T5 {
-    /// Tokens of the decoder; by default as many as the encoder's.
+    /// Tokens of the decoder: by default as many as the encoder's, one where sequences are continued.
     pub(crate) fn target(workload: &Workload) -> u64 {
-        workload.target_sequence.unwrap_or(workload.sequence)
+        let usual = if workload.cache.is_some() { 1 } else { workload.sequence };
+        workload.target_sequence.unwrap_or(usual)
     }
 
     pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {

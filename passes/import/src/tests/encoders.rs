@@ -160,6 +160,8 @@ fn t5s_that_are_not_understood_are_refused() {
     refused(&t5(json!({"num_layers": 1_000_000})), "M04", &["num_layers"]);
     refused(&t5(json!({"num_decoder_layers": 0})), "M04", &["num_decoder_layers"]);
     refused(&t5(json!({"d_kv": 1u64 << 39})), "M04", &["heads"]);
+    refused(&t5(json!({"decoder_start_token_id": 1u64 << 40})), "M03", &["decoder_start_token_id"]);
+    ok(&t5(json!({"decoder_start_token_id": null, "pad_token_id": null})));
     ok(&t5(json!({"n_positions": 8, "output_past": true, "num_decoder_layers": null})));
 }
 

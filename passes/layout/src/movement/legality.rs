@@ -101,6 +101,7 @@ pub(super) fn groups(site: &Site<'_>) -> Result<(), Diagnostic> {
 pub(super) fn two_pass(site: &Site<'_>) -> Result<(), Diagnostic> {
     let a = site.attention;
     let found = a.bias.map(|_| "a learned bias").or(a.dropout.map(|_| "dropout"));
+    let found = found.or(a.ends.then_some("ends of sequences"));
     match found {
         None => Ok(()),
         Some(obstacle) => {

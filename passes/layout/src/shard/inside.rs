@@ -68,7 +68,9 @@ pub(super) fn splits<'a>(
                 return Err(Diagnostic::new("P40", message)
                     .help("key the generator by position: `dropout=uniform(…, keyed=position)`"));
             }
-            if axes.is_empty() && placement.cache.is_empty() {
+            // Beside attention on caches there is that of an encoder, which has none.
+            let has_cache = roles.caches.is_empty() || roles.caches.contains(&attention.keys);
+            if axes.is_empty() && (placement.cache.is_empty() || !has_cache) {
                 continue;
             }
             match placements.movement(function, attention) {

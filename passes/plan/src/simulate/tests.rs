@@ -1,6 +1,6 @@
 //! Schedules of a few tasks, timed by hand.
 
-use ithaca_ir::ops::{Attention, Binary, Returns};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Returns};
 use ithaca_ir::order::Order;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, EventId, Place, Task, Transfer};
 use ithaca_ir::{DType, Dim, Mask, Mesh, Op, Space, TensorType};
@@ -108,25 +108,8 @@ pub(super) fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
     let [h, d] = [("h", 32), ("d", 128)].map(|(name, n)| space.dims.push(Dim::new(name, n)));
     let mut ty = TensorType::new(DType::BF16, [s, h, d]);
     ty.layout.split[0].push(space.mesh.axis("ring").unwrap());
-    let attention = Attention {
-        heads: h,
-        kv_heads: h,
-        queries: s,
-        keys: s,
-        width: d,
-        mask: Mask::Causal,
-        scale: 0.1,
-        softcap: None,
-        bias: None,
-        dropout: None,
-        starts: false,
-        wraps: false,
-        scaled: false,
-        latent: false,
-        returns: Returns::Part,
-        parts: None,
-        movement: None,
-    };
+    let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
+    let attention = Attention { returns: Returns::Part, ..Attention::new(dims, Mask::Causal, 0.1) };
     (space, attention, ty)
 }
 
