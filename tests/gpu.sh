@@ -181,6 +181,8 @@ part_decoding() {
         continued "$model"
         continued "$model" --mesh tp=4 --chunk 7
     done
+    continued t5
+    continued t5 --mesh tp=4
     continued llama-gqa --mesh tp=2,dcp=2
     continued llama-gqa --mesh dp=2
     continued llama-gqa --strategy decode-reduce --mesh cp=2

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -173,10 +174,17 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T
 
 }  // namespace cublas_on_host
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
                                      cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb, const void* beta,
                                      const void* c, cublasLtMatrixLayout_t lc, void* d, cublasLtMatrixLayout_t ld,
-                                     const cublasLtMatmulAlgo_t* algo, void*, size_t, cudaStream_t stream) {
+                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t bytes, cudaStream_t stream) {
+    if (cuda_on_host_graph != nullptr) {
+        const auto again = [=, kept = std::make_tuple(*desc, *la, *lb, *lc, *ld, *algo)]() mutable {
+            auto& [desc, la, lb, lc, ld, algo] = kept;
+            if (cublasLtMatmul(handle, &desc, alpha, a, &la, b, &lb, beta, c, &lc, d, &ld, &algo, workspace, bytes, stream)) std::abort();
+        };
+        return cuda_on_host_ask(stream, again) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    }
     const bool ta = desc->transposed[0] != 0, tb = desc->transposed[1] != 0;
     const uint64_t m = ta ? la->columns : la->rows, k = ta ? la->rows : la->columns, n = tb ? lb->rows : lb->columns;
     const bool is_alike = lc->type == ld->type && lc->leading == ld->leading && lc->step == ld->step && lc->batch == ld->batch;

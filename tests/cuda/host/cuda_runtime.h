@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <vector>
 
 #define __host__
 #define __device__
@@ -41,18 +43,46 @@ struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600,
+                   cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
+                   cudaErrorCapturedEvent = 907 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 // Handles that are used before creation or after destruction are found by the sanitizers.
 struct CUstream_st {
     int alive;
+    // While a graph is recorded: whether it has this stream, and what it was asked that the first stream has not waited for.
+    bool is_captured = false;
+    int asked = 0, joined = 0;
 };
 struct CUevent_st {
     int recorded;
     std::chrono::steady_clock::time_point time;
+    // Recorded in a graph, by a stream that was asked so much.
+    CUstream_st* captured = nullptr;
+    int asked = 0;
 };
+// What a stream is asked. A function object of the library's takes a compiler longer.
+struct CudaOnHostCall {
+    virtual void operator()() = 0;
+    virtual ~CudaOnHostCall() = default;
+};
+template <typename Call>
+struct CudaOnHostCallOf : CudaOnHostCall {
+    Call call;
+    explicit CudaOnHostCallOf(const Call& call_) : call(call_) {}
+    void operator()() override { call(); }
+};
+// A graph is what was asked of streams while it was recorded, when nothing ran. A stream comes in by a wait for one that is in.
+struct CUgraph_st {
+    std::vector<std::shared_ptr<CudaOnHostCall>> calls;
+    std::vector<CUstream_st*> streams;
+};
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraph_st*;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+inline CUgraph_st* cuda_on_host_graph = nullptr;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
@@ -64,9 +94,26 @@ inline cudaError_t cudaGetDeviceCount(int* n) {
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cuda_on_host_now() { return cuda_on_host_graph == nullptr ? cudaSuccess : cudaErrorStreamCaptureUnsupported; }
+inline cudaError_t cudaDeviceSynchronize() { return cuda_on_host_now(); }
+
+// Does what a stream is asked, now or when the graph is launched that is recorded.
+inline cudaError_t cuda_on_host_keep(cudaStream_t s, CudaOnHostCall* call) {
+    cuda_on_host_graph->calls.emplace_back(call);
+    if (!s->is_captured) return cudaErrorStreamCaptureIsolation;
+    ++s->asked;
+    return cudaSuccess;
+}
+template <typename Call>
+cudaError_t cuda_on_host_ask(cudaStream_t s, const Call& call) {
+    if (cuda_on_host_graph != nullptr) return cuda_on_host_keep(s, new CudaOnHostCallOf<Call>(call));
+    Call now = call;
+    now();
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaMalloc(void** p, size_t n) {
+    if (cuda_on_host_graph != nullptr) return cudaErrorStreamCaptureUnsupported;
     *p = std::aligned_alloc(256, (n + 255) / 256 * 256);
     // What was never written must not look like a result.
     if (*p != nullptr) std::memset(*p, 0xFF, n);
@@ -83,24 +130,25 @@ inline cudaError_t cudaFree(void* p) {
     return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind) {
+    if (cuda_on_host_graph != nullptr) return cudaErrorStreamCaptureUnsupported;
     if (n > 0) std::memcpy(to, from, n);
     return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, n, kind);
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t s) {
+    return cuda_on_host_ask(s, [=] { if (n > 0) std::memcpy(to, from, n); });
 }
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
-    *s = new CUstream_st{1};
+    *s = new CUstream_st{1, false, 0, 0};
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     delete s;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cuda_on_host_now(); }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
-    *e = new CUevent_st{0, {}};
+    *e = new CUevent_st{0, {}, nullptr, 0};
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
@@ -115,19 +163,57 @@ inline bool cuda_on_host_goes_on() {
     if (stops != nullptr && left-- <= 0) cuda_on_host_stopped = true;
     return !cuda_on_host_stopped;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    e->captured = s->is_captured ? s : nullptr;
+    e->asked = s->asked;
     e->recorded = cuda_on_host_goes_on() ? 1 : 2;
     e->time = std::chrono::steady_clock::now();
     return cudaSuccess;
 }
 // A wait on an event that nobody recorded is a fault of the schedule: on a device it would not wait at all.
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned) {
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     if (e->recorded == 0) std::abort();
+    if ((e->captured != nullptr) != (cuda_on_host_graph != nullptr)) return cudaErrorStreamCaptureIsolation;
+    if (cuda_on_host_graph == nullptr) return cudaSuccess;
+    if (!s->is_captured) cuda_on_host_graph->streams.push_back(s);
+    s->is_captured = true;
+    if (s == cuda_on_host_graph->streams.front()) e->captured->joined = e->asked + 1;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+    cuda_on_host_graph = new CUgraph_st{{}, {s}};
+    s->is_captured = true;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
+    *graph = cuda_on_host_graph;
+    cuda_on_host_graph = nullptr;
+    cudaError_t error = cudaSuccess;
+    for (CUstream_st* stream : (*graph)->streams) {
+        if (stream != s && stream->joined != stream->asked + 1) error = cudaErrorStreamCaptureUnjoined;
+        stream->is_captured = false;
+        stream->asked = stream->joined = 0;
+    }
+    return error;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* launched, cudaGraph_t graph, unsigned long long) {
+    *launched = new CUgraph_st(*graph);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+    for (const auto& call : graph->calls) (*call)();
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     if (e->recorded == 0) std::abort();
+    if (e->captured != nullptr) return cudaErrorCapturedEvent;
     return e->recorded == 1 ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -162,15 +248,13 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
     const size_t bytes = config->dynamicSmemBytes;
-    if (bytes == 0) {
-        kernel(static_cast<Parameters>(arguments)...);
-        return cudaSuccess;
-    }
+    const auto run = [=] { kernel(static_cast<Parameters>(arguments)...); };
+    if (bytes == 0) return cuda_on_host_ask(config->stream, run);
     const auto& known = most_shared_bytes();
     const auto most = known.find(reinterpret_cast<const void*>(kernel));
     if (bytes > (most == known.end() ? 48 * 1024 : most->second)) return cudaErrorInvalidValue;
-    on_host::launch(config->gridDim.x, config->blockDim.x, bytes, [&] { kernel(static_cast<Parameters>(arguments)...); });
-    return cudaSuccess;
+    const unsigned blocks = config->gridDim.x, threads = config->blockDim.x;
+    return cuda_on_host_ask(config->stream, [=] { on_host::launch(blocks, threads, bytes, run); });
 }
 
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };

@@ -288,31 +288,59 @@ inline ncclResult_t meet(ncclComm_t comm) {
 
 }  // namespace nccl_on_host
 
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* state);
+
+namespace nccl_on_host {
+
+// Whether a call is left to the launches of a graph, which is being recorded; of a stream that the graph has.
+template <typename Call>
+bool is_recorded(cudaStream_t s, Call call) {
+    if (cuda_on_host_graph == nullptr) return false;
+    const auto checked = [call] { if (const ncclResult_t r = call(); r != ncclSuccess && r != ncclInProgress) std::abort(); };
+    if (cuda_on_host_ask(s, checked) != cudaSuccess) std::abort();
+    return true;
+}
+
+}  // namespace nccl_on_host
+
 inline ncclResult_t ncclGroupStart() {
+    if (nccl_on_host::is_recorded(cuda_on_host_graph ? cuda_on_host_graph->streams.front() : nullptr, ncclGroupStart)) return ncclSuccess;
     ++nccl_on_host::group().depth;
     return ncclSuccess;
 }
 inline ncclResult_t ncclGroupEnd() {
+    // The streams of a graph are synchronous too.
+    const auto until_done = [] {
+        const std::vector<ncclComm_t> comms = nccl_on_host::group().comms;
+        ncclResult_t state = ncclGroupEnd();
+        for (ncclComm_t c : comms)
+            for (state = ncclInProgress; state == ncclInProgress;) ncclCommGetAsyncError(c, &state);
+        return state;
+    };
+    if (nccl_on_host::is_recorded(cuda_on_host_graph ? cuda_on_host_graph->streams.front() : nullptr, until_done)) return ncclSuccess;
     nccl_on_host::Group& g = nccl_on_host::group();
     if (g.depth == 0) return ncclInvalidUsage;
     --g.depth;
     return g.comms.empty() ? ncclSuccess : nccl_on_host::done();
 }
 
-inline ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
+inline ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclSend(data, n, t, peer, c, s); })) return ncclSuccess;
     if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
     if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::enqueue(nccl_on_host::group().sends, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
     return nccl_on_host::done();
 }
-inline ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
+inline ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclRecv(data, n, t, peer, c, s); })) return ncclSuccess;
     if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
     if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::enqueue(nccl_on_host::group().recvs, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
     return nccl_on_host::done();
 }
 
-inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t) {
+inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclAllGather(from, to, n, t, c, s); })) return ncclSuccess;
     using namespace nccl_on_host;
     if (!ask(c)) return ncclInvalidUsage;
     const size_t bytes = n * width(t);
@@ -328,16 +356,18 @@ inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclData
     return done();
 }
 
-inline ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, int root,
-                               ncclComm_t c, cudaStream_t) {
+inline ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, int root,
+                               ncclComm_t c, cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclReduce(from, to, n, t, op, root, c, s); })) return ncclSuccess;
     if (root < 0 || root >= static_cast<int>(c->peers.size())) return ncclInvalidArgument;
     if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::reduce_to(c, root, static_cast<const char*>(from), static_cast<char*>(to), n, t);
     return nccl_on_host::done();
 }
 
-inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t,
-                                      ncclComm_t c, cudaStream_t) {
+inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op,
+                                      ncclComm_t c, cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclReduceScatter(from, to, n, t, op, c, s); })) return ncclSuccess;
     using namespace nccl_on_host;
     if (!ask(c)) return ncclInvalidUsage;
     for (size_t root = 0; root < c->peers.size(); ++root)
@@ -346,8 +376,9 @@ inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, nccl
     return done();
 }
 
-inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c,
-                                  cudaStream_t) {
+inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                                  cudaStream_t s) {
+    if (nccl_on_host::is_recorded(s, [=] { return ncclAllReduce(from, to, n, t, op, c, s); })) return ncclSuccess;
     using namespace nccl_on_host;
     if (!ask(c)) return ncclInvalidUsage;
     // Every member sums for itself, in the same order, so all have the same bits.

@@ -272,6 +272,7 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
         let ([weights, prompts], output) = (files(i), out.path().join(format!("out_{i}.safetensors")));
         let files = [("--weights", &weights), ("--inputs", &prompts), ("--output", &output)];
         let mut arguments = ["--steps", "23", "--self-check", "--timeout", "30"].map(OsStr::new).to_vec();
+        arguments.extend((i % 2 == 0).then_some(OsStr::new("--graph")));
         arguments.extend(files.iter().flat_map(|(option, file)| [OsStr::new(option), file.as_os_str()]));
         let (status, said) = run(i, &arguments);
         assert!(status == Some(0) && said.contains("self-check step_logits"), "{name}: {said}");

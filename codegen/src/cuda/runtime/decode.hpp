@@ -17,6 +17,7 @@ inline constexpr const char* kDecodeHelp =
     "  --self-check         let one GPU continue the same tokens and compare the logits of every step; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
     "  --steps N            decode N tokens after the one that follows the prompt, and print the time of each; default 1\n"
+    "  --graph              launch steps of a kind from the second on as a CUDA graph, except one that is measured\n"
     "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
     "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
     "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
@@ -247,7 +248,7 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
         Decoder decoder(programs, self.rank, communicators, tensors, request.seconds);
         if (self.rank == 0) print_memory(programs.token, decoder.bytes());
         decoder.generate(prompts, request.steps, has_logits, nullptr, [&](Device& device, const char* kind, int64_t number) {
-            run_step(device, kind, number, &device == &decoder.token() && request.measures(number));
+            request.run(device, kind, number, &device == &decoder.token() && request.measures(number));
         });
         request.report(decoder.token());
         generated = decoder.generated;

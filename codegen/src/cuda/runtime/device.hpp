@@ -189,6 +189,7 @@ class Device : NotCopied {
         ITHACA_CUDA(cudaDeviceSynchronize());
     }
     ~Device() {
+        if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
         for (cudaEvent_t event : events) cudaEventDestroy(event);
         for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
         cudaFree(memory_.at);
@@ -222,8 +223,11 @@ class Device : NotCopied {
     }
 
     void synchronize() { watch.wait(streams); }
-    void run() {
-        program.run(*this, arena_);
+    // Runs a step; by a graph, which is recorded once. A first step without one has allocated all that products need.
+    void run(bool by_graph = false) {
+        if (by_graph && graph_ == nullptr) record();
+        if (by_graph) ITHACA_CUDA(cudaGraphLaunch(graph_, streams[kCompute]));
+        else program.run(*this, arena_);
         synchronize();
         check_bounds();
     }
@@ -237,6 +241,25 @@ class Device : NotCopied {
     Watch watch;
 
   private:
+    // All streams start from the compute stream, and end in it.
+    void record() {
+        const cudaStream_t origin = streams[kCompute];
+        const cudaEvent_t* const meetings = &events[program.n_events];
+        watch.records = true;
+        ITHACA_CUDA(cudaStreamBeginCapture(origin, cudaStreamCaptureModeThreadLocal));
+        ITHACA_CUDA(cudaEventRecord(meetings[kCompute], origin));
+        for (int queue = kComm; queue < kQueues; ++queue) ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], meetings[kCompute], 0));
+        program.run(*this, arena_);
+        for (int queue = kComm; queue < kQueues; ++queue) {
+            ITHACA_CUDA(cudaEventRecord(meetings[queue], streams[queue]));
+            ITHACA_CUDA(cudaStreamWaitEvent(origin, meetings[queue], 0));
+        }
+        cudaGraph_t graph = nullptr;
+        ITHACA_CUDA(cudaStreamEndCapture(origin, &graph));
+        ITHACA_CUDA(cudaGraphInstantiate(&graph_, graph, 0));
+        ITHACA_CUDA(cudaGraphDestroy(graph));
+        watch.records = false;
+    }
     bool has_bounds() const { return program.bound.slots > 0 || program.capacity > 0; }
     void check_bounds() const {
         if (!has_bounds()) return;
@@ -332,6 +355,7 @@ class Device : NotCopied {
     }
 
     Address memory_, host_memory_, arena_;
+    cudaGraphExec_t graph_ = nullptr;
     int64_t bytes_ = 0, overflow_ = 0, counts_ = 0, workspace_ = 0;
     std::vector<std::map<int64_t, Address>> sources_;  // by layer
     std::vector<int64_t> tables_;

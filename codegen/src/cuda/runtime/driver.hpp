@@ -14,6 +14,7 @@ inline constexpr const char* kHelp =
     "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
     "  --steps N            run N times, each with the tensors that the run before updated, and print the time of each\n"
+    "  --graph              launch steps from the second on as a CUDA graph, except one that is measured\n"
     "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
     "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
     "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
@@ -24,7 +25,7 @@ class Options {
     Options(int argc, char** argv) {
         // Those that take a value come first.
         static const std::vector<std::string> known = {"--weights", "--inputs", "--random-weights", "--output", "--tolerance", "--steps",
-                                                       "--trace", "--timeout", "--self-check", "--profile", "--help", "-h"};
+                                                       "--trace", "--timeout", "--self-check", "--graph", "--profile", "--help", "-h"};
         for (int i = 1; i < argc; ++i) {
             const std::string option = argv[i];
             const auto found = std::find(known.begin(), known.end(), option);
@@ -68,10 +69,20 @@ class Options {
 struct Request {
     Request(const Options& options, int64_t least_steps)
         : seconds(static_cast<double>(options.integer("--timeout", 600, 1))), steps(options.integer("--steps", 1, least_steps)),
-          tolerance(options.number("--tolerance", -1)), checks(options.has("--self-check")), prints(options.has("--profile")),
+          tolerance(options.number("--tolerance", -1)), checks(options.has("--self-check")), graph(options.has("--graph")), prints(options.has("--profile")),
           trace(options.text("--trace")), output(options.text("--output")) {}
 
     bool measures(int64_t step) const { return step + 1 == steps && (prints || !trace.empty()); }
+    // Runs a step, and prints how long it took.
+    void run(Device& device, const char* name, int64_t number, bool is_measured) const {
+        if (graph && device.program.counts > 0)
+            throw Error("--graph: the host reads how many rows of experts are filled, which no graph has");
+        if (is_measured) device.watch.measure(device.streams[kCompute]);
+        const auto start = std::chrono::steady_clock::now();
+        device.run(graph && number > 0 && !is_measured);
+        const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+        if (device.rank == 0) std::printf("%s %lld: %.3f ms\n", name, static_cast<long long>(number), time.count());
+    }
     void report(Device& device) const {
         if (device.rank == 0 && prints) print_profile(device.watch.measured());
         if (!trace.empty()) write_trace(device.watch.measured(), trace + "." + std::to_string(device.rank) + ".json", device.rank);
@@ -80,7 +91,7 @@ struct Request {
     double seconds;
     int64_t steps;
     double tolerance;  // negative: by element type
-    bool checks, prints;
+    bool checks, graph, prints;
     std::string trace, output;
 };
 
@@ -112,15 +123,6 @@ inline void print_memory(const Program& program, int64_t bytes) {
     std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(program.mesh.ranks()), static_cast<double>(bytes) / (1 << 20));
 }
 
-// Runs a step, and prints how long it took.
-inline void run_step(Device& device, const char* name, int64_t number, bool is_measured) {
-    if (is_measured) device.watch.measure(device.streams[kCompute]);
-    const auto start = std::chrono::steady_clock::now();
-    device.run();
-    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-    if (device.rank == 0) std::printf("%s %lld: %.3f ms\n", name, static_cast<long long>(number), time.count());
-}
-
 inline int run(const Options& options, const Program& program, const Program* reference) {
     const Request request(options, 1);
     Tensors tensors;
@@ -132,7 +134,7 @@ inline int run(const Options& options, const Program& program, const Program* re
         Device device(program, self.rank, communicators, tensors, request.seconds);
         device.read_inputs(tensors);
         if (self.rank == 0) print_memory(program, device.bytes());
-        for (int64_t step = 0; step < request.steps; ++step) run_step(device, "step", step, request.measures(step));
+        for (int64_t step = 0; step < request.steps; ++step) request.run(device, "step", step, request.measures(step));
         request.report(device);
         if (request.checks || !request.output.empty()) outputs = gather(device, tensors);
     }

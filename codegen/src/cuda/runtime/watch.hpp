@@ -24,6 +24,7 @@ class Watch : NotCopied {
   public:
     // Tasks in flight per stream. The driver would block in a full queue, where nothing is polled.
     static constexpr size_t kAhead = 128;
+    bool records = false;  // tasks are recorded, and do not run
     Watch(double seconds, const Communicators& communicators) : seconds_(seconds) {
         current.communicators.clear();
         for (const Communicator& c : communicators.all) current.communicators.push_back(c.comm);
@@ -40,7 +41,7 @@ class Watch : NotCopied {
     void begin(const Task& task, cudaStream_t stream) {
         current.task = task;
         here_ = {task, ++n_issued_};
-        if (origin_ != nullptr) here_.begin = event(stream);
+        if (origin_ != nullptr && !records) here_.begin = event(stream);
     }
     // It sends so many bytes to other ranks.
     void sends(int64_t bytes) {
@@ -49,6 +50,7 @@ class Watch : NotCopied {
     }
     // It has been issued.
     void issued(Queue queue, cudaStream_t stream) {
+        if (records) return;
         here_.done = event(stream);
         runs_[queue].push_back(here_);
         if (runs_[queue].size() >= kAhead) wait([&] { return runs_[queue].size() < kAhead; });
