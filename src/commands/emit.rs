@@ -7,16 +7,18 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
+use ithaca_kernels::tensor::index;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{ADAMW, Training};
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::lower::lower;
-use ithaca_passes::plan::Plan;
+use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::shard::Zero;
 use ithaca_passes::simulate;
 
 use super::generate;
 use super::session::{Done, Session};
+use super::shift;
 use crate::cli::{EmitArgs, Target};
 use crate::error::{Failure, Result};
 use crate::job::Large;
@@ -85,6 +87,9 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         let message = "`--chunk` goes with `--target cuda` or `torch` and a plan of decoding";
         return Err(Failure::usage(message));
     }
+    if args.prompts.is_some() && !(is_program && plan.workload.mode == Mode::Decode) {
+        return Err(Failure::usage("`--prompts` goes with `--target cuda` and a plan of decoding"));
+    }
     if args.autograd {
         return autograd(plan, args, session).map(Emitted::Text);
     }
@@ -104,6 +109,9 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
             let workload = plan.workload.to_import()?;
             let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
             let prompts = match workload.mode {
+                Mode::Decode if args.prompts.is_some() => {
+                    return Err(Failure::usage("`--prompts` goes with `--target cuda`"));
+                }
                 Mode::Decode => Some(prompts(plan, &workload, args.chunk, session)?),
                 Mode::Prefill | Mode::Train => None,
             };
@@ -121,18 +129,27 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
             let program = import::program(&plan.model.config, &plan.model.name, &workload)?;
             // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
-            let prompts = match workload.mode {
-                Mode::Decode => {
-                    let (ranks, whole) = prompts(plan, &workload, args.chunk, session)?;
-                    Some([ranks.schedule, lower(verify(&whole)?)?])
+            let mut prompt_ranks = None;
+            let prompts = match (workload.mode, &args.prompts) {
+                (Mode::Decode, None) => Some(prompts(plan, &workload, args.chunk, session)?),
+                (Mode::Decode, Some(path)) => {
+                    let other = subject::plan(session.registry, path)?;
+                    let (ranks, whole) = prompts_of(plan, &other, session)?;
+                    prompt_ranks = Some(same_caches(&ranks.schedule, &compiled.schedule)?);
+                    Some((ranks, whole))
                 }
-                Mode::Prefill | Mode::Train => None,
+                (Mode::Prefill | Mode::Train, _) => None,
             };
-            let steps = |step, i: usize| -> Result<cuda::Steps<'_>> {
-                let prompts = prompts.as_ref().map(|of| schedule::verify(&of[i])).transpose()?;
-                Ok(cuda::Steps { step: schedule::verify(step)?, prompts })
+            let whole = prompts.as_ref().map(|(_, whole)| Ok::<_, Failure>(lower(verify(whole)?)?));
+            let whole = whole.transpose()?;
+            let prompts = prompts.as_ref().map(|(ranks, _)| &ranks.schedule).zip(whole.as_ref());
+            let steps = |step, prompts: Option<_>, prompt_ranks| -> Result<cuda::Steps<'_>> {
+                let prompts = prompts.map(schedule::verify).transpose()?;
+                Ok(cuda::Steps { step: schedule::verify(step)?, prompts, prompt_ranks })
             };
-            let emitted = cuda::emit(steps(&compiled.schedule, 0)?, Some(steps(&reference, 1)?))?;
+            let (of_ranks, of_whole) = prompts.unzip();
+            let ranks = steps(&compiled.schedule, of_ranks, prompt_ranks.as_deref())?;
+            let emitted = cuda::emit(ranks, Some(steps(&reference, of_whole, None)?))?;
             let list = emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes()));
             return Ok(Emitted::Files(list.collect()));
         }
@@ -166,6 +183,60 @@ fn autograd(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -> Result<S
     let compiled = compile_with(session.registry, &whole, &options, &plan.cluster)?;
     let optimizer = torch::Optimizer { adamw: optimizer.unwrap_or(ADAMW), clip };
     Ok(torch::emit_autograd(&compiled.per_rank, &whole, &optimizer)?)
+}
+
+/// A step of prompts that a plan of its own describes, as [`prompts`].
+///
+/// # Errors
+/// `C04` where it has other sequences or caches than the steps of tokens.
+fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compiled, Module)> {
+    let [of_token, workload] = [&token.workload, &plan.workload].map(plan::Workload::to_import);
+    let (of_token, workload) = (of_token?, workload?);
+    let of = |plan: &Plan, workload: &Workload| {
+        let ranks = plan.shard_options().map(|options| options.mesh.ranks());
+        Ok::<_, Failure>([
+            ("ranks", ranks?.to_string()),
+            ("sequences", workload.batch.to_string()),
+            ("tokens of a cache", format!("{:?}", workload.cache)),
+            ("pages", format!("{:?}", workload.pages)),
+            ("type of activations", plan.workload.dtype.clone()),
+            ("type of caches", format!("{:?}", workload.cache_type)),
+        ])
+    };
+    let differ = |(a, b): &(_, _)| a != b;
+    let differing = of(token, &of_token)?.into_iter().zip(of(plan, &workload)?).find(differ);
+    let refused = |message: String| {
+        Err(Diagnostic::new("C04", message)
+            .help("plan both of one model, with the same `--batch`, `--context` and pages: prompts without `--mode decode`")
+            .into())
+    };
+    if workload.mode != Mode::Prefill || token.model.config != plan.model.config {
+        return refused("`--prompts` is no plan of prompts of the same model".to_owned());
+    }
+    if let Some(((what, tokens), (_, prompts))) = differing {
+        return refused(format!("{what}: {tokens} in the plan of tokens, {prompts} in that of prompts"));
+    }
+    let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
+    Ok((plan.compile(session.registry)?, whole))
+}
+
+/// For each rank of tokens the rank of prompts that has the same caches.
+///
+/// # Errors
+/// `S40` where ranks have other parts of them.
+fn same_caches(prompts: &Schedule, token: &Schedule) -> Result<Vec<u64>> {
+    let refused = |message: &str| {
+        let help = "`ithaca run` with `--prompt-strategy` and `--prompt-mesh` moves caches";
+        Failure::from(Diagnostic::new("S40", message.to_owned()).help(help))
+    };
+    let other_parts = "ranks have other parts of the caches in a step of prompts than in one of a token";
+    let places = shift::places(prompts, token)?.ok_or_else(|| refused(other_parts))?;
+    let mut ranks = vec![0; places.len()];
+    places.iter().zip(0..).for_each(|(&place, rank)| ranks[index(place)] = rank);
+    if ranks.first() != Some(&0) {
+        return Err(refused("rank 0, which writes outputs, has another number in a step of prompts"));
+    }
+    Ok(ranks)
 }
 
 /// A step of prompts, under the layout of a plan and as the whole program.

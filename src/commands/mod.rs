@@ -30,6 +30,7 @@ mod schedule_text;
 mod serve;
 mod session;
 mod shard_weights;
+mod shift;
 mod verdict;
 pub(crate) mod verify;
 

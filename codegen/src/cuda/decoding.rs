@@ -22,9 +22,12 @@ pub(super) fn prompts_of(namespace: &str) -> String {
 }
 
 /// The call that runs the program.
-pub(super) fn drive(has_reference: bool) -> String {
-    let pair = |name: &str| format!("{{{}::program(), {name}::program()}}", prompts_of(name));
-    let [ranks, whole] = ["ranks", "whole"].map(pair);
+pub(super) fn drive(prompt_ranks: Option<&[u64]>, has_reference: bool) -> String {
+    let pair =
+        |name: &str, more: String| format!("{{{}::program(), {name}::program(){more}}}", prompts_of(name));
+    let list = |ranks: &[u64]| ranks.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let own = prompt_ranks.map_or_else(String::new, |ranks| format!(", {{{}}}", list(ranks)));
+    let (ranks, whole) = (pair("ranks", own), pair("whole", String::new()));
     match has_reference {
         true => format!("decode(argc, argv, {ranks}, ithaca::Continuing{whole})"),
         false => format!("decode(argc, argv, {ranks}, std::nullopt)"),

@@ -48,11 +48,13 @@ pub struct Steps<'a> {
     pub step: Verified<'a>,
     /// The step of prompts, where steps continue sequences: the program decodes.
     pub prompts: Option<Verified<'a>>,
+    /// For each rank of tokens the rank of prompts that has the same states, where the two are laid out otherwise; 0 for 0.
+    pub prompt_ranks: Option<&'a [u64]>,
 }
 
 impl<'a> From<Verified<'a>> for Steps<'a> {
     fn from(step: Verified<'a>) -> Self {
-        Self { step, prompts: None }
+        Self { step, prompts: None, prompt_ranks: None }
     }
 }
 
@@ -66,15 +68,19 @@ impl<'a> From<Verified<'a>> for Steps<'a> {
 pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Result<Vec<File>, Diagnostics> {
     let (ranks, mut namespaces, mut kernels) = (ranks.into(), String::new(), BTreeSet::new());
     for (name, steps) in [("ranks", Some(ranks)), ("whole", reference)] {
-        let Some(Steps { step, prompts }) = steps else { continue };
+        let Some(Steps { step, prompts, prompt_ranks }) = steps else { continue };
         let mut programs = Vec::new();
-        // Steps that run in turns share communicators.
+        // Steps that run in turns share communicators if ranks are the same.
         let of_step = |step: Verified<'a>| Communicator::of_other_streams(step.schedule());
-        let communicators: BTreeSet<Communicator> =
-            std::iter::once(step).chain(prompts).flat_map(of_step).collect();
-        let communicators: Vec<Communicator> = communicators.into_iter().collect();
+        let shared: BTreeSet<Communicator> = std::iter::once(step).chain(prompts).flat_map(of_step).collect();
         for (name, step) in [(name.to_owned(), Some(step)), (decoding::prompts_of(name), prompts)] {
-            let Some(schedule) = step.map(Verified::schedule) else { continue };
+            let Some(step) = step else { continue };
+            let schedule = step.schedule();
+            let communicators = match prompt_ranks {
+                None => shared.clone(),
+                Some(_) => of_step(step).into_iter().collect(),
+            };
+            let communicators: Vec<Communicator> = communicators.into_iter().collect();
             check_dropout(schedule).map_err(|d| vec![d])?;
             let program = lower(schedule).map_err(|d| vec![d])?;
             namespaces
@@ -83,13 +89,13 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
             kernels.extend(program.kernels());
             programs.push(program);
         }
-        if let [step, prompts] = programs.as_slice() {
+        if let ([step, prompts], None) = (programs.as_slice(), prompt_ranks) {
             decoding::check_states(step, prompts).map_err(|d| vec![d])?;
         }
     }
     let schedule = ranks.step.schedule();
     let drive = match ranks.prompts {
-        Some(_) => decoding::drive(reference.is_some()),
+        Some(_) => decoding::drive(ranks.prompt_ranks, reference.is_some()),
         None => {
             let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
             format!("drive(argc, argv, ranks::program(), {whole})")

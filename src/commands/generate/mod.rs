@@ -4,7 +4,6 @@ mod pages;
 mod prompts;
 mod results;
 mod saved;
-mod shift;
 mod stops;
 
 use std::time::Duration;
@@ -28,6 +27,7 @@ use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
 use super::session::{Done, Session};
+use super::shift;
 use super::verdict::{AgainstWhole, Judgement, against, tolerance};
 use crate::cli::{Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};

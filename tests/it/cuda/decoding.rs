@@ -23,7 +23,11 @@ use ithaca_passes::shard::ShardOptions;
 
 use super::distributed::{module, noise};
 use super::together::{self, Program, WHICH};
-use super::{Steps, can_run, compare, device, emitted_steps, homes, make_without_warnings, options, root};
+use super::{
+    Steps, can_run, can_run_in_full, compare, device, emitted_steps, homes, make_without_warnings, options,
+    root,
+};
+use crate::cli::{refused, said};
 use crate::tier;
 
 /// An attention over a cache.
@@ -300,6 +304,52 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
     }
     let (status, said) = run(0, &["--random-weights", "1", "--steps", "2"].map(OsStr::new));
     assert!(status == Some(0) && said.contains("token 1: ") && said.contains("sequence 1: "), "{said}");
+}
+
+/// Ranks of prompts have the caches of ranks of tokens that are numbered otherwise: nothing moves between the two.
+#[test]
+fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
+    let root = root();
+    let out = tempfile::tempdir().unwrap();
+    let file = |name: &str| out.path().join(name).display().to_string();
+    let [token, prompts, program] = ["token.json", "prompts.json", "program"].map(file);
+    let plan =
+        |args: &str, to: &str| said(root, &format!("plan tests/goldens/llama-gqa --batch 2 {args} -o {to}"));
+    plan("--mode decode --context 64 --strategy megatron-tp --mesh tp=4", &token);
+    let emit = format!("emit {token} --target cuda --prompts {prompts} -o {program}");
+    for (args, says) in [
+        (
+            "--seq 16 --context 64 --strategy ring --mesh ring=4",
+            "error[S40]: ranks have other parts of the caches",
+        ),
+        ("--seq 16 --context 96 --strategy megatron-tp --mesh tp=4", "error[C04]: tokens of a cache"),
+        ("--seq 16 --strategy megatron-tp --mesh tp=4", "error[C04]: tokens of a cache"),
+    ] {
+        plan(args, &prompts);
+        let refusal = refused(root, &emit);
+        assert!(refusal.contains(says), "{args}: {refusal}");
+    }
+    plan("--seq 16 --context 64 --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2", &prompts);
+    said(root, &emit);
+    let main = std::fs::read_to_string(out.path().join("program/main.cu")).unwrap();
+    assert!(main.contains("{0, 2, 1, 3}"), "{}", main.lines().last().unwrap());
+    if !can_run_in_full() {
+        return;
+    }
+    let [weights, io] = ["model", "decode"].map(|name| format!("tests/goldens/llama-gqa/{name}.safetensors"));
+    let output = file("output.safetensors");
+    let run = Command::new("bash")
+        .current_dir(root)
+        .args(["tests/cuda/host/run.sh", &program, "4", "--weights", &weights, "--inputs", &io])
+        .args(["--steps", "23", "--self-check", "--graph", "--output", &output])
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let [found, expected] =
+        [output, root.join(io).display().to_string()].map(|file| SafeTensorsFile::open(file).unwrap());
+    assert_eq!(found.read("tokens").unwrap(), expected.read("tokens").unwrap());
+    let error = compare(&found.read("step_logits").unwrap(), &expected.read("step_logits").unwrap());
+    assert!(error < 1e-5, "error {error:.3e}");
 }
 
 /// For one architecture: another test compiles for all of them.

@@ -27,9 +27,10 @@ inline constexpr const char* kDecodeHelp =
 // last tokens.
 inline constexpr const char *kNewTokens = "new_tokens", *kIds = "input_ids", *kPages = "pages", *kLastToken = "cache.token";
 
-// The programs of a step of prompts and of a step of a token.
+// The programs of a step of prompts and of a step of a token; which rank of prompts each rank of tokens is, if it is another.
 struct Continuing {
     const Program &prompts, &token;
+    std::vector<int64_t> prompt_ranks = {};
 };
 
 inline const Source& source_named(const Program& program, const std::string& name) {
@@ -139,8 +140,11 @@ struct Generated {
 // One GPU's run of both programs.
 class Decoder : NotCopied {
   public:
-    Decoder(const Continuing& programs, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
-        : prompts_(programs.prompts, rank, communicators, tensors, seconds),
+    // Communicators of the program of prompts are those of the other where ranks are the same.
+    Decoder(const Continuing& programs, int64_t rank, const Communicators& communicators, const Communicators& of_prompts,
+            const Tensors& tensors, double seconds)
+        : prompts_(programs.prompts, programs.prompt_ranks.empty() ? rank : programs.prompt_ranks[rank],
+                   of_prompts.all.empty() ? communicators : of_prompts, tensors, seconds),
           token_(programs.token, rank, communicators, tensors, seconds, &prompts_) {}
 
     int64_t bytes() const { return prompts_.bytes() + token_.bytes(); }
@@ -239,13 +243,18 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
     if (prompts.longest() + request.steps > capacity)
         throw Error("a prompt of " + std::to_string(prompts.longest()) + " tokens and " + std::to_string(request.steps) +
                     " steps do not fit a cache of " + std::to_string(capacity));
-    Communicators communicators;
+    Communicators communicators, of_prompts;
     communicators.open(programs.token.mesh, self, request.seconds);
+    if (!programs.prompt_ranks.empty()) {
+        World other = self;
+        other.rank = programs.prompt_ranks[self.rank];
+        of_prompts.open(programs.prompts.mesh, other, request.seconds, &communicators);
+    }
     const bool has_logits = request.checks || !request.output.empty();
     std::vector<HostTensor> outputs;
     Generated generated;
     {
-        Decoder decoder(programs, self.rank, communicators, tensors, request.seconds);
+        Decoder decoder(programs, self.rank, communicators, of_prompts, tensors, request.seconds);
         if (self.rank == 0) print_memory(programs.token, decoder.bytes());
         decoder.generate(prompts, request.steps, has_logits, nullptr, [&](Device& device, const char* kind, int64_t number) {
             request.run(device, kind, number, &device == &decoder.token() && request.measures(number));
@@ -265,13 +274,14 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
     if (self.rank == 0 && !request.output.empty()) write_tensors(request.output, outputs);
     if (self.rank == 0 && request.checks) {
         const Communicators none;
-        Decoder decoder(*reference, 0, none, tensors, request.seconds);
+        Decoder decoder(*reference, 0, none, none, tensors, request.seconds);
         decoder.generate(prompts, request.steps, true, &generated, [](Device& device, const char*, int64_t) { device.run(); });
         // Equal logits may round apart, so each token is compared with the logits that it was chosen from.
         Judge judge;
         judge.expect({largest_of_rows(outputs[0], outputs[1]), decoder.outputs()[1]}, 0);
         good = judge.agrees(outputs, request.tolerance, programs.token.tolerances);
     }
+    of_prompts.close();
     communicators.close();
     return good ? 0 : 1;
 }

@@ -288,10 +288,10 @@ class Device : NotCopied {
         fail(__FILE__, __LINE__, "dealing slots of experts", text);
     }
     // Where the other device has the same part of a source; null where it has none.
-    static Address shared(const Device* other, const Source& source, int64_t layer) {
+    Address shared(const Device* other, const Source& source, int64_t layer) const {
         if (other == nullptr || source.file == File::Inputs) return {};
         for (size_t i = 0; i < other->sources_.size(); ++i)
-            if (is_same(other->program.sources[i], source, other->rank)) return other->source(i, layer);
+            if (is_same(other->program.sources[i], other->rank, source, rank)) return other->source(i, layer);
         return {};
     }
     void read(size_t i, const Tensors& tensors) {

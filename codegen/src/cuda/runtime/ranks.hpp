@@ -141,16 +141,21 @@ struct Communicator {
 
 struct Communicators {
     std::vector<Communicator> all;
-    // All ranks must call it.
-    void open(const Mesh& mesh, const World& self, double seconds) {
+    // All ranks must call it; those of a further program number the same processes otherwise.
+    void open(const Mesh& mesh, const World& self, double seconds, const Communicators* others = nullptr) {
         seconds_ = seconds;
         // NCCL writes the handle of a split until the world is ready again, so the vector must not grow.
         all.assign(1 + mesh.axes.size() + mesh.more.size(), {nullptr, self.size, self.rank});
         ncclComm_t& world = all[kWorld].comm;
-        const ncclUniqueId id = rendezvous(self);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
+        if (others != nullptr) {
+            ITHACA_NCCL(ncclCommSplit(others->all[kWorld].comm, 0, static_cast<int>(self.rank), &world, &config));
+            wait_for(others->all[kWorld].comm, "the communicator of all ranks");
+        } else {
+            const ncclUniqueId id = rendezvous(self);
+            ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
+        }
         wait_for(world, "the communicator of all ranks");
         for (size_t a = 0; 1 + a < all.size(); ++a) {
             const int axis = a < mesh.axes.size() ? static_cast<int>(a) : mesh.more[a - mesh.axes.size()];

@@ -81,10 +81,10 @@ struct Source {
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };
 
-// Whether two sources, of different programs, give a rank the same numbers.
-inline bool is_same(const Source& a, const Source& b, int64_t rank) {
+// Whether two sources, of different programs, give these ranks the same numbers.
+inline bool is_same(const Source& a, int64_t rank_of_a, const Source& b, int64_t rank_of_b) {
     return std::strcmp(a.name, b.name) == 0 && a.file == b.file && a.tensor.dtype == b.tensor.dtype &&
-           a.tensor.part(rank) == b.tensor.part(rank) && a.tensor.shape == b.tensor.shape && a.stored == b.stored &&
+           a.tensor.part(rank_of_a) == b.tensor.part(rank_of_b) && a.tensor.shape == b.tensor.shape && a.stored == b.stored &&
            a.view == b.view && a.window == b.window && a.ahead == b.ahead && a.fill == b.fill;
 }
 

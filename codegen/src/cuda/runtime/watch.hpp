@@ -26,8 +26,10 @@ class Watch : NotCopied {
     static constexpr size_t kAhead = 128;
     bool records = false;  // tasks are recorded, and do not run
     Watch(double seconds, const Communicators& communicators) : seconds_(seconds) {
-        current.communicators.clear();
-        for (const Communicator& c : communicators.all) current.communicators.push_back(c.comm);
+        // Programs that run in turns share communicators, or have some of their own.
+        auto& all = current.communicators;
+        for (const Communicator& c : communicators.all)
+            if (std::find(all.begin(), all.end(), c.comm) == all.end()) all.push_back(c.comm);
     }
     ~Watch() {
         for (cudaEvent_t event : events_) cudaEventDestroy(event);

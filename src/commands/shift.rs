@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::ops::Target;
-use ithaca_ir::ops::cache::{CACHE, LENGTHS, TOKEN};
+use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::order::Run;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{Rank, Space};
@@ -32,10 +32,7 @@ pub(super) fn places(prompts: &Schedule, token: &Schedule) -> Result<Option<Vec<
 fn held(schedule: &Schedule) -> Result<Vec<Held>> {
     let tensors = persistent::tensors(schedule)?;
     let is_cache = |tensor: &&PersistentTensor<'_>| {
-        let name = tensor.stored_name();
-        tensor.target == Target::State
-            && name.starts_with(CACHE)
-            && ![LENGTHS, TOKEN].contains(&name.as_str())
+        tensor.target == Target::State && tensor.stored_name().starts_with(CACHE)
     };
     let caches: Vec<_> = tensors.iter().filter(is_cache).collect();
     let space = &schedule.space;
