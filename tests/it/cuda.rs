@@ -184,7 +184,7 @@ fn goldens() -> Vec<Expected> {
         let case = case(&directory, &module, &options(strategy, axes));
         Expected { case, logits: io.read("logits").unwrap() }
     };
-    tier::one_in(5, goldens).into_iter().map(expected).collect()
+    tier::one_in(8, goldens).into_iter().map(expected).collect()
 }
 
 /// A golden with other masks.

@@ -179,7 +179,7 @@ fn calls_that_are_given_nothing_are_named_with_whom_they_run_before() {
         let tasks = &case.schedule.frames[main].tasks;
         let alone = |i: &usize| tasks[*i].reads.is_empty() && tasks[*i].writes.is_empty();
         for i in (0..tasks.len()).filter(alone) {
-            for j in i + 1..tasks.len().min(i + 1 + tier::count(5, 15) as usize) {
+            for j in i + 1..tasks.len().min(i + 1 + tier::count(3, 15) as usize) {
                 let mutant = swap(&case.schedule, main, i, j).unwrap();
                 if let Some(Diagnostic { code: "S18", message, .. }) = judge(&mutant.schedule, case) {
                     assert!(tasks_named(&message) >= 2, "{}: {message}", case.title);

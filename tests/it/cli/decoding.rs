@@ -47,7 +47,7 @@ fn goldens_are_continued_as_the_library_continues_them() {
     // The latent model has four heads, and a head is never split. An encoder reads prompts whole.
     let cases = cases.filter(|case| *case != ("deepseek-v3", "--mesh tp=8"));
     let cases = cases.filter(|(model, layout)| *model != "t5" || !layout.contains("--chunk"));
-    for (model, layout) in tier::one_in(17, cases) {
+    for (model, layout) in tier::one_in(23, cases) {
         // The learned positions of this model end at 256.
         let layout =
             layout.replace("--context 300", if model == "gpt2" { "--context 256" } else { "--context 300" });
@@ -244,7 +244,7 @@ fn caches_have_types_of_their_own() {
         let expected = first_logits(&dir, "");
         let scale = expected.iter().fold(0f64, |most, x| most.max(x.abs()));
         let cases = layouts.into_iter().filter(|layout| (model, *layout) != ("deepseek-v3", "--mesh tp=8"));
-        for layout in tier::one_in(4, cases) {
+        for layout in tier::one_in(8, cases) {
             let error = |dtype: &str| {
                 let found = first_logits(&dir, &format!("--cache-type {dtype} {layout}"));
                 found.iter().zip(&expected).fold(0f64, |most, (a, b)| most.max((a - b).abs())) / scale

@@ -236,7 +236,7 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
     });
     let of_encoder = of_encoder.map(|((strategy, axes, _), pages)| ("t5", ((strategy, axes, 40), pages)));
     let cases = cases.chain(of_encoder);
-    let cases: Vec<_> = tier::one_in(6, cases)
+    let cases: Vec<_> = tier::one_in(13, cases)
         .into_iter()
         .map(|(model, ((strategy, axes, chunk), pages))| {
             let folder = format!("tests/goldens/{model}");

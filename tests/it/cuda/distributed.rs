@@ -204,7 +204,7 @@ fn rings_and_gathers_of_every_order() {
         ("loongtrain", &[("outer", "2"), ("ring", "2"), ("ulysses", "2")]),
     ];
     // One ring and one gather by default, and a fetch beside them.
-    let mut layouts = tier::one_in(3, layouts);
+    let mut layouts = tier::one_in(6, layouts);
     layouts.push(("sparse-fetch", &[("ring", "4"), ("order", "zigzag")]));
     let layouts = layouts.into_iter().map(|(strategy, axes)| (&whole, &tensors, options(strategy, axes)));
     check(&layouts.collect::<Vec<_>>());

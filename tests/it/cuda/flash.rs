@@ -124,7 +124,7 @@ fn tensor_cores_agree_with_the_oracle() {
         return;
     }
     let mut programs = Vec::new();
-    for case in tier::one_in(6, cases()) {
+    for case in tier::one_in(12, cases()) {
         let (whole, tensors) = program(DType::BF16, &case);
         programs.push((case, lower(verify(&whole).unwrap()).unwrap(), whole, tensors));
     }

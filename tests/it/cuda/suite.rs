@@ -90,7 +90,7 @@ fn the_gpu_suite_has_every_strategy() {
 fn pass(mode: &str) {
     let lines: Vec<_> = lines().into_iter().filter(|(modes, ..)| modes.iter().any(|m| m == mode)).collect();
     assert!(lines.len() > 5, "only {} lines for {mode}", lines.len());
-    for (_, subject, options) in tier::one_in(3, lines.into_iter().step_by(3)) {
+    for (_, subject, options) in tier::one_in(6, lines.into_iter().step_by(3)) {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ithaca"));
         run.arg("run").arg(root().join("tests").join(&subject)).args(&options);
         if mode != "program" {
