@@ -300,8 +300,8 @@ pub struct EmitArgs {
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
-    /// Of a program that decodes, for `cuda`: a plan of its steps of prompts, of the same ranks, made with `--context`, such as
-    /// `plan --mode serve` names. Each rank has the same caches in both, under any number.
+    /// Of a program that decodes, for `cuda`: a plan of its steps of prompts, made with the same `--batch` and `--context`. Each
+    /// rank has the same caches in both, under any number.
     #[arg(long, value_name = "PLAN", conflicts_with = "chunk")]
     pub prompts: Option<PathBuf>,
 }
