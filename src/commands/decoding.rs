@@ -9,7 +9,7 @@ use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
 
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::job::{self, Large};
 use crate::request::PlanRequest;
 use crate::subject;
@@ -65,7 +65,8 @@ fn encoder_bytes(request: &PlanRequest) -> Result<u64> {
     let of = |workload: &Workload| -> Result<(u64, u64)> {
         let module = import::program(&model.config, &model.name, workload)?;
         let dtype = plan::Workload::of(workload, &module).dtype;
-        let bytes = DType::parse(&dtype).map_or(1, DType::bytes);
+        let bytes = DType::parse(&dtype).map(DType::bytes);
+        let bytes = bytes.ok_or_else(|| Failure::usage(format!("`{dtype}` is no element type")))?;
         Ok((import::parameters(&module), bytes))
     };
     let [(all, bytes), (some, _)] = [of(&prompts)?, of(tokens)?];

@@ -216,6 +216,16 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     if let Some(((what, tokens), (_, prompts))) = differing {
         return refused(format!("{what}: {tokens} in the plan of tokens, {prompts} in that of prompts"));
     }
+    let longest = workload.cache.unwrap_or(workload.sequence);
+    if workload.sequence < longest && import::encodes_prompts(&plan.model.config, &workload.ignore)? {
+        let message = format!(
+            "steps of prompts of {} in caches of {longest}: the encoder of the model reads a prompt at once",
+            counted(workload.sequence, "token")
+        );
+        return Err(Diagnostic::new("C04", message)
+            .help(format!("plan the steps of prompts with `--seq {longest}`"))
+            .into());
+    }
     let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
     Ok((plan.compile(session.registry)?, whole))
 }

@@ -63,6 +63,7 @@ fn repairs_that_would_be_refused_are_not_offered() {
         ("verify tests/goldens/bert --mesh tp=2 --batch 1 --seq 64", "M08", 1),
         ("run tests/goldens/bert-masked-lm --mode decode --prompt 1,5,7", "M09", 0),
         ("run tests/goldens/t5 --mode decode --prompt 1,2,3,4,5 --page 4 --offload cache=1", "M09", 0),
+        ("run tests/goldens/t5 --mode decode --prompt 1,2,3 --target-seq 5", "M09", 0),
         ("run tests/goldens/llama-gqa --mode decode --prompt 1,5,7 --steps 2 --page 1000", "M09", 1),
         ("run tests/goldens/bert-masked-lm --mode decode --seq 16", "M09", 1),
         (qwen, "P20", 2),

@@ -42,7 +42,7 @@ struct Case {
     /// Elements of a key and of a value.
     widths: [usize; 2],
     mask: &'static str,
-    /// The attribute that says what lengths are.
+    /// The attribute that the lengths belong to: `starts` or `ends`.
     lengths: &'static str,
     /// More attributes.
     extra: &'static str,
@@ -329,6 +329,14 @@ fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
         let refusal = refused(root, &emit);
         assert!(refusal.contains(says), "{args}: {refusal}");
     }
+    // An encoder would read a part of a prompt for the whole.
+    let [t5_token, t5_prompts] = ["t5.json", "t5-prompts.json"].map(file);
+    let of_t5 = "plan tests/goldens/t5 --batch 2 --context 64 --strategy megatron-tp --mesh tp=2";
+    said(root, &format!("{of_t5} --mode decode -o {t5_token}"));
+    said(root, &format!("{of_t5} --seq 16 -o {t5_prompts}"));
+    let refusal =
+        refused(root, &format!("emit {t5_token} --target cuda --prompts {t5_prompts} -o {program}"));
+    assert!(refusal.contains("error[C04]: steps of prompts of 16 tokens in caches of 64"), "{refusal}");
     plan("--seq 16 --context 64 --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2", &prompts);
     said(root, &emit);
     let main = std::fs::read_to_string(out.path().join("program/main.cu")).unwrap();

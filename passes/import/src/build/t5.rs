@@ -253,7 +253,7 @@ impl Stack<'_> {
     }
 
     /// The same where sequences are continued: keys and values of the encoder's output are cached in the step that has it. A query
-    /// stands at the last token of its source, so a causal mask shows it all of them.
+    /// stands at the last token of its source, so a causal mask shows it the whole source.
     fn attend_source(
         &self,
         f: &mut Body<'_>,

@@ -52,7 +52,8 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
     let padding = padding_row(fields, Some(0), vocab)?;
     let first = match fields.raw("decoder_start_token_id") {
         None | Some(Value::Null) => padding.unwrap_or(0),
-        Some(value) => match value.as_u64().filter(|&token| token < vocab) {
+        // A program makes it from a number in f32, which has no greater ones exactly.
+        Some(value) => match value.as_u64().filter(|&token| token < vocab.min(1 << 24)) {
             Some(token) => token,
             None => return Err(fields.wrong("decoder_start_token_id", value, "a token of the vocabulary")),
         },

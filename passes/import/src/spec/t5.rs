@@ -1,6 +1,7 @@
 //! The structure of a T5: an encoder, and a decoder that attends to it.
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 
 use super::limits::check_elements;
 use super::sizes::Sizes;
@@ -27,13 +28,19 @@ pub(crate) struct T5 {
 }
 
 impl T5 {
-    /// Tokens of the decoder: by default as many as the encoder's, one where sequences are continued.
+    /// Tokens of the decoder: by default as many as the encoder's; one where sequences are continued.
     pub(crate) fn target(workload: &Workload) -> u64 {
-        let usual = if workload.cache.is_some() { 1 } else { workload.sequence };
-        workload.target_sequence.unwrap_or(usual)
+        if workload.cache.is_some() { 1 } else { workload.target_sequence.unwrap_or(workload.sequence) }
     }
 
     pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        if let (Some(_), Some(target)) = (workload.cache, workload.target_sequence) {
+            let message = format!(
+                "a target sequence of {}, and each step continues sequences by one",
+                counted(target, "token")
+            );
+            return Err(Diagnostic::new("M09", message).help("leave `--target-seq` out"));
+        }
         self.sizes.check(None, workload)?;
         let target = Workload { sequence: Self::target(workload), ..workload.clone() };
         self.sizes.check(None, &target)?;
