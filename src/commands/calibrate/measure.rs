@@ -12,7 +12,7 @@ use ithaca_passes::calibrate::{self, Cores, Group, Point, Work};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::import::Mode;
 
-use super::probes::{self, CHAINS, Family, Probe, SIZES};
+use super::probes::{self, CHAINS, CPU_SIZES, CUDA_SIZES, Family, Probe};
 use crate::cli::DeviceArg;
 use crate::error::{Result, unavailable};
 
@@ -64,9 +64,8 @@ pub(super) fn measure(
             if !missing.is_empty() {
                 return Err(unavailable(&missing).into());
             }
-            let mut points = steps(Device::Cuda, (1, DType::BF16), base, progress)?;
-            points.extend(steps(Device::Cuda, (1, DType::F32), base, progress)?);
-            Ok(points)
+            // The types that models are run in on GPUs have one rate each of products; that of f32 is of other kernels.
+            steps(Device::Cuda, (1, DType::BF16), base, progress)
         }
     }
 }
@@ -79,7 +78,11 @@ fn steps(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Point>> {
     let mut points = Vec::new();
-    for sizes in SIZES {
+    let sizes = match device {
+        Device::Cpu => CPU_SIZES,
+        Device::Cuda => CUDA_SIZES,
+    };
+    for sizes in sizes {
         for (family, mode) in [
             (Family::Llama, Mode::Prefill),
             (Family::Llama, Mode::Train),

@@ -33,11 +33,18 @@ pub(super) struct Sizes {
     tokens: u64,
 }
 
-/// Narrow and wide heads, few and many tokens; products from the size of a cache to that of a step.
-pub(super) const SIZES: [Sizes; 3] = [
+/// Of a processor: narrow and wide heads, few and many tokens; products from the size of a cache to that of a step.
+pub(super) const CPU_SIZES: [Sizes; 3] = [
     Sizes { hidden: 192, heads: 6, kv_heads: 2, feed_forward: 512, vocabulary: 500, tokens: 96 },
     Sizes { hidden: 320, heads: 5, kv_heads: 5, feed_forward: 1280, vocabulary: 1000, tokens: 384 },
     Sizes { hidden: 512, heads: 4, kv_heads: 2, feed_forward: 1536, vocabulary: 2000, tokens: 1280 },
+];
+
+/// The same of a GPU, with rows as wide as those of models: smaller ones have kernels that are shorter than their launch.
+pub(super) const CUDA_SIZES: [Sizes; 3] = [
+    Sizes { hidden: 1024, heads: 16, kv_heads: 4, feed_forward: 2816, vocabulary: 4096, tokens: 1024 },
+    Sizes { hidden: 2048, heads: 16, kv_heads: 8, feed_forward: 5632, vocabulary: 8192, tokens: 4096 },
+    Sizes { hidden: 4096, heads: 32, kv_heads: 8, feed_forward: 14336, vocabulary: 4096, tokens: 8192 },
 ];
 
 /// The kinds of transformer: with RMS norm, rotary positions and a gate, and with layer norm, learned positions and biases.
@@ -181,7 +188,7 @@ mod tests {
         }
         for (family, mode) in [(Family::Llama, Mode::Prefill), (Family::Gpt2, Mode::Train)] {
             for ranks in [1, 2] {
-                step((family, SIZES[0]), mode, (ranks, DType::F32), &cluster).unwrap();
+                step((family, CPU_SIZES[0]), mode, (ranks, DType::F32), &cluster).unwrap();
             }
         }
     }

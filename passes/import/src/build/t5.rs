@@ -48,8 +48,10 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, dro
     let mut space = Space::default();
     let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
     let has_encoder = workload.mode != Mode::Decode;
-    let (b, t) = (dim("b", workload.batch), dim("t", T5::target(workload)));
-    let s = if has_encoder { dim("s", workload.sequence) } else { t };
+    let b = dim("b", workload.batch);
+    let of_encoder = has_encoder.then(|| dim("s", workload.sequence));
+    let t = dim("t", T5::target(workload));
+    let s = of_encoder.unwrap_or(t);
     let (m, h, d) = (dim("m", t5.sizes.hidden), dim("h", t5.sizes.heads), dim("d", t5.sizes.head_dim));
     let (f, v, r) = (dim("f", t5.sizes.ffn), dim("v", t5.sizes.vocab), dim("r", t5.buckets));
     let (c, pages) = cache_dims(&mut space, workload);
