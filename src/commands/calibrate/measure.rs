@@ -12,7 +12,7 @@ use ithaca_passes::calibrate::{self, Cores, Group, Point, Work};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::import::Mode;
 
-use super::probes::{self, CHAINS, CPU_SIZES, CUDA_SIZES, Family, Probe};
+use super::probes::{self, CHAINS, CPU_SIZES, CUDA_SIZES, CUDA_WIDE, Family, Probe, Sizes};
 use crate::cli::DeviceArg;
 use crate::error::{Result, unavailable};
 
@@ -47,7 +47,7 @@ pub(super) fn measure(
         DeviceArg::Cpu => {
             let cores = cores().cores;
             // As many ranks as cores, so that each has one.
-            let mut points = steps(Device::Cpu, (cores, DType::F32), base, progress)?;
+            let mut points = steps(Device::Cpu, &CPU_SIZES, (cores, DType::F32), base, progress)?;
             let ranks = (1..).map(|i| 1u64 << i).take_while(|&ranks| ranks <= cores.max(8));
             for ranks in ranks {
                 for chain in CHAINS {
@@ -64,36 +64,48 @@ pub(super) fn measure(
             if !missing.is_empty() {
                 return Err(unavailable(&missing).into());
             }
-            // The types that models are run in on GPUs have one rate each of products; that of f32 is of other kernels.
-            steps(Device::Cuda, (1, DType::BF16), base, progress)
+            // Models are run in bf16 on GPUs; products in f32 are other kernels, which would share one efficiency with these.
+            let on = (1, DType::BF16);
+            let mut points = steps(Device::Cuda, &CUDA_SIZES, on, base, progress)?;
+            points.extend(step(Device::Cuda, (Family::Llama, CUDA_WIDE), Mode::Prefill, on, base, progress)?);
+            Ok(points)
         }
     }
 }
 
-/// The kernels of steps of transformers.
+/// The kernels of steps of transformers of these sizes.
 fn steps(
     device: Device,
+    sizes: &[Sizes],
     (ranks, dtype): (u64, DType),
     base: &Cluster,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Point>> {
     let mut points = Vec::new();
-    let sizes = match device {
-        Device::Cpu => CPU_SIZES,
-        Device::Cuda => CUDA_SIZES,
-    };
-    for sizes in sizes {
+    for &sizes in sizes {
         for (family, mode) in [
             (Family::Llama, Mode::Prefill),
             (Family::Llama, Mode::Train),
             (Family::Gpt2, Mode::Prefill),
             (Family::Gpt2, Mode::Train),
         ] {
-            progress(&format!("measuring kernels of {family:?}, {}, {sizes:?}", mode.name()));
-            points.extend(kernels(device, &probes::step((family, sizes), mode, (ranks, dtype), base)?)?);
+            points.extend(step(device, (family, sizes), mode, (ranks, dtype), base, progress)?);
         }
     }
     Ok(points)
+}
+
+/// The kernels of a step of a transformer.
+fn step(
+    device: Device,
+    of: (Family, Sizes),
+    mode: Mode,
+    on: (u64, DType),
+    base: &Cluster,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Point>> {
+    progress(&format!("measuring kernels of {:?}, {}, {:?}", of.0, mode.name(), of.1));
+    kernels(device, &probes::step(of, mode, on, base)?)
 }
 
 /// Each kernel and copy of a schedule with the lower quartile of its processor times on all ranks, in all layers and runs.

@@ -14,6 +14,9 @@ use crate::error::{Failure, Result};
 use crate::files::{self, TextFile};
 use crate::subject;
 
+/// The attention kernel that profiles list of the runtime on GPUs and of emitted programs.
+const OUR_ATTENTION: &str = "ithaca";
+
 /// The file of points: each point with the number of its file.
 #[derive(Default)]
 struct Measurements {
@@ -45,6 +48,9 @@ pub(super) fn calibrate(args: &CalibrateArgs, session: &mut Session<'_>) -> Resu
     let name = args.output.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
     let default = if args.device == Some(DeviceArg::Cpu) { "cpu" } else { DEFAULT_CLUSTER };
     let mut base = subject::cluster(args.base.as_deref().unwrap_or(default))?;
+    if args.device == Some(DeviceArg::Cuda) && base.accelerator.attention_called(OUR_ATTENTION).is_some() {
+        base = base.with_attention_kernel(OUR_ATTENTION)?;
+    }
     let mut measured = Measurements::default();
     for log in &args.nccl_tests {
         // A path with `=` in its name is one that exists.

@@ -40,12 +40,16 @@ pub(super) const CPU_SIZES: [Sizes; 3] = [
     Sizes { hidden: 512, heads: 4, kv_heads: 2, feed_forward: 1536, vocabulary: 2000, tokens: 1280 },
 ];
 
-/// The same of a GPU, with rows as wide as those of models: smaller ones have kernels that are shorter than their launch.
-pub(super) const CUDA_SIZES: [Sizes; 3] = [
+/// The same of a GPU: long sequences, since shorter kernels end before the next is launched, and few weights, since all of them are
+/// read back from the device.
+pub(super) const CUDA_SIZES: [Sizes; 2] = [
     Sizes { hidden: 1024, heads: 16, kv_heads: 4, feed_forward: 2816, vocabulary: 4096, tokens: 1024 },
-    Sizes { hidden: 2048, heads: 16, kv_heads: 8, feed_forward: 5632, vocabulary: 8192, tokens: 4096 },
-    Sizes { hidden: 4096, heads: 32, kv_heads: 8, feed_forward: 14336, vocabulary: 4096, tokens: 8192 },
+    Sizes { hidden: 1024, heads: 8, kv_heads: 8, feed_forward: 4096, vocabulary: 4096, tokens: 8192 },
 ];
+
+/// The widest of a GPU, without training.
+pub(super) const CUDA_WIDE: Sizes =
+    Sizes { hidden: 4096, heads: 32, kv_heads: 8, feed_forward: 8192, vocabulary: 2048, tokens: 4096 };
 
 /// The kinds of transformer: with RMS norm, rotary positions and a gate, and with layer norm, learned positions and biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
