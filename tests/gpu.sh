@@ -123,7 +123,7 @@ of_widths() {
 part_kernels() {
     echo
     echo "== kernels against the oracle"
-    for program in training rows attention attention_wide; do
+    for program in training rows attention attention_wide cached; do
         later "$program in f32" "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         for dtype in bf16 f16; do
             later "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed"
@@ -226,7 +226,7 @@ part_sanitizer() {
     fi
     echo "== compute-sanitizer"
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in training rows attention tensor_cores; do
+        for program in training rows attention tensor_cores cached; do
             later "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         done

@@ -1,6 +1,6 @@
 """Times of a step of a token in PyTorch on the GPU, beside `--steps` of an emitted program: decode.py CONFIG BATCH CONTEXT
 
-A transformers model of random weights in bf16 over a static cache whose tokens are all there but one, launched kernel by kernel and
+A transformers model of random weights in bf16 over a static cache of which the last tokens are free, launched kernel by kernel and
 as a CUDA graph.
 """
 
@@ -17,15 +17,14 @@ def main():
     with torch.device("cuda"), torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
         cache = StaticCache(config=config, max_cache_len=context)
-        for at in range(0, context - 1, 512):
-            tokens = min(512, context - 1 - at)
-            ids = torch.randint(0, config.vocab_size, (batch, tokens))
-            model(ids, past_key_values=cache, cache_position=torch.arange(at, at + tokens), logits_to_keep=1)
+        # Tokens of the times below.
+        last = context - 64
+        for at in range(0, last, 512):
+            model(torch.randint(0, config.vocab_size, (batch, min(512, last - at))), past_key_values=cache, logits_to_keep=1)
         ids = torch.randint(0, config.vocab_size, (batch, 1))
-        position = torch.tensor([context - 1])
 
         def step():
-            return model(ids, past_key_values=cache, position_ids=position[None], cache_position=position).logits.argmax(-1)
+            return model(ids, past_key_values=cache).logits.argmax(-1)
 
         print(f"PyTorch {torch.__version__}, {batch} sequences of {context} tokens")
         print(f"a token {time(step):.3f} ms")

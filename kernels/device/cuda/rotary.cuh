@@ -5,11 +5,22 @@
 
 namespace ithaca::kernel {
 
+// The cosine and the sine of an angle. A position of 10^5 times a frequency leaves an f32 too few digits, so the angle is taken in
+// f64; within an eighth of a turn of an axis single precision is enough.
+__device__ inline void turn(double angle, double& cosine, double& sine) { cosine = cos(angle), sine = sin(angle); }
+__device__ inline void turn(double angle, float& cosine, float& sine) {
+    constexpr double kQuarter = 1.5707963267948966;
+    const double quarters = rint(angle * (1 / kQuarter));
+    const float rest = static_cast<float>(angle - quarters * kQuarter), c = cosf(rest), s = sinf(rest);
+    const int quadrant = static_cast<int>(static_cast<int64_t>(quarters) & 3);
+    cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
+    sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
+}
+
 // Rows are all dimensions of x but the rotated one. `turned` goes over those dimensions that have positions, `alike` over the
 // others, whose rows turn alike: tensor 0 is x, tensor 1 the positions, tensor 2 the result, which may have its rows
 // elsewhere. A thread takes some pairs, or as many elements behind `width`, which pass through, of `each` rows that turn
-// alike. The elements of pair i are i and `apart` further, or 2 i and the next where they are 1 apart. Angles are taken in
-// f64, as a position of 10^5 times a frequency leaves an f32 too few digits.
+// alike. The elements of pair i are i and `apart` further, or 2 i and the next where they are 1 apart.
 template <typename T>
 __global__ void rotary(const T* __restrict__ x, const int32_t* __restrict__ positions, const double* __restrict__ frequencies,
                        T* __restrict__ z, Walk<3> turned, Walk<3> alike, int64_t n_turned, int64_t n_alike, int64_t each,
@@ -32,7 +43,8 @@ __global__ void rotary(const T* __restrict__ x, const int32_t* __restrict__ posi
             ITHACA_UNROLL
             for (int k = 0; k < kN && slot < half; ++k) {
                 const double angle = positions[at[1]] * frequencies[slot + k];
-                c[k] = static_cast<A>(cos(angle) * amplitude), s[k] = static_cast<A>(sin(angle) * amplitude);
+                turn(angle, c[k], s[k]);
+                c[k] *= static_cast<A>(amplitude), s[k] *= static_cast<A>(amplitude);
             }
             const int64_t first = apart == 1 ? 2 * slot : slot, second = apart == 1 ? first + kN : first + apart;
             for (int64_t j = start; j < start + each && j < n_alike; ++j) {
@@ -44,17 +56,17 @@ __global__ void rotary(const T* __restrict__ x, const int32_t* __restrict__ posi
                     continue;
                 }
                 Pack<A, kN> of[2] = {load<kN>(from, first, stride), load<kN>(from, second, stride)};
-                const auto turn = [&](A& a, A& b, int k) {
+                const auto rotate = [&](A& a, A& b, int k) {
                     const A before = a;
                     a = before * c[k] - b * s[k];
                     b = b * c[k] + before * s[k];
                 };
                 if (apart == 1) {
                     ITHACA_UNROLL
-                    for (int k = 0; k < kN; ++k) turn(of[2 * k / kN].at[2 * k % kN], of[(2 * k + 1) / kN].at[(2 * k + 1) % kN], k);
+                    for (int k = 0; k < kN; ++k) rotate(of[2 * k / kN].at[2 * k % kN], of[(2 * k + 1) / kN].at[(2 * k + 1) % kN], k);
                 } else {
                     ITHACA_UNROLL
-                    for (int k = 0; k < kN; ++k) turn(of[0].at[k], of[1].at[k], k);
+                    for (int k = 0; k < kN; ++k) rotate(of[0].at[k], of[1].at[k], k);
                 }
                 store(to, first, stride, of[0]);
                 store(to, second, stride, of[1]);

@@ -31,13 +31,120 @@ struct SplitRow {
     int64_t position, first, last, head, row;
 };
 
-// Shared memory, behind the numbers by which teams sum: the block's rows; sums of one of them, their largest exponent and their
-// weight, of each warp.
+// What the warps of a block found of a row: the largest exponent and the sum of weights relative to it.
+template <typename A>
+struct OfWarps {
+    A highest[kSplitWarps], weights[kSplitWarps];
+
+    __device__ A most() const {
+        A all = nothing<A>();
+        for (int w = 0; w < kSplitWarps; ++w) all = highest[w] > all ? highest[w] : all;
+        return all;
+    }
+    __device__ A total(A all) const {
+        A sum = 0;
+        for (int w = 0; w < kSplitWarps; ++w) sum += weights[w] * share(highest[w], all);
+        return sum;
+    }
+};
+
+// Shared memory, behind the numbers by which teams sum: the block's rows; sums of one of them, of each warp.
 template <typename A>
 struct SplitShared {
     double of_teams[kSplitWarps];
     SplitRow rows[kMostRows];
-    A sums[kSplitWarps][kWidest], highest[kSplitWarps], weights[kSplitWarps];
+    A sums[kSplitWarps][kWidest];
+    OfWarps<A> warps;
+};
+
+// What a block has: a part of the keys, by token, of a key/value head.
+struct SplitBlock {
+    int64_t part, front, kv_head, start, end;
+};
+
+// A block's rows, which all threads write, and its keys: an equal part of those that any row sees.
+template <int kRows>
+__device__ inline SplitBlock split_block(const AttentionShape& s, const Splitting& by, int64_t block, SplitRow* rows) {
+    SplitBlock own{block % by.parts, block / by.parts / by.row_blocks / s.kv_heads, block / by.parts / by.row_blocks % s.kv_heads, 0, 0};
+    // The heads that the key/value head serves, of those held.
+    const int64_t served = (s.first_kv_head + own.kv_head) * s.group - s.first_head;
+    const int64_t first_head = served > 0 ? served : 0;
+    const int64_t n_heads = (served + s.group < s.heads ? served + s.group : s.heads) - first_head;
+    if (threadIdx.x < kRows) {
+        const int64_t i = block / by.parts % by.row_blocks * kRows + threadIdx.x;
+        SplitRow row{-1, 0, 0, 0, -1};
+        if (n_heads > 0 && i < s.queries * n_heads) {
+            const Division at = divide(i, n_heads);
+            row = {s.position(own.front, at.quotient), 0, s.valid_keys, first_head + at.remainder, 0};
+            row.row = s.row(own.front, at.quotient, row.head);
+            if (s.mask.strips == nullptr) narrow_to_run(s.mask, 0, row.position, row.first, row.last);
+        }
+        rows[threadIdx.x] = row;
+    }
+    __syncthreads();
+    int64_t low = s.keys, high = 0;  // keys of which any are seen
+    ITHACA_UNROLL_BY(1)
+    for (int r = 0; r < kRows; ++r) {
+        const SplitRow& row = rows[r];
+        if (row.row < 0 || (r > 0 && row.position == rows[r - 1].position)) continue;
+        const Runs runs = runs_of(s.mask, row.position);
+        for (int64_t run = runs.first; run < runs.last; ++run)
+            for (int64_t j = threadIdx.x; j < s.key_positions.n; j += kSplitThreads) {
+                const int64_t* const held = s.key_positions.runs + 3 * j;
+                int64_t first = held[1], last = held[1] + held[2] < s.valid_keys ? held[1] + held[2] : s.valid_keys;
+                narrow_to_run(s.mask, run, row.position, first, last);
+                if (first >= last) continue;
+                const int64_t from = held[0] + (first - held[1]), to = held[0] + (last - held[1]);
+                if (from < low) low = from;
+                if (to > high) high = to;
+            }
+    }
+    if (s.ring > 0) low = 0, high = s.keys;
+    const Team team{kSplitThreads, static_cast<int>(threadIdx.x)};
+    low = team.all(low, [](int64_t a, int64_t b) { return a < b ? a : b; });
+    high = team.most(high);
+    const int64_t each = high > low ? (high - low + by.parts - 1) / by.parts : 0;
+    own.start = low + own.part * each;
+    own.end = own.start + each < high ? own.start + each : high;
+    return own;
+}
+
+// The position of a key of the block; negative where there is none.
+__device__ inline int64_t position_in(const AttentionShape& s, const SplitBlock& own, int64_t key) {
+    if (key >= own.end) return -1;
+    const int64_t position = position_of(s.key_positions, key);
+    return s.ring > 0 ? s.in_ring(own.front, position) : position;
+}
+
+// Where a key and its value are, in elements; false of one without a page, which is zero.
+struct KeyPlace {
+    bool is_there;
+    int64_t k, v;
+};
+__device__ inline KeyPlace place_of(const AttentionShape& s, const Paged& pages, const SplitBlock& own, int64_t key, int64_t position) {
+    if (pages.table == nullptr) return {true, s.k.at(own.front, key, own.kv_head), s.v.at(own.front, key, own.kv_head)};
+    const int64_t row = pages.row_of(own.front, position);
+    if (row < 0) return {false, 0, 0};
+    return {true, row * s.k.token + own.kv_head * s.k.head, row * s.v.token + own.kv_head * s.v.head};
+}
+
+// Where results of a block go: to the output, or, of one of several parts, where `merge_splits` reads them.
+template <typename O, typename A>
+struct SplitResults {
+    O* o;
+    float* lse;
+    A* parts;
+    int64_t n_parts, n_rows;
+
+    __device__ void put(const AttentionShape& s, const SplitBlock& own, const SplitRow& row, int64_t column, A x) const {
+        if (n_parts == 1) o[s.o.at(own.front, row.row / s.heads % s.queries, row.head) + column] = narrow<O>(x);
+        else parts[(own.part * n_rows + row.row) * s.value_width + column] = x;
+    }
+    __device__ void put_log(const AttentionShape& s, const SplitBlock& own, const SplitRow& row, A most, A total) const {
+        const A log = total > 0 ? most + logarithm(total) : nothing<A>();
+        if (n_parts > 1) parts[n_parts * n_rows * s.value_width + own.part * n_rows + row.row] = log;
+        else if (lse != nullptr) lse[row.row] = static_cast<float>(log);
+    }
 };
 
 // Columns of a row from `from` on; those behind its end are zero.
@@ -60,41 +167,21 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
     constexpr int kAhead = kRows > 4 ? 2 : 4;  // keys of a team that are on their way together
     ITHACA_SHARED(memory);
     auto& shared = *reinterpret_cast<SplitShared<A>*>(memory);
-    const Team block_team{kSplitThreads, static_cast<int>(threadIdx.x)};
     const int lane = static_cast<int>(threadIdx.x) % by.lanes, team = static_cast<int>(threadIdx.x) / by.lanes;
     const int teams = kSplitThreads / by.lanes, warp = static_cast<int>(threadIdx.x) / 32;
-    const int64_t column = static_cast<int64_t>(lane) * kColumns, n_rows = s.front * s.queries * s.heads;
+    const int64_t column = static_cast<int64_t>(lane) * kColumns;
+    const SplitResults<O, A> results{o, lse, parts, by.parts, s.front * s.queries * s.heads};
     const bool is_band = s.mask.strips == nullptr;
 
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {
-        const int64_t part = block % by.parts, row_block = block / by.parts % by.row_blocks;
-        const int64_t kv_head = block / by.parts / by.row_blocks % s.kv_heads;
-        const int64_t front = block / by.parts / by.row_blocks / s.kv_heads;
-        // The heads that the key/value head serves, of those held.
-        const int64_t served = (s.first_kv_head + kv_head) * s.group - s.first_head;
-        const int64_t first_head = served > 0 ? served : 0;
-        const int64_t n_heads = (served + s.group < s.heads ? served + s.group : s.heads) - first_head;
-
         __syncthreads();  // the block before has been read
-        if (threadIdx.x < kRows) {
-            const int64_t i = row_block * kRows + threadIdx.x;
-            SplitRow own{-1, 0, 0, 0, -1};
-            if (n_heads > 0 && i < s.queries * n_heads) {
-                const Division at = divide(i, n_heads);
-                own = {s.position(front, at.quotient), 0, s.valid_keys, first_head + at.remainder, 0};
-                own.row = s.row(front, at.quotient, own.head);
-                if (is_band) narrow_to_run(s.mask, 0, own.position, own.first, own.last);
-            }
-            shared.rows[threadIdx.x] = own;
-        }
-        __syncthreads();
+        const SplitBlock of_block = split_block<kRows>(s, by, block, shared.rows);
         A query[kRows][kColumns], sum[kRows][kColumns], highest[kRows], weights[kRows];
-        int64_t low = s.keys, high = 0;  // keys of which any are seen
         ITHACA_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const SplitRow own = shared.rows[r];
             const bool is_there = own.row >= 0;
-            const int64_t at_query = is_there ? s.q.at(front, own.row / s.heads % s.queries, own.head) : 0;
+            const int64_t at_query = is_there ? s.q.at(of_block.front, own.row / s.heads % s.queries, own.head) : 0;
             const auto columns = columns_of(q + at_query, column, s.width, is_there, false);
             highest[r] = nothing<A>();
             weights[r] = 0;
@@ -103,26 +190,9 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                 query[r][c] = widen(columns.at[c]);
                 sum[r][c] = 0;
             }
-            if (!is_there || (r > 0 && own.position == shared.rows[r - 1].position)) continue;
-            const Runs runs = runs_of(s.mask, own.position);
-            for (int64_t run = runs.first; run < runs.last; ++run)
-                for (int64_t j = threadIdx.x; j < s.key_positions.n; j += kSplitThreads) {
-                    const int64_t* const held = s.key_positions.runs + 3 * j;
-                    int64_t first = held[1], last = held[1] + held[2] < s.valid_keys ? held[1] + held[2] : s.valid_keys;
-                    narrow_to_run(s.mask, run, own.position, first, last);
-                    if (first >= last) continue;
-                    const int64_t from = held[0] + (first - held[1]), to = held[0] + (last - held[1]);
-                    if (from < low) low = from;
-                    if (to > high) high = to;
-                }
         }
-        if (s.ring > 0) low = 0, high = s.keys;
-        low = block_team.all(low, [](int64_t a, int64_t b) { return a < b ? a : b; });
-        high = block_team.most(high);
-        const int64_t each = high > low ? (high - low + by.parts - 1) / by.parts : 0, start = low + part * each;
-        const int64_t end = start + each < high ? start + each : high;
 
-        for (int64_t base = start; base < end; base += kAhead * teams) {
+        for (int64_t base = of_block.start; base < of_block.end; base += kAhead * teams) {
             Pack<T, kColumns> keys[kAhead], values[kAhead];
             int64_t at_key[kAhead];
             uint32_t seen = 0;  // a bit for each row and key
@@ -130,8 +200,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
             for (int u = 0; u < kAhead; ++u) {
                 const int64_t key = base + u * teams + team;
                 bool any = false;
-                at_key[u] = key < end ? position_of(s.key_positions, key) : -1;
-                if (s.ring > 0 && key < end) at_key[u] = s.in_ring(front, at_key[u]);
+                at_key[u] = position_in(s, of_block, key);
                 ITHACA_UNROLL
                 for (int r = 0; r < kRows; ++r) {
                     const SplitRow& of = shared.rows[r];
@@ -140,19 +209,10 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                     seen |= static_cast<uint32_t>(own) << (u * kRows + r);
                     any = any || own;
                 }
-                // A key that no row sees is not read: its memory may hold NaN. A key without a page is zero.
-                int64_t at_k = 0, at_v = 0;
-                if (any && pages.table != nullptr) {
-                    const int64_t row = pages.row_of(front, at_key[u]);
-                    any = row >= 0;
-                    at_k = any ? row * s.k.token + kv_head * s.k.head : 0;
-                    at_v = any ? row * s.v.token + kv_head * s.v.head : 0;
-                } else if (any) {
-                    at_k = s.k.at(front, key, kv_head);
-                    at_v = s.v.at(front, key, kv_head);
-                }
-                keys[u] = columns_of(k + at_k, column, s.width, any, by.is_wide);
-                values[u] = columns_of(v + at_v, column, s.value_width, any, by.is_wide);
+                // A key that no row sees is not read: its memory may hold NaN.
+                const KeyPlace place = any ? place_of(s, pages, of_block, key, at_key[u]) : KeyPlace{};
+                keys[u] = columns_of(k + place.k, column, s.width, place.is_there, by.is_wide);
+                values[u] = columns_of(v + place.v, column, s.value_width, place.is_there, by.is_wide);
             }
             ITHACA_UNROLL
             for (int r = 0; r < kRows; ++r) {
@@ -203,26 +263,19 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                 if (threadIdx.x % 32 < static_cast<unsigned>(by.lanes)) shared.sums[warp][column + c] = of_team;
             }
             if (threadIdx.x % 32 == 0) {
-                shared.highest[warp] = most;
-                shared.weights[warp] = weight;
+                shared.warps.highest[warp] = most;
+                shared.warps.weights[warp] = weight;
             }
             __syncthreads();
             const SplitRow own = shared.rows[r];
             if (own.row < 0) continue;
-            A all = nothing<A>(), total = 0;
-            for (int w = 0; w < kSplitWarps; ++w) all = shared.highest[w] > all ? shared.highest[w] : all;
-            for (int w = 0; w < kSplitWarps; ++w) total += shared.weights[w] * share(shared.highest[w], all);
-            const A inverse = total > 0 ? A(1) / total : A(0);
+            const A all = shared.warps.most(), total = shared.warps.total(all), inverse = total > 0 ? A(1) / total : A(0);
             for (int64_t c = threadIdx.x; c < s.value_width; c += kSplitThreads) {
                 A x = 0;
-                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][c] * share(shared.highest[w], all);
-                if (by.parts == 1) o[s.o.at(front, own.row / s.heads % s.queries, own.head) + c] = narrow<O>(x * inverse);
-                else parts[(part * n_rows + own.row) * s.value_width + c] = x * inverse;
+                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][c] * share(shared.warps.highest[w], all);
+                results.put(s, of_block, own, c, x * inverse);
             }
-            if (threadIdx.x != 0) continue;
-            const A log = total > 0 ? all + logarithm(total) : nothing<A>();
-            if (by.parts > 1) parts[by.parts * n_rows * s.value_width + part * n_rows + own.row] = log;
-            else if (lse != nullptr) lse[own.row] = static_cast<float>(log);
+            if (threadIdx.x == 0) results.put_log(s, of_block, own, all, total);
         }
     }
 }

@@ -22,6 +22,12 @@ __device__ inline A other_lane(A x, int bits) {
     return __shfl_xor_sync(0xFFFFFFFFu, x, bits);
 }
 
+// The number that a lane gave.
+template <typename A>
+__device__ inline A from_lane(A x, int lane) {
+    return __shfl_sync(0xFFFFFFFFu, x, lane);
+}
+
 // A bit of every lane: whether its own is set.
 __device__ inline uint32_t ballot(bool own) { return __ballot_sync(0xFFFFFFFFu, own); }
 

@@ -143,7 +143,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         }
         for o in [t, "float"] {
             all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
-            all.extend(split::ROWS.map(|rows| format!("split_attention<{t}, {o}, {rows}>")));
+            all.extend(split::kernels(t, o, dtype.bytes() == 2));
             all.insert(format!("merge_splits<{a}, {o}>"));
             all.insert(format!("attention_backward_queries<{t}, {o}, 64>"));
             all.insert(format!("attention_backward_keys<{t}, {o}, 64>"));

@@ -156,6 +156,11 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                 let known = &mut uses[node.operands[0].index()];
                 *known = known.or(found);
             }
+            Op::Attention(a) if a.starts && !a.wraps => {
+                let [keys, new] = [a.keys, a.queries].map(|dim| module.space.dims[dim].valid);
+                let start = node.operands[3 + usize::from(a.bias.is_some())];
+                note(start, Some(Use::Index(keys.saturating_sub(new) + 1)));
+            }
             // A ring has room for any number of tokens.
             Op::Cache(Cache::Append { over, rows, wraps: false }) => {
                 let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);

@@ -357,7 +357,7 @@ struct WidenHalf {
 template <typename A>
 struct Exchange {
     A x, z;
-    int bits;
+    int of;
 };
 struct Vote {
     bool own;
@@ -452,12 +452,16 @@ struct Element<__half> : on_host::OfFourWarps<on_host::WidenHalf> {
 };
 
 template <typename A>
-A other_lane(A x, int bits) {
-    on_host::Exchange<A> mine{x, 0, bits};
+A from_lane(A x, int of) {
+    on_host::Exchange<A> mine{x, 0, of};
     on_host::the_block->meet(sizeof(A) == 4 ? 5 : 6, mine, [](const auto& lane) {
-        for (int l = 0; l < 32; ++l) lane(l).z = lane(l ^ lane(l).bits).x;
+        for (int l = 0; l < 32; ++l) lane(l).z = lane(lane(l).of).x;
     });
     return mine.z;
+}
+template <typename A>
+A other_lane(A x, int bits) {
+    return from_lane(x, static_cast<int>(threadIdx.x % 32) ^ bits);
 }
 
 inline uint32_t ballot(bool own) {

@@ -93,15 +93,22 @@ fn attention_over_caches_agrees_with_the_oracle() {
     }
     let bf16 = Case { dtype: DType::BF16, ..STEP };
     let token = Case { queries: 1, keys: "1024", widths: [64, 64], heads: [8, 2], ..bf16 };
+    let tiles = Case { kernel: "split_products<", ..token };
     let cases = [
         STEP,
         Case { keys: "1024 order striped(16)", mask: "window(left=30, right=0)", ..STEP },
         Case { widths: [6, 5], extra: "softcap=1.5, ", keys: "1000", ..STEP },
         Case { mask: "window(left=40, right=0) | sinks(3)", keys: "1000 order zigzag(4)", ..STEP },
         Case { dtype: DType::F64, queries: 1, widths: [256, 200], heads: [2, 1], ..STEP },
-        token,
-        Case { keys: "1024 order striped(16)", widths: [128, 40], ..token },
-        Case { heads: [12, 1], widths: [256, 24], mask: "window(left=200, right=0)", ..token },
+        tiles,
+        // Elements of 16 bits in packs of eight, under a band, are multiplied by tensor cores.
+        Case { keys: "1024 order striped(16)", widths: [128, 40], ..tiles },
+        Case { heads: [12, 1], widths: [256, 24], mask: "window(left=200, right=0)", ..tiles },
+        Case { queries: 4, heads: [6, 2], extra: "softcap=1.5, ", keys: "200 order zigzag(5)", ..tiles },
+        Case { queries: 2, heads: [8, 1], widths: [80, 128], dtype: DType::F16, ..tiles },
+        Case { queries: 5, heads: [6, 2], widths: [192, 136], keys: "200", ..tiles },
+        Case { widths: [60, 64], ..token },
+        Case { mask: "window(left=40, right=0) | sinks(3)", ..token },
         // More queries than parts of keys are worth.
         Case { queries: 20, kernel: "attention<", ..STEP },
         Case { queries: 20, widths: [64, 64], kernel: "flash<", ..bf16 },

@@ -30,18 +30,21 @@ inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, 
 
 // Fetches each distinct part of a tensor from the first rank that holds it, and calls `put` on rank 0 with the place and the
 // value of each element.
-template <typename Holds, typename PlacesOf, typename Put>
-void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const PlacesOf& places_of, const Put& put) {
+template <typename Holds, typename Held, typename Put>
+void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const Held& held, const Put& put) {
     const Mesh& mesh = device.program.mesh;
     for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
         bool is_first = holds(rank);
         for (int axis : tensor.copies)
             for (int64_t c = mesh.coordinate(rank, axis), before = rank; c-- > 0;) is_first &= !holds(before -= mesh.stride(axis));
-        const std::vector<int64_t> places = is_first ? places_of(rank) : std::vector<int64_t>{};
-        if (places.empty()) continue;
-        const std::vector<char> host = fetch_part(device, rank, mine, places.size() * bytes_of(tensor.dtype));
-        for (size_t i = 0; i < places.size() && device.rank == 0; ++i)
-            if (places[i] >= 0) put(places[i], load_element(tensor.dtype, host.data(), static_cast<int64_t>(i)));
+        const std::vector<PlaceRun> runs = is_first ? held(rank) : std::vector<PlaceRun>{};
+        if (runs.empty()) continue;
+        int64_t n = 0;
+        for (const PlaceRun& run : runs) n += run.n;
+        const std::vector<char> host = fetch_part(device, rank, mine, n * bytes_of(tensor.dtype));
+        int64_t at = 0;
+        for (const PlaceRun& run : runs) for (int64_t i = 0; i < run.n; ++i, ++at)
+                if (run.place >= 0 && device.rank == 0) put(run.place + i, load_element(tensor.dtype, host.data(), at));
     }
 }
 
@@ -62,8 +65,8 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
             const auto initial = initial_elements(source, layer, tensors);
             if (whole.name.empty()) whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
             for (auto i = static_cast<int64_t>(whole.values.size()); device.rank == 0 && i < product_of(whole.shape); ++i)
-                whole.values.push_back(initial(i));
-            gather_parts(device, source.tensor, device.source(s, layer), holds, [&](int64_t rank) { return stored_places(source, rank); },
+                whole.values.push_back(element_at(initial, i));
+            gather_parts(device, source.tensor, device.source(s, layer), holds, [&](int64_t rank) { return stored_runs(source, rank); },
                          [&](size_t place, double value) { whole.values[place] = value; });
         }
     }
@@ -87,7 +90,7 @@ inline HostTensor gather_output(Device& device, const Output& output) {
     gather_parts(
         device, tensor, device.arena() + output.offset(device.rank),
         [&](int64_t rank) { return output.offset(rank) >= 0; },
-        [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); },
+        [&](int64_t rank) { return runs_of(tensor.part(rank), tensor.shape); },
         [&](size_t place, double value) { out.values[place] += value; });
     return out;
 }

@@ -52,7 +52,7 @@ class Prompts {
             for (int64_t row = 0; row < shape[0]; ++row) {
                 ids.emplace_back();
                 for (int64_t i = 0; i < std::min(chunk, std::max<int64_t>(room, 1)); ++i)
-                    ids.back().push_back(static_cast<int32_t>(id(row * chunk + i)));
+                    ids.back().push_back(static_cast<int32_t>(element_at(id, row * chunk + i)));
             }
             return;
         }

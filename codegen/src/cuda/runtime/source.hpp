@@ -3,7 +3,10 @@
 
 #include <cstring>
 
+#include <algorithm>
 #include <functional>
+#include <future>
+#include <thread>
 #include <tuple>
 
 #include "ranks.hpp"
@@ -105,6 +108,9 @@ inline std::vector<std::string> members(const std::string& name, const std::vect
     return names;
 }
 
+// Elements that a thread loads at once.
+inline constexpr int64_t kPiece = int64_t{1} << 20;
+
 // Files, or a seed if it is not negative.
 struct Tensors {
     TensorFiles weights, inputs;
@@ -126,16 +132,31 @@ inline std::string show(const std::vector<int64_t>& shape) {
     return text + "]";
 }
 
+// Writes elements of a stored tensor, so many from one on, as those of a type.
+using Elements = std::function<void(int64_t first, int64_t n, DType dtype, char* out)>;
+inline double element_at(const Elements& elements, int64_t i) {
+    double x = 0;
+    elements(i, 1, DType::F64, reinterpret_cast<char*>(&x));
+    return x;
+}
+template <typename F>
+Elements one_by_one(F element) {
+    return [element](int64_t first, int64_t n, DType dtype, char* out) {
+        const auto [bytes, store] = std::pair(bytes_of(dtype), kTypes[int(dtype)].store);
+        for (int64_t i = 0; i < n; ++i) store(out + i * bytes, element(first + i));
+    };
+}
+
 // The elements of the stored tensor before the program runs, from a file or from the seed. For a state that the file lacks, a
 // master weight begins as the weight, any other state as zeros.
-inline std::function<double(int64_t)> initial_elements(const Source& source, int64_t layer, const Tensors& tensors) {
+inline Elements initial_elements(const Source& source, int64_t layer, const Tensors& tensors) {
     const bool is_input = source.file == File::Inputs, is_integer = source.tensor.dtype == DType::I32;
     const std::vector<int64_t>& shape = source.stored_shape();
     const TensorFiles& files = is_input ? tensors.inputs : tensors.weights;
     std::string name = stored_name(source, layer);
     std::vector<std::string> names = members(name, shape);
     if (source.file == File::States && (names.empty() || files.find(names.front()) == nullptr)) {
-        if (!has_prefix(name, kMaster)) return [](int64_t) { return 0.0; };
+        if (!has_prefix(name, kMaster)) return [](int64_t, int64_t n, DType dtype, char* out) { std::memset(out, 0, n * bytes_of(dtype)); };
         name.erase(0, std::strlen(kMaster));
         names = members(name, shape);
     }
@@ -151,55 +172,85 @@ inline std::function<double(int64_t)> initial_elements(const Source& source, int
                 throw Error("tensor `" + names[m] + "` holds " + (integers ? "integers" : "real numbers") +
                             ", but the model needs the other");
         }
-        return [stored, n = product_of(each)](int64_t i) {
-            const StoredTensor& member = *stored[i / n];
-            return load_element(member.dtype, member.data, i % n);
+        return [stored, each_has = product_of(each)](int64_t first, int64_t n, DType dtype, char* out) {
+            const int64_t bytes = bytes_of(dtype);
+            const auto store = kTypes[int(dtype)].store;
+            for (int64_t done = 0, count; done < n; done += count) {
+                const StoredTensor& member = *stored[(first + done) / each_has];
+                const int64_t from = (first + done) % each_has;
+                count = std::min(n - done, each_has - from);
+                if (member.dtype == dtype) std::memcpy(out + done * bytes, member.data + from * bytes, count * bytes);
+                else for (int64_t i = 0; i < count; ++i) store(out + (done + i) * bytes, load_element(member.dtype, member.data, from + i));
+            }
         };
     }
     if (!files.empty()) throw Error("tensor `" + name + "` is not in the file of " + (is_input ? "inputs" : "weights"));
     if (tensors.seed < 0) throw Error(is_input ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
     uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
     for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
-    return [key, is_integer, is_vector = shape.size() == 1, bound = static_cast<uint64_t>(tensors.id_bound)](int64_t i) {
+    return one_by_one([key, is_integer, is_vector = shape.size() == 1, bound = static_cast<uint64_t>(tensors.id_bound)](int64_t i) {
         const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
         if (is_integer) return static_cast<double>(bits % bound);
         const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
         // Vectors are gains or biases; matrices keep the size of their operand.
         return is_vector ? 1 + 0.1 * uniform : 0.05 * uniform;
-    };
+    });
 }
 
-// For each element of a part, dense and row-major, its index in a row-major tensor of this shape; -1 for padding, and for
-// positions beyond the end after `ahead` is added to those of the last dimension.
-inline std::vector<int64_t> places_of(const Part& part, const std::vector<int64_t>& shape, int64_t ahead = 0) {
-    std::vector<int64_t> places = {0};
-    for (size_t d = 0; d < part.size(); ++d) {
-        const std::vector<int64_t> positions = part[d].positions();
-        std::vector<int64_t> next;
-        for (int64_t before : places) for (int64_t position : positions) {
-                const int64_t at = position + (d + 1 == part.size() ? ahead : 0);
-                next.push_back(before >= 0 && at < shape[d] ? before * shape[d] + at : -1);
-            }
-        places = std::move(next);
-    }
+// Elements of a part, dense and row-major, that are neighbours in a row-major tensor: the index of the first there, and their
+// number. Negative for padding, and for positions beyond the end.
+struct PlaceRun {
+    int64_t place, n;
+};
+inline void append(std::vector<PlaceRun>& runs, PlaceRun run) {
+    if (!runs.empty() && (run.place < 0 ? runs.back().place < 0 : runs.back().place >= 0 && runs.back().place + runs.back().n == run.place))
+        runs.back().n += run.n;
+    else runs.push_back(run);
+}
+inline std::vector<int64_t> places_in(const std::vector<PlaceRun>& runs) {
+    std::vector<int64_t> places;
+    for (const PlaceRun& run : runs) for (int64_t i = 0; i < run.n; ++i) places.push_back(run.place < 0 ? -1 : run.place + i);
     return places;
+}
+
+// The runs of a part in a tensor of this shape, where `ahead` is added to positions of the last dimension.
+inline std::vector<PlaceRun> runs_of(const Part& part, const std::vector<int64_t>& shape, int64_t ahead = 0) {
+    std::vector<PlaceRun> rows = {{0, 1}};
+    for (size_t d = 0; d < part.size(); ++d) {
+        const bool is_last = d + 1 == part.size();
+        std::vector<PlaceRun> row, next;
+        for (int64_t position : part[d].positions()) {
+            const int64_t at = position + (is_last ? ahead : 0);
+            append(row, {at < shape[d] ? at : -1, 1});
+        }
+        for (const PlaceRun& before : rows) for (int64_t i = 0; i < before.n; ++i) for (const PlaceRun& run : row) {
+                    const bool is_there = before.place >= 0 && run.place >= 0;
+                    append(next, {is_there ? (before.place + i) * shape[d] + run.place : -1, run.n});
+                }
+        rows = std::move(next);
+    }
+    return rows;
 }
 
 // The same in the stored tensor of a source.
-inline std::vector<int64_t> stored_places(const Source& source, int64_t rank) {
-    std::vector<int64_t> places = places_of(source.tensor.part(rank), source.tensor.shape, source.ahead);
-    if (source.window.empty()) return places;
-    const std::vector<int64_t> seen = places_of(source.window, source.view);
-    for (int64_t& place : places) if (place >= 0) place = seen[place];
-    return places;
+inline std::vector<PlaceRun> stored_runs(const Source& source, int64_t rank) {
+    const std::vector<PlaceRun> runs = runs_of(source.tensor.part(rank), source.tensor.shape, source.ahead);
+    if (source.window.empty()) return runs;
+    const std::vector<int64_t> seen = places_in(runs_of(source.window, source.view));
+    std::vector<PlaceRun> out;
+    for (const PlaceRun& run : runs) {
+        if (run.place < 0) append(out, run);
+        else for (int64_t i = 0; i < run.n; ++i) append(out, {seen[run.place + i], 1});
+    }
+    return out;
 }
 
 // Refuses integers of inputs that have no meaning: a kernel would treat a row or label that no rank has as another rank's.
-inline void check_integers(const Source& source, int64_t layer, const std::function<double(int64_t)>& element) {
+inline void check_integers(const Source& source, int64_t layer, const Elements& elements) {
     const std::vector<int64_t>& shape = source.stored_shape();
     const std::string ignored = source.ignored == 0 ? "" : ", or " + std::to_string(source.ignored);
     for (int64_t i = 0; i < product_of(shape); ++i) {
-        const auto value = static_cast<int64_t>(element(i));
+        const auto value = static_cast<int64_t>(element_at(elements, i));
         const bool fits = value == static_cast<int32_t>(value);
         const bool is_ignored = source.ignored != 0 && value == source.ignored;
         const bool is_read = source.below >= 0 && (shape.empty() || i % shape.back() >= source.ahead);
@@ -211,17 +262,35 @@ inline void check_integers(const Source& source, int64_t layer, const std::funct
     }
 }
 
-// A rank's part of a source, dense and row-major.
+// A rank's part of a source, dense and row-major; by as many threads as help.
 inline std::vector<char> load_source(const Source& source, int64_t layer, int64_t rank, const Tensors& tensors) {
-    const std::function<double(int64_t)> element = initial_elements(source, layer, tensors);
-    if (source.tensor.dtype == DType::I32 && source.file == File::Inputs) check_integers(source, layer, element);
-    const std::vector<int64_t> places = stored_places(source, rank);
-    const size_t width = bytes_of(source.tensor.dtype);
-    std::vector<char> out(places.size() * width);
-    for (size_t i = 0; i < places.size(); ++i) {
-        const double value = places[i] >= 0 ? element(places[i]) : static_cast<double>(source.fill);
-        kTypes[int(source.tensor.dtype)].store(out.data() + i * width, value);
-    }
+    const Elements elements = initial_elements(source, layer, tensors);
+    const DType dtype = source.tensor.dtype;
+    if (dtype == DType::I32 && source.file == File::Inputs) check_integers(source, layer, elements);
+    const int64_t bytes = bytes_of(dtype);
+    struct Piece {
+        PlaceRun run;
+        int64_t at;
+    };
+    std::vector<Piece> pieces;
+    int64_t n = 0;
+    for (const PlaceRun& run : stored_runs(source, rank))
+        for (int64_t i = 0; i < run.n; i += kPiece, n += pieces.back().run.n)
+            pieces.push_back({{run.place < 0 ? -1 : run.place + i, std::min(kPiece, run.n - i)}, n});
+    std::vector<char> out(n * bytes);
+    const auto load = [&](size_t first, size_t step) {
+        for (size_t p = first; p < pieces.size(); p += step) {
+            const auto& [run, at] = pieces[p];
+            char* const to = out.data() + at * bytes;
+            if (run.place >= 0) elements(run.place, run.n, dtype, to);
+            else one_by_one([&](int64_t) { return static_cast<double>(source.fill); })(0, run.n, dtype, to);
+        }
+    };
+    const size_t helpers = n < kPiece ? 0 : std::min<size_t>(std::thread::hardware_concurrency(), 16) / 2;
+    std::vector<std::future<void>> others;
+    for (size_t i = 0; i < helpers; ++i) others.push_back(std::async(std::launch::async, load, i + 1, helpers + 1));
+    load(0, helpers + 1);
+    for (std::future<void>& other : others) other.get();
     return out;
 }
 
