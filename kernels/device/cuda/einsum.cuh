@@ -3,6 +3,7 @@
 #pragma once
 
 #include "elementwise.cuh"
+#include "rows.cuh"
 
 namespace ithaca::kernel {
 
@@ -31,6 +32,29 @@ __global__ void einsum(const T* x, const T* y, const R* before, const R* bias, i
         if (bias != nullptr) sum += widen(bias[at[3]]);
         z[at[2]] = narrow<R>(f < 0 ? sum : apply(static_cast<Unary>(f), sum));
     }
+}
+
+// Products of rows, each with one of the other tensor, summed by several threads. The walk goes over x, y and z.
+template <typename T, typename R>
+__launch_bounds__(kMostLanes) __global__ void dots(const T* __restrict__ x, const T* __restrict__ y, R* __restrict__ z, Walk<3> rows,
+                                                   int64_t n_rows, int64_t width, int64_t x_stride, int64_t y_stride, int lanes) {
+    const bool is_wide = x_stride == 1 && y_stride == 1 && width % kWide<T> == 0 && are_aligned(x, y) &&
+                         rows.is_multiple(0, kWide<T>) && rows.is_multiple(1, kWide<T>);
+    in_packs<kWide<T>>(is_wide, [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        for_rows(n_rows, lanes, width, [&](const Team& team, int64_t row, int64_t own, bool is_there) {
+            int64_t at[3];
+            rows.at(row, at);
+            Acc<T> sum = 0;
+            for_row<kN>(team, own, [&](int64_t i) {
+                const auto a = load<kN>(x + at[0], i, x_stride), b = load<kN>(y + at[1], i, y_stride);
+                ITHACA_UNROLL
+                for (int k = 0; k < kN; ++k) sum += a.at[k] * b.at[k];
+            });
+            sum = team.sum(sum);
+            if (is_there && team.lane == 0) z[at[2]] = narrow<R>(sum);
+        });
+    });
 }
 
 }  // namespace ithaca::kernel

@@ -9,24 +9,29 @@ namespace ithaca::kernel {
 enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2, Symlog };
 enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
+template <typename A>
+__device__ inline A sigmoid(A x) {
+    return A(1) / (A(1) + exponential(-x));
+}
+
 // The factor that the approximation of GELU by a hyperbolic tangent gives x: (1 + tanh(u)) / 2 = sigmoid(2 u), where
 // nothing cancels.
 template <typename A>
 __device__ inline A gelu_sigmoid(A x) {
-    return A(1) / (A(1) + exponential(A(-1.59576912160573071176) * (x + A(0.044715) * x * x * x)));
+    return sigmoid(A(1.59576912160573071176) * (x + A(0.044715) * x * x * x));
 }
 
 template <typename A>
 __device__ inline A apply(Unary f, A x) {
     switch (f) {
         case Unary::Silu:
-            return x / (A(1) + exponential(-x));
+            return x * sigmoid(x);
         case Unary::Gelu:
             return A(0.5) * x * complementary_error_function(x * A(-0.70710678118654752440));
         case Unary::GeluTanh:
             return x * gelu_sigmoid(x);
         case Unary::QuickGelu:
-            return x / (A(1) + exponential(A(-1.702) * x));
+            return x * sigmoid(A(1.702) * x);
         case Unary::Relu:
             return x > A(0) ? x : A(0);
         case Unary::Tanh:
@@ -56,9 +61,30 @@ __device__ inline A apply(Binary f, A x, A y) {
     return x;
 }
 
+// A function that the compiler knows.
+template <Unary kF>
+struct Known {
+    static constexpr Unary value = kF;
+};
+
+// Calls body(known) for a function, so that no loop of the body decides for each element which one it is.
+template <typename Body>
+__device__ inline void with_known(Unary f, const Body& body) {
+    switch (f) {
+        case Unary::Silu: return body(Known<Unary::Silu>{});
+        case Unary::Gelu: return body(Known<Unary::Gelu>{});
+        case Unary::GeluTanh: return body(Known<Unary::GeluTanh>{});
+        case Unary::QuickGelu: return body(Known<Unary::QuickGelu>{});
+        case Unary::Relu: return body(Known<Unary::Relu>{});
+        case Unary::Tanh: return body(Known<Unary::Tanh>{});
+        case Unary::Relu2: return body(Known<Unary::Relu2>{});
+        case Unary::Symlog: return body(Known<Unary::Symlog>{});
+    }
+}
+
 template <typename T>
 __global__ void unary(Unary f, const T* x, T* z, int64_t n) {
-    map(n, [&](Acc<T> x) { return apply(f, x); }, z, x);
+    with_known(f, [&](auto known) { map(n, [&](Acc<T> x) { return apply(decltype(known)::value, x); }, z, x); });
 }
 
 // x and z are dense; y is read by strides, zero where it lacks a dimension of x. In packs of x only the last dimension moves.
@@ -114,7 +140,9 @@ __device__ Gate<Acc<T>> gate(double limit, const T* c) {
 template <typename T>
 __global__ void gated(Unary f, double limit, const T* x, const T* y, const T* c, T* z, int64_t n) {
     const auto bounds = gate(limit, c);
-    map(n, [&](Acc<T> x, Acc<T> y) { return apply(f, bounds.input(x)) * bounds.factor(y); }, z, x, y);
+    with_known(f, [&](auto known) {
+        map(n, [&](Acc<T> x, Acc<T> y) { return apply(decltype(known)::value, bounds.input(x)) * bounds.factor(y); }, z, x, y);
+    });
 }
 
 }  // namespace ithaca::kernel

@@ -12,7 +12,7 @@ template <typename A>
 __device__ inline A slope(Unary f, A x) {
     switch (f) {
         case Unary::Silu: {
-            const A s = A(1) / (A(1) + exponential(-x));
+            const A s = sigmoid(x);
             return s * (A(1) + x * (A(1) - s));
         }
         case Unary::Gelu:
@@ -23,7 +23,7 @@ __device__ inline A slope(Unary f, A x) {
             return s * (A(1) + x * (A(1) - s) * A(1.59576912160573071176) * (A(1) + A(0.134145) * x * x));
         }
         case Unary::QuickGelu: {
-            const A s = A(1) / (A(1) + exponential(A(-1.702) * x));
+            const A s = sigmoid(A(1.702) * x);
             return s * (A(1) + A(1.702) * x * (A(1) - s));
         }
         case Unary::Relu:
@@ -42,7 +42,7 @@ __device__ inline A slope(Unary f, A x) {
 
 template <typename T>
 __global__ void unary_backward(Unary f, const T* x, const T* d, T* z, int64_t n) {
-    map(n, [&](Acc<T> x, Acc<T> d) { return d * slope(f, x); }, z, x, d);
+    with_known(f, [&](auto known) { map(n, [&](Acc<T> x, Acc<T> d) { return d * slope(decltype(known)::value, x); }, z, x, d); });
 }
 
 template <typename T>
@@ -55,18 +55,21 @@ __global__ void clamp_backward(double min, double max, const T* x, const T* d, T
 template <typename T>
 __global__ void gated_backward(Unary f, double limit, const T* x, const T* y, const T* d, const T* c, T* dx, T* dy, int64_t n) {
     const auto bounds = gate(limit, c);
-    for_packs<kWide<T>>(n, are_aligned(x, y, d, dx, dy), [&](auto size, int64_t i) {
-        constexpr int kN = decltype(size)::value;
-        const auto of = load<kN>(x + i);
-        auto to_x = load<kN>(d + i), to_y = load<kN>(y + i);
-        ITHACA_UNROLL
-        for (int k = 0; k < kN; ++k) {
-            const Acc<T> gradient = to_x.at[k], x = of.at[k], y = to_y.at[k], at = bounds.input(x);
-            to_x.at[k] = x > bounds.limit ? Acc<T>(0) : gradient * bounds.factor(y) * slope(f, at);
-            to_y.at[k] = y > bounds.limit || y < -bounds.limit ? Acc<T>(0) : gradient * apply(f, at);
-        }
-        store(dx + i, to_x);
-        store(dy + i, to_y);
+    with_known(f, [&](auto known) {
+        constexpr Unary kF = decltype(known)::value;
+        for_packs<kWide<T>>(n, are_aligned(x, y, d, dx, dy), [&](auto size, int64_t i) {
+            constexpr int kN = decltype(size)::value;
+            const auto of = load<kN>(x + i);
+            auto to_x = load<kN>(d + i), to_y = load<kN>(y + i);
+            ITHACA_UNROLL
+            for (int k = 0; k < kN; ++k) {
+                const Acc<T> gradient = to_x.at[k], x = of.at[k], y = to_y.at[k], at = bounds.input(x);
+                to_x.at[k] = x > bounds.limit ? Acc<T>(0) : gradient * bounds.factor(y) * slope(kF, at);
+                to_y.at[k] = y > bounds.limit || y < -bounds.limit ? Acc<T>(0) : gradient * apply(kF, at);
+            }
+            store(dx + i, to_x);
+            store(dy + i, to_y);
+        });
     });
 }
 

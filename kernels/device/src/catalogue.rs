@@ -133,6 +133,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         all.extend(OF_FLOAT.iter().map(|name| format!("{name}<{t}>")));
         let a = accumulator(dtype);
         all.extend([t, a].map(|z| format!("einsum<{t}, {z}>")));
+        all.extend([t, a].map(|z| format!("dots<{t}, {z}>")));
         all.extend([t, a].map(|z| format!("rms_scale_backward<{t}, {z}>")));
         all.extend([t, a].map(|z| format!("norm_backward_weight<{t}, {z}>")));
         all.extend([(t, t), (a, t)].map(|(x, z)| format!("sum<{x}, {z}>")));

@@ -64,7 +64,8 @@ impl Split {
             return None;
         }
         let tile = |&[n, of]: &[i64; 2]| of >= width && (n >= rows || of >= WIDEST);
-        let tile = TILES.iter().find(|of| tile(of)).filter(|_| is_wide && is_half && s.mask.strips == Pointer::NONE);
+        let tile =
+            TILES.iter().find(|of| tile(of)).filter(|_| is_wide && is_half && s.mask.strips == Pointer::NONE);
         let of_block = match tile {
             Some(&[rows, _]) => rows,
             None => ROWS.into_iter().find(|&n| n >= rows).unwrap_or(ROWS[ROWS.len() - 1]),

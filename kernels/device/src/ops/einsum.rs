@@ -215,6 +215,24 @@ impl Cx<'_> {
         let [m, n] = [m, n].map(|group| group.first().copied().unwrap_or(ONCE));
         let one_k = k.len() <= 1;
         let k = k.first().copied().unwrap_or(ONCE);
+        let is_plain = end.before.is_none() && end.bias.is_none() && end.of.is_none();
+        // Matrices of one row and one column, of which a matrix product computes few at a time.
+        if is_product
+            && one_k
+            && is_plain
+            && m.extent == 1
+            && n.extent == 1
+            && !batch.is_empty()
+            && k.extent > 0
+        {
+            let mut rows = Walk::<3>::default();
+            for l in &batch {
+                step(&mut rows, l.extent, [l.x, l.y, l.z])?;
+            }
+            let arguments = arguments![x.at, y.at, z.at, rows, lz.size, k.extent, k.x, k.y];
+            let kernel = format!("dots<{}, {}>", float(x.ty)?, float(z.ty)?);
+            return self.launch_rows(&kernel, (lz.size, k.extent, x.ty.dtype), arguments);
+        }
         if is_product
             && one_k
             && k.extent > 0

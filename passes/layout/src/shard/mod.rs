@@ -22,6 +22,7 @@ mod experts;
 mod flow;
 mod inner;
 mod inside;
+mod join;
 mod layouts;
 mod legality;
 mod lookups;
@@ -155,7 +156,7 @@ impl Pass for Shard {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");
             return Err(vec![Diagnostic::new("P04", message)]);
         }
-        Ok(sharded)
+        Ok(join::join_alike(sharded)?)
     }
 }
 
