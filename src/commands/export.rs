@@ -7,6 +7,7 @@ use ithaca_passes::differentiate;
 use ithaca_passes::frameworks::{self, Export, Layout, Refusal, Role, Subject, TokenOrder};
 use ithaca_passes::import;
 use ithaca_passes::plan::{self, Plan};
+use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
 use super::printed::noted;
 use super::session::{Done, Session};
@@ -39,7 +40,16 @@ pub(crate) fn exported(plan: &Plan, args: &ExportArgs, session: &Session<'_>) ->
         let nearest = frameworks::nearest(args.to, &layout, &facts);
         match nearest {
             Ok(nearest) if args.nearest => nearest,
-            other => return Err(refused(args, refusals, other.is_ok())),
+            other => {
+                // What is refused on one GPU, and has no change, is refused in every layout.
+                let single = ShardOptions::new("single", parse_mesh("")?);
+                let single =
+                    Layout::new(session.registry, &single, &plan.workload.to_import()?, &facts, None)?;
+                let always = frameworks::check(args.to, &single, &facts);
+                let is_always = |of: &&Refusal| always.iter().any(|other| other.reason == of.reason);
+                let has_layouts = !refusals.iter().filter(is_always).any(|of| of.change.is_none());
+                return Err(refused(args, refusals, (has_layouts, other.is_ok())));
+            }
         }
     };
     let model = match args.name.as_deref() {
@@ -88,8 +98,8 @@ fn layout(plan: &Plan, facts: &import::Facts, session: &Session<'_>) -> Result<L
     Ok(layout.cut(layers.unwrap_or_default()))
 }
 
-/// All refusals of an export; the last has the repair.
-fn refused(args: &ExportArgs, refusals: Vec<Refusal>, has_nearest: bool) -> Failure {
+/// All refusals of an export; the last has the repairs, where the framework can run the model in another layout.
+fn refused(args: &ExportArgs, refusals: Vec<Refusal>, (has_layouts, has_nearest): (bool, bool)) -> Failure {
     let title = args.to.title();
     let n = refusals.len();
     let mut diagnostics: Diagnostics = Vec::new();
@@ -98,7 +108,7 @@ fn refused(args: &ExportArgs, refusals: Vec<Refusal>, has_nearest: bool) -> Fail
         if let Some(change) = change {
             diagnostic = diagnostic.help(format!("nearest: {}", change.text()));
         }
-        if i + 1 == n {
+        if i + 1 == n && has_layouts {
             diagnostic =
                 diagnostic.help(format!("`ithaca plan … --for {}` searches what {title} can run", args.to));
             if has_nearest {

@@ -288,11 +288,16 @@ __global__ void merge_splits(const A* __restrict__ parts, O* __restrict__ o, flo
     const A* const logs = parts + n_parts * n;
     ITHACA_FOR(i, n) {
         const Division at = divide(i, s.value_width), row = divide(at.quotient, s.heads), token = divide(row.quotient, s.queries);
-        A all = nothing<A>(), sum = 0;
-        for (int64_t p = 0; p < n_parts; ++p) all = log_add_exp(all, logs[p * n_rows + at.quotient]);
-        for (int64_t p = 0; p < n_parts; ++p) sum += share(logs[p * n_rows + at.quotient], all) * parts[p * n + i];
-        o[s.o.at(token.quotient, token.remainder, row.remainder) + at.remainder] = narrow<O>(sum);
-        if (lse != nullptr && at.remainder == 0) lse[at.quotient] = static_cast<float>(all);
+        const auto log = [&](int64_t p) { return logs[p * n_rows + at.quotient]; };
+        A most = nothing<A>(), total = 0, sum = 0;
+        for (int64_t p = 0; p < n_parts; ++p) most = log(p) > most ? log(p) : most;
+        for (int64_t p = 0; p < n_parts; ++p) {
+            const A weight = share(log(p), most);
+            total += weight;
+            sum += weight * parts[p * n + i];
+        }
+        o[s.o.at(token.quotient, token.remainder, row.remainder) + at.remainder] = narrow<O>(total > 0 ? sum / total : A(0));
+        if (lse != nullptr && at.remainder == 0) lse[at.quotient] = static_cast<float>(total > 0 ? most + logarithm(total) : most);
     }
 }
 

@@ -248,3 +248,21 @@ fn plans_of_large_searches_are_read_again() {
     let explained = said(&dir, &format!("explain {file}"));
     assert!(explained.contains("were not compiled (`--effort high`)"), "{explained}");
 }
+
+/// Another layout would not help where the framework lacks the model.
+#[test]
+fn exports_of_other_models_offer_no_search_of_layouts() {
+    let folder = workplace();
+    let at = folder.path();
+    let plan = |model: &str, args: &str| {
+        let model = repository("tests/goldens").join(model);
+        said(at, &format!("plan {} {args} --gpus 2 -o plan.json", model.display()))
+    };
+    plan("t5", "--mode decode --batch 2 --context 64");
+    let refusal = refused(at, "export plan.json --to vllm");
+    assert!(refusal.starts_with("error[P34]: t5 is not a decoder"), "{refusal}");
+    assert!(!refusal.contains("= help"), "{refusal}");
+    plan("llama-gqa", "--mode train --seq 64 --batch 2 --strategy dist-flash --mesh ring=2");
+    let refusal = refused(at, "export plan.json --to megatron");
+    assert!(refusal.contains("`ithaca plan … --for megatron` searches"), "{refusal}");
+}

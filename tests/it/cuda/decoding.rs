@@ -160,6 +160,50 @@ fn attention_over_caches_agrees_with_the_oracle() {
     }
 }
 
+/// Keys in pages, one of which a sequence lacks, and in a ring that holds the last ones, of 16 bits: on tensor cores.
+#[test]
+fn attention_in_pages_and_in_rings_agrees_with_the_oracle() {
+    if !can_run() {
+        return;
+    }
+    let text = "ithaca 1 program\nmodel \"cache\"\ndim b = 3\ndim t = 2\ndim h = 6 granule 3\ndim k = 2\ndim d = 64\n\
+        dim c = 96\ndim r = 48\ndim page = 20\ndim slot = 16\ndim entry = 6\n\nfunc @main() {\n  \
+        %q = input {name=\"q\"} : f16[b t h d]\n  \
+        %k = input {name=\"k\"} : f16[page slot k d]\n  %v = input {name=\"v\"} : f16[page slot k d]\n  \
+        %m = input {name=\"m\"} : f16[b r k d]\n  %n = input {name=\"n\"} : f16[b r k d]\n  \
+        %start = input {name=\"start\"} : i32[b]\n  %pages = input {name=\"pages\"} : i32[b entry]\n  \
+        %o = attend_pages %q, %k, %v, %start, %pages {heads=h, kv_heads=k, queries=t, keys=c, width=d, mask=causal, scale=0.1, \
+        starts=true, pages=page, slots=slot} : f16[b t h d]\n  \
+        %p = attention %q, %m, %n, %start {heads=h, kv_heads=k, queries=t, keys=r, width=d, \
+        mask=window(left=31, right=0), scale=0.1, starts=true, wraps=true} : f16[b t h d]\n  \
+        return o = %o, p = %p\n}\n";
+    let pages = [[7, 2, -1, -1, -1, -1], [0, 19, 4, 5, 11, 3], [1, 6, 8, 9, 10, -1]];
+    let pages = pages.concat().into_iter().map(f64::from).collect();
+    let tensors: Tensors = [
+        ("q", noise(&[3, 2, 6, 64], 1)),
+        ("k", noise(&[20, 16, 2, 64], 2)),
+        ("v", noise(&[20, 16, 2, 64], 3)),
+        ("m", noise(&[3, 48, 2, 64], 4)),
+        ("n", noise(&[3, 48, 2, 64], 5)),
+        ("start", Tensor::new(vec![3], vec![19.0, 94.0, 70.0])),
+        ("pages", Tensor::new(vec![3, 6], pages)),
+    ]
+    .into_iter()
+    .collect();
+    let whole = module(text);
+    let schedule = lower(verify(&whole).unwrap()).unwrap();
+    let kernels = cuda::kernels_of(&schedule, &Options::default()).unwrap();
+    assert!(kernels.contains("split_products<__half, __half, 8, 64>"), "{kernels:?}");
+    let host = Host::new(device::compile(&kernels));
+    let collectives = InProcess::new(&host, 1).unwrap();
+    let found = cuda::execute_on(&schedule, &host, &collectives, (&tensors, &tensors), &Options::default());
+    let found = found.unwrap().outputs;
+    for (output, expected) in oracle::run::<f64>(&whole, &tensors, &tensors).unwrap() {
+        let distance = device::distance(&found[&output].map(f64::from), &expected);
+        assert!(distance < 2e-3, "{output} is {distance:.1e} off");
+    }
+}
+
 /// The steps of a token and of prompts.
 struct Schedules {
     token: Schedule,
