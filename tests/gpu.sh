@@ -226,10 +226,12 @@ part_sanitizer() {
     fi
     echo "== compute-sanitizer"
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in training rows attention tensor_cores cached; do
+        for program in training rows attention tensor_cores; do
             later "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         done
+        later "$tool of cached in bf16" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            "$ithaca" run "$(in_type cached bf16)" --device cuda --seed "$seed"
     done
     settle
 }

@@ -44,8 +44,8 @@ pub(crate) fn exported(plan: &Plan, args: &ExportArgs, session: &Session<'_>) ->
                 // What is refused on one GPU, and has no change, is refused in every layout.
                 let single = ShardOptions::new("single", parse_mesh("")?);
                 let single =
-                    Layout::new(session.registry, &single, &plan.workload.to_import()?, &facts, None)?;
-                let always = frameworks::check(args.to, &single, &facts);
+                    Layout::new(session.registry, &single, &plan.workload.to_import()?, &facts, None);
+                let always = single.map_or_else(|_| Vec::new(), |of| frameworks::check(args.to, &of, &facts));
                 let is_always = |of: &&Refusal| always.iter().any(|other| other.reason == of.reason);
                 let has_layouts = !refusals.iter().filter(is_always).any(|of| of.change.is_none());
                 return Err(refused(args, refusals, (has_layouts, other.is_ok())));

@@ -31,7 +31,7 @@ struct SplitRow {
     int64_t position, first, last, head, row;
 };
 
-// What the warps of a block found of a row: the largest exponent and the sum of weights relative to it.
+// Of a row, for each warp of the block: the largest exponent, and the sum of weights relative to it.
 template <typename A>
 struct OfWarps {
     A highest[kSplitWarps], weights[kSplitWarps];
@@ -57,7 +57,7 @@ struct SplitShared {
     OfWarps<A> warps;
 };
 
-// What a block has: a part of the keys, by token, of a key/value head.
+// The work of a block: a part of the keys, by token, of a key/value head.
 struct SplitBlock {
     int64_t part, front, kv_head, start, end;
 };
@@ -109,7 +109,7 @@ __device__ inline SplitBlock split_block(const AttentionShape& s, const Splittin
     return own;
 }
 
-// The position of a key of the block; negative where there is none.
+// The position of a key; negative for one behind the end of the block's part, and for a free slot of a ring.
 __device__ inline int64_t position_in(const AttentionShape& s, const SplitBlock& own, int64_t key) {
     if (key >= own.end) return -1;
     const int64_t position = position_of(s.key_positions, key);

@@ -17,7 +17,7 @@ struct TileKey {
     int64_t position, k, v;
 };
 
-// Shared memory, behind the numbers by which teams sum: the block's rows; and of each row what warps found.
+// Shared memory, behind the numbers by which teams sum: the block's rows; for each of them the exponents, weights and sums of warps.
 template <int kRows, int kWidth>
 struct SplitTiles {
     double of_teams[kSplitWarps];
@@ -59,7 +59,7 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {
         __syncthreads();  // the block before has been read
         const SplitBlock of_block = split_block<kRows>(s, by, block, shared.rows);
-        // Keys outside of what all rows see together are not read: their memory may hold NaN.
+        // Keys outside of the range that all rows together see are not read: their memory may hold NaN.
         int64_t first = s.valid_keys, last = 0;  // of positions
         ITHACA_UNROLL_BY(1)
         for (int r = 0; r < kRows; ++r) {

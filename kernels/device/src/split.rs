@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use ithaca_ir::DType;
 use ithaca_ir::ops::Attention;
 
 use crate::argument::Pointer;
@@ -12,9 +13,9 @@ use crate::structs::{AttentionShape, Splitting};
 /// Rows of a block for which there are kernels of sums by threads.
 pub(crate) const ROWS: [i64; 4] = [1, 2, 4, 8];
 
-/// Rows of a block and columns for which there are kernels of products on tensor cores; a block of 16 wide rows has too few
-/// registers.
-pub(crate) const TILES: [[i64; 2]; 5] = [[8, 64], [8, 128], [8, 256], [16, 64], [16, 128]];
+/// Rows of a block and columns for which there are kernels of products on tensor cores, in the order in which they are tried. The
+/// last takes any number of rows, by several blocks: a block of 16 wide rows has too few registers.
+pub(crate) const TILES: [[i64; 2]; 5] = [[8, 64], [8, 128], [16, 64], [16, 128], [8, WIDEST]];
 
 /// The most rows, queries of the heads that share a key, for which keys are read as often as blocks need them. Above it
 /// tensor cores are worth their tiles of queries.
@@ -55,17 +56,17 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// How an attention is split, if its queries are few; `is_wide` where all columns of a thread can be read at once, `is_half` of
-    /// elements of two bytes.
-    pub(crate) fn of(s: &AttentionShape, is_wide: bool, is_half: bool) -> Option<Self> {
+    /// How an attention of elements of this type is split, if its queries are few; `is_wide` where all columns of a thread can be
+    /// read at once.
+    pub(crate) fn of(s: &AttentionShape, is_wide: bool, dtype: DType) -> Option<Self> {
         let rows = s.queries * s.group.min(s.heads);
         let width = s.width.max(s.value_width);
         if rows == 0 || rows > MOST_ROWS || width > WIDEST {
             return None;
         }
-        let tile = |&[n, of]: &[i64; 2]| of >= width && (n >= rows || of >= WIDEST);
-        let tile =
-            TILES.iter().find(|of| tile(of)).filter(|_| is_wide && is_half && s.mask.strips == Pointer::NONE);
+        let takes = |&&[n, of]: &&[i64; 2]| of >= width && (n >= rows || of == WIDEST);
+        let on_tensor_cores = is_wide && dtype.bytes() == 2 && s.mask.strips == Pointer::NONE;
+        let tile = TILES.iter().find(takes).filter(|_| on_tensor_cores);
         let of_block = match tile {
             Some(&[rows, _]) => rows,
             None => ROWS.into_iter().find(|&n| n >= rows).unwrap_or(ROWS[ROWS.len() - 1]),
@@ -103,7 +104,8 @@ impl Split {
     }
 }
 
-/// Shared memory of a block on tensor cores: numbers of teams, and for each row five numbers, what four warps found, and their sums.
+/// Shared memory of a block on tensor cores: numbers of teams, and for each row five numbers and two numbers and the sums of each of
+/// four warps.
 fn tile_bytes([rows, width]: [i64; 2]) -> u32 {
     u32::try_from(4 * 8 + rows * (5 * 8 + 2 * 4 * 4 + 4 * (width + 4) * 4)).unwrap_or(u32::MAX)
 }

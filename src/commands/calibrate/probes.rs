@@ -194,6 +194,10 @@ mod tests {
             for ranks in [1, 2] {
                 step((family, CPU_SIZES[0]), mode, (ranks, DType::F32), &cluster).unwrap();
             }
+            for sizes in CUDA_SIZES {
+                step((family, sizes), mode, (1, DType::BF16), &cluster).unwrap();
+            }
         }
+        step((Family::Llama, CUDA_WIDE), Mode::Prefill, (1, DType::BF16), &cluster).unwrap();
     }
 }

@@ -93,7 +93,7 @@ fn attention_over_caches_agrees_with_the_oracle() {
     }
     let bf16 = Case { dtype: DType::BF16, ..STEP };
     let token = Case { queries: 1, keys: "1024", widths: [64, 64], heads: [8, 2], ..bf16 };
-    let tiles = Case { kernel: "split_products<", ..token };
+    let tiles = Case { kernel: "split_products<__nv_bfloat16, __nv_bfloat16, 8, 64>", ..token };
     let cases = [
         STEP,
         Case { keys: "1024 order striped(16)", mask: "window(left=30, right=0)", ..STEP },
@@ -102,11 +102,43 @@ fn attention_over_caches_agrees_with_the_oracle() {
         Case { dtype: DType::F64, queries: 1, widths: [256, 200], heads: [2, 1], ..STEP },
         tiles,
         // Elements of 16 bits in packs of eight, under a band, are multiplied by tensor cores.
-        Case { keys: "1024 order striped(16)", widths: [128, 40], ..tiles },
-        Case { heads: [12, 1], widths: [256, 24], mask: "window(left=200, right=0)", ..tiles },
-        Case { queries: 4, heads: [6, 2], extra: "softcap=1.5, ", keys: "200 order zigzag(5)", ..tiles },
-        Case { queries: 2, heads: [8, 1], widths: [80, 128], dtype: DType::F16, ..tiles },
-        Case { queries: 5, heads: [6, 2], widths: [192, 136], keys: "200", ..tiles },
+        Case {
+            keys: "1024 order striped(16)",
+            widths: [128, 40],
+            kernel: "split_products<__nv_bfloat16, __nv_bfloat16, 8, 128>",
+            ..tiles
+        },
+        Case {
+            heads: [12, 1],
+            widths: [256, 24],
+            mask: "window(left=200, right=0)",
+            kernel: "split_products<__nv_bfloat16, __nv_bfloat16, 8, 256>",
+            ..tiles
+        },
+        Case {
+            queries: 4,
+            heads: [6, 2],
+            extra: "softcap=1.5, ",
+            keys: "200 order zigzag(5)",
+            kernel: "split_products<__nv_bfloat16, __nv_bfloat16, 16, 64>",
+            ..tiles
+        },
+        Case {
+            queries: 2,
+            heads: [8, 1],
+            widths: [80, 128],
+            dtype: DType::F16,
+            kernel: "split_products<__half, __half, 16, 128>",
+            ..tiles
+        },
+        Case {
+            queries: 5,
+            heads: [6, 2],
+            widths: [192, 136],
+            keys: "200",
+            kernel: "split_products<__nv_bfloat16, __nv_bfloat16, 8, 256>",
+            ..tiles
+        },
         Case { widths: [60, 64], ..token },
         Case { mask: "window(left=40, right=0) | sinks(3)", ..token },
         // More queries than parts of keys are worth.
@@ -160,7 +192,7 @@ fn attention_over_caches_agrees_with_the_oracle() {
     }
 }
 
-/// Keys in pages, one of which a sequence lacks, and in a ring that holds the last ones, of 16 bits: on tensor cores.
+/// Keys in pages, of which a sequence lacks one before its query, and in a ring that holds the last ones, of 16 bits: on tensor cores.
 #[test]
 fn attention_in_pages_and_in_rings_agrees_with_the_oracle() {
     if !can_run() {
@@ -177,7 +209,7 @@ fn attention_in_pages_and_in_rings_agrees_with_the_oracle() {
         %p = attention %q, %m, %n, %start {heads=h, kv_heads=k, queries=t, keys=r, width=d, \
         mask=window(left=31, right=0), scale=0.1, starts=true, wraps=true} : f16[b t h d]\n  \
         return o = %o, p = %p\n}\n";
-    let pages = [[7, 2, -1, -1, -1, -1], [0, 19, 4, 5, 11, 3], [1, 6, 8, 9, 10, -1]];
+    let pages = [[7, 2, -1, -1, -1, -1], [0, 19, 4, 5, 11, 3], [1, 6, -1, 9, 10, -1]];
     let pages = pages.concat().into_iter().map(f64::from).collect();
     let tensors: Tensors = [
         ("q", noise(&[3, 2, 6, 64], 1)),

@@ -1,9 +1,9 @@
 //! What a training step sends, for each layer, against the formulas of the literature.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::phase::Phase;
-use ithaca_ir::{Module, Rank, boxes, traffic};
+use ithaca_ir::{Module, Rank, TensorType, boxes, traffic};
 use ithaca_passes::differentiate::{PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
@@ -358,5 +358,42 @@ fn the_gradient_of_an_embedding_sends_rows_of_tokens_or_of_the_table_whichever_a
         assert_eq!(sent("megatron-tp-sp"), expected, "{vocabulary} rows, tp={tp}");
         // Every rank has all tokens.
         assert_eq!(sent("megatron-tp"), BTreeMap::new(), "{vocabulary} rows, tp={tp}");
+    }
+}
+
+/// Gradients read the output of attention inside, for delta, and outside, for the output projection. Functions return it once where
+/// both have one layout, and in each of two layouts; with one layer, whose call is no loop, as with several.
+#[test]
+fn the_output_of_attention_is_saved_once_in_each_layout() {
+    let case = CASES[0];
+    for (strategy, mesh, is_twice) in [
+        ("single", "", false),
+        ("data-parallel", "dp=2", false),
+        ("ring", "ring=2", false),
+        ("megatron-tp", "tp=2", false),
+        ("ulysses", "ulysses=2", true),
+        ("usp", "ring=2,ulysses=2", true),
+    ] {
+        for layers in [1, 2] {
+            let workload = Workload {
+                mode: Mode::Train,
+                training: gradients(),
+                ..Workload::prefill(BATCH, case.tokens)
+            };
+            let module = program(&case.llama(layers), "m", &workload).unwrap();
+            let options = ShardOptions::new(strategy, parse_mesh(mesh).unwrap());
+            let ranks = per_rank(&module, &options).unwrap();
+            let block = ranks.functions.values().find(|f| f.name == "block").unwrap();
+            let is_mixed = |ty: &TensorType| {
+                let names: Vec<&str> = ty.dims.iter().map(|&d| ranks.space.dims[d].name.as_str()).collect();
+                names == ["b", "s", "h", "d"]
+            };
+            let values: Vec<_> = block.outputs.iter().map(|o| o.value).collect();
+            let distinct: BTreeSet<_> = values.iter().collect();
+            assert_eq!(distinct.len(), values.len(), "{strategy} {layers}: a value is returned twice");
+            // Queries, keys, values and the output of attention.
+            let saved = values.iter().filter(|&&v| is_mixed(block.ty(v))).count();
+            assert_eq!(saved, 4 + usize::from(is_twice), "{strategy}, {layers} layers");
+        }
     }
 }

@@ -108,8 +108,9 @@ inline std::vector<std::string> members(const std::string& name, const std::vect
     return names;
 }
 
-// Elements that a thread loads at once.
+// Elements that a thread loads at once, and the most threads that help the first one.
 inline constexpr int64_t kPiece = int64_t{1} << 20;
+inline constexpr unsigned kMostHelpers = 8;
 
 // Files, or a seed if it is not negative.
 struct Tensors {
@@ -262,7 +263,7 @@ inline void check_integers(const Source& source, int64_t layer, const Elements& 
     }
 }
 
-// A rank's part of a source, dense and row-major; by as many threads as help.
+// A rank's part of a source, dense and row-major. Half of the host's threads help with large ones.
 inline std::vector<char> load_source(const Source& source, int64_t layer, int64_t rank, const Tensors& tensors) {
     const Elements elements = initial_elements(source, layer, tensors);
     const DType dtype = source.tensor.dtype;
@@ -286,7 +287,7 @@ inline std::vector<char> load_source(const Source& source, int64_t layer, int64_
             else one_by_one([&](int64_t) { return static_cast<double>(source.fill); })(0, run.n, dtype, to);
         }
     };
-    const size_t helpers = n < kPiece ? 0 : std::min<size_t>(std::thread::hardware_concurrency(), 16) / 2;
+    const size_t helpers = n < kPiece ? 0 : std::min(std::thread::hardware_concurrency() / 2, kMostHelpers);
     std::vector<std::future<void>> others;
     for (size_t i = 0; i < helpers; ++i) others.push_back(std::async(std::launch::async, load, i + 1, helpers + 1));
     load(0, helpers + 1);

@@ -209,7 +209,7 @@ impl Cx<'_> {
         let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
         let lse = z.get(1).map_or(Pointer::NONE, |lse| lse.at);
         if a.starts
-            && let Some(split) = Split::of(&s, self.has_wide_rows(&s, &x[1..3]), x[0].ty.dtype.bytes() == 2)
+            && let Some(split) = Split::of(&s, self.has_wide_rows(&s, &x[1..3]), x[0].ty.dtype)
         {
             return self.split_attention((s, split, Paged::none()), [x[0], x[1], x[2]], z);
         }
@@ -260,7 +260,7 @@ impl Cx<'_> {
         let trailing = TrailingOperands { starts: Some(x[3]), ..TrailingOperands::default() };
         let s = self.shape_of(a, [x[0], k, v], trailing)?;
         let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
-        let Some(split) = Split::of(&s, self.has_wide_rows(&s, &[k, v]), k.ty.dtype.bytes() == 2) else {
+        let Some(split) = Split::of(&s, self.has_wide_rows(&s, &[k, v]), k.ty.dtype) else {
             return LowerError::unsupported("an attention of many queries over pages");
         };
         self.split_attention((s, split, self.paged(x[1], x[TABLE], (None, None))?), [x[0], k, v], z)

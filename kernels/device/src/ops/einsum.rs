@@ -14,6 +14,9 @@ use crate::value::Int;
 /// The most batched products of one einsum.
 const MOST_PRODUCTS: i64 = 4096;
 
+/// The longest rows that `dots` multiplies: a block has one row at a time, and longer ones would leave the others idle.
+const LONGEST_DOT: i64 = 1 << 14;
+
 /// A loop of an einsum: its extent, and its strides in x, y, z and the bias, zero where the tensor lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loop {
@@ -215,16 +218,10 @@ impl Cx<'_> {
         let [m, n] = [m, n].map(|group| group.first().copied().unwrap_or(ONCE));
         let one_k = k.len() <= 1;
         let k = k.first().copied().unwrap_or(ONCE);
-        let is_plain = end.before.is_none() && end.bias.is_none() && end.of.is_none();
+        let has_end = end.before.is_some() || end.bias.is_some() || end.of.is_some();
         // Matrices of one row and one column, of which a matrix product computes few at a time.
-        if is_product
-            && one_k
-            && is_plain
-            && m.extent == 1
-            && n.extent == 1
-            && !batch.is_empty()
-            && k.extent > 0
-        {
+        let is_dot = m.extent == 1 && n.extent == 1 && (1..=LONGEST_DOT).contains(&k.extent);
+        if is_product && one_k && is_dot && !has_end && !batch.is_empty() {
             let mut rows = Walk::<3>::default();
             for l in &batch {
                 step(&mut rows, l.extent, [l.x, l.y, l.z])?;

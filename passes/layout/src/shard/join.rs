@@ -7,7 +7,7 @@ use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::{FuncId, Module};
 use ithaca_pass::rebuild::Copy;
 
-/// For each result, or parameter, of a function the one before it that is the same; none where there is none.
+/// For each result, or parameter, of a function the index of an earlier one with the same value, if it has one.
 type Same = Vec<Option<usize>>;
 
 /// The same program, in which no function returns a value twice, where it can be helped: results that are handed on from layer to
@@ -43,8 +43,8 @@ fn calls(module: &Module, callee: FuncId) -> impl Iterator<Item = (FuncId, &Node
 /// The number of arguments and results that a call hands on from layer to layer.
 fn carried(call: &Node) -> usize {
     match &call.op {
-        Op::Call { layers, .. } if layers.end - layers.start == 1 => 0,
         Op::Call { scan: Some(scan), .. } => scan.carried,
+        Op::Call { layers, .. } if layers.end - layers.start == 1 => 0,
         _ => call.results.len(),
     }
 }
@@ -73,17 +73,20 @@ fn firsts(function: &Function, results: &[Same]) -> Vec<ValueId> {
 
 /// Parameters for which every call has such a result twice.
 fn same_params(module: &Module, id: FuncId, firsts: &[Vec<ValueId>]) -> Same {
-    let n = module.functions[id].params.len();
+    let function = &module.functions[id];
+    let ty = |i: usize| function.ty(function.params[i]);
     let calls: Vec<(FuncId, &Node)> = calls(module, id).collect();
     let is_same = |before: usize, i: usize| {
-        !calls.is_empty()
+        // A parameter may take a stack apart, and another the whole of it.
+        ty(before) == ty(i)
+            && !calls.is_empty()
             && calls.iter().all(|(caller, call)| {
                 let first = |i: usize| firsts[caller.index()][call.operands[i].index()];
                 let doubled = first(i) != call.operands[i] || first(before) != call.operands[before];
                 before >= carried(call) && doubled && first(before) == first(i)
             })
     };
-    (0..n).map(|i| (0..i).find(|&before| is_same(before, i))).collect()
+    (0..function.params.len()).map(|i| (0..i).find(|&before| is_same(before, i))).collect()
 }
 
 /// The function without its second parameters and results, and those of the functions that it calls.

@@ -244,3 +244,22 @@ fn figures_come_back_from_the_points_that_they_make() {
         assert_eq!(Cluster::parse("ours.toml", &text).unwrap().to_toml(), text);
     }
 }
+
+/// Our kernels on an H200, microseconds forward and backward: heads, key/value heads, tokens, width, causal (performance.md, On a GPU).
+#[test]
+fn attention_of_ours_takes_what_an_h200_measured() {
+    let cluster = Cluster::named("dgx-h200").unwrap().with_attention_kernel("ithaca").unwrap();
+    for ([heads, kv_heads, tokens, width], is_causal, measured) in [
+        ([16, 16, 8192, 128], true, [646.8, 2454.3]),
+        ([16, 16, 8192, 128], false, [1216.3, 5147.5]),
+        ([32, 32, 8192, 64], true, [1018.1, 3714.6]),
+        ([32, 8, 4096, 128], true, [363.8, 1288.3]),
+    ] {
+        let sizes = AttentionSizes { batch: 1, heads, kv_heads, queries: tokens, keys: tokens, width };
+        for (direction, micros) in [Direction::Forward, Direction::Backward].into_iter().zip(measured) {
+            let kernel = Kernel::attention(DType::BF16, sizes, is_causal, direction);
+            let error = kernel.seconds(&cluster) * 1e6 / micros - 1.0;
+            assert!(error.abs() < 0.04, "{sizes:?} {direction:?}: {error:+.3}");
+        }
+    }
+}
