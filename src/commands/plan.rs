@@ -3,10 +3,11 @@
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
+use ithaca_ir::units::seconds;
 use ithaca_ir::wrap::wrapped;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::import::{self, Mode, Workload};
-use ithaca_passes::plan::{Plan, Rates};
+use ithaca_passes::plan::{Effort, Plan, Rates};
 use ithaca_passes::planner::{self, View};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
@@ -105,8 +106,59 @@ pub(crate) fn answered(
     ];
     let ineffective = of_stages.into_iter().filter(|(_, is_given)| *is_given && !is_staged);
     let of_stages = ineffective.map(|(flag, _)| format!("`{flag}` has no effect: the plan has no stages"));
-    let notes = of_stages.chain(ineffective_dropout).collect();
+    let mut notes: Vec<String> = of_stages.chain(ineffective_dropout).collect();
+    if let Answer::Plan(plan) = &answer {
+        notes.extend(faster_nearby(&request, plan, session.registry, stop));
+    }
     Ok(Answered { request, answer, notes })
+}
+
+/// Notes on requests near one whose layout is searched that take less time: fewer GPUs where their number is no power of two, such
+/// as 72, and in a forward pass more sequences, which divide by the GPUs. Layouts have few ways to split heads, sequences and
+/// batches by odd factors. Nothing is noted where such a request is refused.
+fn faster_nearby(
+    request: &PlanRequest,
+    plan: &Plan,
+    registry: &Registry,
+    stop: Option<&AtomicBool>,
+) -> Vec<String> {
+    let PlanRequest { workload, gpus, search, .. } = request;
+    if search.strategy.is_some() || search.mesh.is_some() {
+        return Vec::new();
+    }
+    let mut search = search.clone();
+    search.narrowing.effort = Effort::Low;
+    let fewer = (!gpus.is_power_of_two()).then(|| {
+        let fewer = 1 << gpus.ilog2();
+        let of_fewer = PlanRequest { gpus: fewer, search: search.clone(), ..request.clone() };
+        (of_fewer, format!("{fewer} of the {gpus} GPUs take"), format!("--gpus {fewer}"))
+    });
+    let batch = workload.batch;
+    let unit = match gpus {
+        gpus if batch >= *gpus => *gpus,
+        gpus if gpus.is_power_of_two() => batch.next_power_of_two(),
+        gpus => gpus >> gpus.trailing_zeros(),
+    };
+    let more = batch.next_multiple_of(unit);
+    let may_grow = workload.mode != Mode::Train
+        && workload.pages.is_none()
+        && import::program_text(&request.model.config).is_none();
+    let larger = (may_grow && more > batch && more < 2 * batch).then(|| {
+        let workload = Workload { batch: more, ..workload.clone() };
+        let text = format!("a step of {more} sequences takes");
+        (PlanRequest { workload, search: search.clone(), ..request.clone() }, text, format!("--batch {more}"))
+    });
+    let mut notes = Vec::new();
+    for (request, text, option) in fewer.into_iter().chain(larger) {
+        let answer = request.program().and_then(|module| request.answer_until(registry, &module, stop));
+        let Ok(Answer::Plan(other)) = answer else { continue };
+        let [ours, theirs] = [plan, &other].map(|plan| plan.time.step_seconds);
+        // A smaller difference is within the error of prices.
+        if theirs < 0.95 * ours {
+            notes.push(format!("{text} {} in place of {} (`{option}`)", seconds(theirs), seconds(ours)));
+        }
+    }
+    notes
 }
 
 /// The request of arguments, its program, and notes on options of training.

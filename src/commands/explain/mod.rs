@@ -69,13 +69,14 @@ fn text(
     }
     for row in &plan.collectives {
         let Collective { kind, axis, phase, count, bytes_sent_per_rank: most, expected_bytes_per_rank } = row;
-        let bytes = match expected_bytes_per_rank {
+        let sent = match expected_bytes_per_rank {
             Some(expected) => {
-                format!("{expected} bytes sent as expected, {most} if all slots of experts are filled")
+                let [expected, most] = [*expected, *most].map(bytes);
+                format!("{expected} sent as expected, {most} if all slots of experts are filled")
             }
-            None => format!("{most} bytes sent"),
+            None => format!("{} sent", bytes(*most)),
         };
-        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes}");
+        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {sent}");
     }
     if !plan.time.communication.is_empty() {
         out.push_str("its time, all phases together:\n");
@@ -122,13 +123,21 @@ fn text(
         out.push_str(&text);
     }
     out.push_str(&simulated(plan, compiled));
-    let memory = &plan.memory;
+    let (memory, accelerator) = (&plan.memory, &plan.cluster.accelerator);
     let _ = writeln!(
         out,
         "memory of a rank: {} of {} usable: {}",
         bytes(memory.total),
         bytes(memory.usable),
         memory.in_words()
+    );
+    let (whole, reserve) = (&accelerator.memory_bytes, &accelerator.reserve_fraction);
+    let _ = writeln!(
+        out,
+        "{:.0} % of {} are reserved ({})",
+        100.0 * reserve.value,
+        bytes(whole.value),
+        reserve.source
     );
     if let Some(text) = host_memory(plan) {
         let _ = writeln!(out, "{text}");

@@ -17,7 +17,7 @@ shift 2
 
 program=$directory/program-host
 if [ ! -x "$program" ] || [ -n "$(find "$directory" "$here" -newer "$program" \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' \) -print -quit)" ]; then
-    "$here/compile.sh" -std=c++17 -O0 -Wall -Wextra -Werror ${CXXFLAGS:-} -x c++ -isystem "$here" -I "$directory" \
+    "$here/compile.sh" -std=c++17 -Og -Wall -Wextra -Werror ${CXXFLAGS:-} -x c++ -isystem "$here" -I "$directory" \
         -o "$program.new.$$" "$directory/main.cu"
     mv "$program.new.$$" "$program"
 fi

@@ -49,6 +49,44 @@ fn small_models_are_laid_out_as_the_large_ones_are() {
     }
 }
 
+/// Numbers of GPUs and of sequences that divide badly: what a note offers takes the time that it says, or less.
+#[test]
+fn faster_requests_nearby_are_noted() {
+    let root = repository("");
+    let seconds = |args: &str| -> f64 {
+        let plan: Value = serde_json::from_str(&said(&root, &format!("{args} --json"))).unwrap();
+        plan["time"]["step_seconds"].as_f64().unwrap()
+    };
+    for (request, options) in [
+        ("--gpus 9 --seq 8k --batch 8", &["--gpus 8", "--batch 9"][..]),
+        ("--gpus 6 --mode decode --batch 16 --context 8k", &["--gpus 4", "--batch 18"]),
+        ("--gpus 8 --seq 8k --batch 8", &[]),
+        ("--gpus 9 --seq 8k --batch 8 --strategy ring", &[]),
+    ] {
+        let args = format!("plan examples/llama-3-8b {request}");
+        let notes = said(&root, &args);
+        let offered: Vec<&str> =
+            notes.split(" (`--").skip(1).filter_map(|text| text.split("`)").next()).collect();
+        let offered: Vec<String> = offered
+            .iter()
+            .map(|option| format!("--{option}"))
+            .filter(|option| options.contains(&option.as_str()))
+            .collect();
+        assert_eq!(offered, options, "{notes}");
+        assert_eq!(notes.contains(" in place of "), !options.is_empty(), "{notes}");
+        for option in options {
+            let (flag, _) = option.split_once(' ').unwrap();
+            let kept: Vec<&str> = request.split(' ').collect();
+            let at = kept.iter().position(|word| *word == flag).unwrap();
+            let changed = request.replace(&format!("{flag} {}", kept[at + 1]), option);
+            assert!(
+                seconds(&format!("plan examples/llama-3-8b {changed}")) < 0.95 * seconds(&args),
+                "{option}"
+            );
+        }
+    }
+}
+
 #[test]
 fn repairs_that_would_be_refused_are_not_offered() {
     let root = repository("");

@@ -100,7 +100,7 @@ pub(super) fn groups(
                 ));
             }
             notes.insert(format!(
-                "{expected} of the {n_slots} slots of an expert are expected to be filled ({EXPECTED_LOAD} times the even share)"
+                "{expected} of the {n_slots} slots of an expert are expected to be filled: {EXPECTED_LOAD} times the even share, an estimate"
             ));
             continue;
         }
