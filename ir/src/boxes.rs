@@ -347,6 +347,11 @@ pub fn is_resplit(op: &Op, from: &TensorType, to: &TensorType) -> bool {
     *op == Op::Permute && from.layout.at == to.layout.at && from.layout.split != to.layout.split
 }
 
+/// Whether every rank has the part of a tensor that its coordinates name.
+fn is_at_home(ty: &TensorType) -> bool {
+    ty.layout.moved.is_empty() && ty.layout.at.is_none()
+}
+
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> u64 {
     let sent: u64 = match *op {
@@ -354,6 +359,13 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
         _ if is_resplit(op, from, to) => Sources::of(space, from, to, rank).elements_sent(rank),
         Op::AllReduce { axis } => {
             all_reduce_elements(space, axis, elements(&space.local_box(from, rank)), rank)
+        }
+        // At home, every other rank is sent all that this one has, or of this one's sums those that it keeps none of.
+        Op::AllGather { axis, .. } if is_at_home(from) && is_at_home(to) => {
+            space.local_elements(from, rank) * (space.mesh.size(axis) - 1)
+        }
+        Op::ReduceScatter { .. } if is_at_home(from) && is_at_home(to) => {
+            space.local_elements(from, rank) - space.local_elements(to, rank)
         }
         _ => {
             let exchange = exchange(space, op, from, to, rank);

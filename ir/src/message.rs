@@ -259,7 +259,7 @@ pub(crate) fn is_ragged(space: &Space, parcels: &[Parcel]) -> bool {
 
 /// Whether ranks at one place may send different numbers of bytes.
 fn is_uneven(space: &Space, parcels: &[Parcel]) -> bool {
-    let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
+    let uneven = |ty: &TensorType| !space.deals_evenly(ty);
     let ragged = |Parcel { op, from, to }: &Parcel| match *op {
         Op::AllReduce { axis } => {
             let local: u64 = parcels.iter().map(|parcel| space.max_local_elements(&parcel.from)).sum();

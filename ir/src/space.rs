@@ -103,6 +103,14 @@ impl Space {
         ty.layout.at.is_none_or(|at| at.has(&self.mesh, rank))
     }
 
+    /// Whether no dimension of `ty` that is declared uneven is split so that ranks have parts of different lengths.
+    pub fn deals_evenly(&self, ty: &TensorType) -> bool {
+        let even = |(&d, axes): (&DimId, &AxisList)| {
+            !self.dims[d].uneven || self.dims[d].divides_evenly(self.mesh.degree(axes))
+        };
+        ty.dims.iter().zip(&ty.layout.split).all(even)
+    }
+
     /// Whether every rank holds as many elements of `ty` as any other.
     pub fn is_even(&self, ty: &TensorType) -> bool {
         let everywhere = ty.layout.at.is_none() && ty.layout.moved.iter().all(|m| m.only.is_none());

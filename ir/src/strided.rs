@@ -115,7 +115,8 @@ fn is_even(space: &Space, Parcel { op, from, to }: &Parcel) -> bool {
     );
     let even = |ty: &TensorType| {
         ty.layout.moved.is_empty()
-            && ty.dims.iter().all(|&d| !space.dims[d].uneven && space.dims[d].fetched.is_none())
+            && space.deals_evenly(ty)
+            && ty.dims.iter().all(|&d| space.dims[d].fetched.is_none())
     };
     boxes && even(from) && even(to) && from.layout.at == to.layout.at
 }
@@ -258,6 +259,9 @@ mod tests {
         space.dims[s].uneven = true;
         let (rows, heads) = (ty(&space, &[b, s, h, d], &[(s, "u")]), ty(&space, &[b, s, h, d], &[(h, "u")]));
         let one = [Parcel { op: Op::AllToAll { axis: u, split: h, concat: s }, from: rows, to: heads }];
-        assert_eq!(Strided::of(&space, &one, Side::Sent, 0), None);
+        let found = |space: &Space| Strided::of(space, &one, Side::Sent, 0);
+        assert!(found(&space).is_some(), "parts of one length");
+        space.dims[s].size += 1;
+        assert_eq!(found(&space), None);
     }
 }

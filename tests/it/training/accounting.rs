@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ithaca_ir::ops::{Op, state};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Module, Rank, TensorType, boxes, traffic};
 use ithaca_passes::differentiate::{PipelineOrder, Training};
@@ -218,6 +219,37 @@ fn usp_sends_what_its_halves_send() {
 /// Bytes of all kinds along all axes.
 fn total(sent: &Sent, kinds: &[&str]) -> u64 {
     sent.iter().filter(|((kind, _), _)| kinds.contains(&kind.as_str())).map(|(_, (_, bytes))| bytes).sum()
+}
+
+/// No dimension of these weights divides by five: parts differ by one row.
+#[test]
+fn zero_splits_weights_of_which_no_dimension_divides() {
+    const RANKS: u64 = 5;
+    let case = CASES[0];
+    for zero in [Zero::Optimizer, Zero::Gradients, Zero::Parameters] {
+        let workload = Workload { mode: Mode::Train, ..Workload::prefill(RANKS, case.tokens) };
+        let module = program(&case.llama(2), "m", &workload).unwrap();
+        let mesh = parse_mesh("dp=5").unwrap();
+        let module =
+            per_rank(&module, &ShardOptions { zero, ..ShardOptions::new("data-parallel", mesh) }).unwrap();
+        let (mut whole, mut held) = (0, [0; RANKS as usize]);
+        for (function, node) in module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n))) {
+            let is_split = match &node.op {
+                Op::Param(_) => zero == Zero::Parameters,
+                Op::State(binding) => binding.name.starts_with(state::FIRST_MOMENT),
+                _ => false,
+            };
+            if is_split {
+                let ty = function.ty(node.result());
+                whole += module.space.shape(ty).iter().product::<u64>();
+                held.iter_mut()
+                    .zip(0..)
+                    .for_each(|(held, rank)| *held += module.space.local_elements(ty, Rank(rank)));
+            }
+        }
+        assert_eq!(held.iter().sum::<u64>(), whole, "{zero:?}: nothing is held twice");
+        assert!(held.iter().all(|&n| 100 * RANKS * n <= 105 * whole), "{zero:?}: {held:?} of {whole}");
+    }
 }
 
 #[test]

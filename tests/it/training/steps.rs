@@ -85,6 +85,14 @@ fn plans() -> Vec<Plan> {
     for zero in Zero::ALL {
         plans.push(Plan { zero, ..plan("data-parallel+ulysses", "dp=2,ulysses=2") });
     }
+    // No dimension of the weights divides by three.
+    for (zero, strategy, mesh) in [
+        (Zero::Gradients, "ring", "ring=3"),
+        (Zero::Parameters, "ring", "ring=3"),
+        (Zero::Parameters, "megatron-tp-sp+ring", "ring=3,tp=2"),
+    ] {
+        plans.push(Plan { zero, ..plan(strategy, mesh) });
+    }
     for recompute in Recompute::ALL {
         let training = Training { recompute, ..training.clone() };
         plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });

@@ -141,6 +141,9 @@ impl Pass for Shard {
             pending,
             sent_as,
         };
+        for dim in replicas::uneven(&sharded, &plan) {
+            sharded.space.dims[dim].uneven = true;
+        }
         for note in plan.decisions.notes.iter().cloned().chain(replicas::notes(&sharded, &plan)) {
             cx.note(note);
         }

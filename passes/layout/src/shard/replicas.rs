@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::{Op, OpError};
-use ithaca_ir::{Module, Space, TensorType};
+use ithaca_ir::ops::{Op, OpError, Target};
+use ithaca_ir::{Dim, DimId, Module, Space, TensorType};
 use ithaca_pass::Context;
 use ithaca_pass::choices::{Choice, Topic, impossible};
 
@@ -25,7 +25,8 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
-/// them. Where none does, axis by axis the first that divides by it.
+/// them. Where none does, axis by axis the first that divides by it, and by those that are left the longest that is whole and
+/// [`uneven`].
 pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
     let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
         let split: AxisList = ty.layout.split[i].iter().chain(more).copied().collect();
@@ -39,12 +40,61 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
         ty.layout.split[i] = split;
         return ty;
     }
-    for axis in axes {
+    for &axis in &axes {
         if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &[axis])?))) {
             ty.layout.split[i] = split;
         }
     }
+    let left = left(&ty, &axes);
+    let is_free = |&i: &usize| {
+        ty.layout.split[i].is_empty() && space.dims[ty.dims[i]].uneven && space.can_split(ty.dims[i], &left)
+    };
+    if let Some(i) = longest(space, &ty, is_free).filter(|_| !left.is_empty()) {
+        ty.layout.split[i] = left;
+    }
     ty
+}
+
+/// The axes that do not split a tensor.
+fn left(ty: &TensorType, axes: &[AxisId]) -> AxisList {
+    axes.iter().copied().filter(|&a| ty.layout.axes().all(|b| b != a)).collect()
+}
+
+/// The longest of the dimensions of a tensor that satisfy a condition.
+fn longest(space: &Space, ty: &TensorType, is_free: impl Fn(&usize) -> bool) -> Option<usize> {
+    (0..ty.dims.len()).rev().filter(is_free).max_by_key(|&i| space.size(ty.dims[i]))
+}
+
+/// Dimensions of weights to be declared uneven, so that ZeRO splits weights of which no dimension divides: each the longest of a
+/// weight that nothing splits yet.
+pub(super) fn uneven(module: &Module, plan: &Plan) -> BTreeSet<DimId> {
+    let mut uneven = BTreeSet::new();
+    if plan.zero == Zero::Off {
+        return uneven;
+    }
+    let space = &module.space;
+    for (function, node) in module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n))) {
+        let is_split = match &node.op {
+            Op::Param(binding) => plan.zero.splits(Target::Param, binding),
+            Op::State(binding) => plan.zero.splits(Target::State, binding),
+            _ => false,
+        };
+        if !is_split {
+            continue;
+        }
+        let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
+        let split = split(space, &ty, &plan.replicas);
+        let degree = space.mesh.degree(&left(&split, &plan.replicas));
+        let is_free = |&i: &usize| {
+            let dim = &space.dims[ty.dims[i]];
+            let is_plain = Dim { name: dim.name.clone(), ..Dim::new("", dim.size) } == *dim;
+            split.layout.split[i].is_empty() && is_plain && !plan.is_head(ty.dims[i]) && dim.size >= degree
+        };
+        if degree > 1 {
+            uneven.extend(longest(space, &ty, is_free).map(|i| ty.dims[i]));
+        }
+    }
+    uneven
 }
 
 /// The weights that stay whole at a stage with persistent weights.
@@ -116,8 +166,7 @@ pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
         }
         let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
         let split = split(&module.space, &ty, &plan.replicas);
-        let left = plan.replicas.iter().copied().filter(|&a| split.layout.axes().all(|b| b != a));
-        let left: AxisList = left.collect();
+        let left = left(&split, &plan.replicas);
         if !left.is_empty() {
             let shape: Vec<String> = module.space.shape(&ty).iter().map(u64::to_string).collect();
             notes.push(format!(
