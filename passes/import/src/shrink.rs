@@ -380,9 +380,11 @@ fn scaled(n: u64, small: u64, large: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
 }
 
-/// The smallest size of at least `least` with the same common divisor with `multiple` as `n`; at most `n`.
+/// The smallest size of at least `least` with the same common divisor with `multiple` as `n`; at most `n`. One that does not divide
+/// by `multiple` has a row for each rank.
 fn alike(n: u64, multiple: u64, least: u64) -> u64 {
     let common = gcd(n, multiple);
+    let least = if common == multiple { least } else { least.max(multiple) };
     let mut size = least.next_multiple_of(common);
     while size < n && gcd(size, multiple) != common {
         size += common;

@@ -1,6 +1,6 @@
 //! What ZeRO splits further: tensors that several ranks would hold whole.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::layout::AxisList;
@@ -25,7 +25,7 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
-/// them. Where none does, axis by axis the first that divides by it, and by those that are left the longest that is whole and
+/// them. Where none does, axis by axis the first that divides by it, and by those that are left the first that is whole and
 /// [`uneven`].
 pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
     let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
@@ -49,7 +49,7 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
     let is_free = |&i: &usize| {
         ty.layout.split[i].is_empty() && space.dims[ty.dims[i]].uneven && space.can_split(ty.dims[i], &left)
     };
-    if let Some(i) = longest(space, &ty, is_free).filter(|_| !left.is_empty()) {
+    if let Some(i) = (0..ty.dims.len()).find(is_free).filter(|_| !left.is_empty()) {
         ty.layout.split[i] = left;
     }
     ty
@@ -60,20 +60,22 @@ fn left(ty: &TensorType, axes: &[AxisId]) -> AxisList {
     axes.iter().copied().filter(|&a| ty.layout.axes().all(|b| b != a)).collect()
 }
 
-/// The longest of the dimensions of a tensor that satisfy a condition.
-fn longest(space: &Space, ty: &TensorType, is_free: impl Fn(&usize) -> bool) -> Option<usize> {
-    (0..ty.dims.len()).rev().filter(is_free).max_by_key(|&i| space.size(ty.dims[i]))
-}
-
-/// Dimensions of weights to be declared uneven, so that ZeRO splits weights of which no dimension divides: each the longest of a
-/// weight that nothing splits yet.
+/// Dimensions of weights to be declared uneven, so that ZeRO splits weights of which no dimension divides: of each such weight, among
+/// those that nothing splits yet, the one that most weights have. A small model that proves a large one has the same.
 pub(super) fn uneven(module: &Module, plan: &Plan) -> BTreeSet<DimId> {
     let mut uneven = BTreeSet::new();
     if plan.zero == Zero::Off {
         return uneven;
     }
     let space = &module.space;
-    for (function, node) in module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n))) {
+    let nodes = || module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+    let mut weights: BTreeMap<DimId, usize> = BTreeMap::new();
+    for (function, node) in nodes().filter(|(_, node)| matches!(node.op, Op::Param(_))) {
+        for &dim in &function.ty(node.result()).dims {
+            *weights.entry(dim).or_default() += 1;
+        }
+    }
+    for (function, node) in nodes() {
         let is_split = match &node.op {
             Op::Param(binding) => plan.zero.splits(Target::Param, binding),
             Op::State(binding) => plan.zero.splits(Target::State, binding),
@@ -91,7 +93,8 @@ pub(super) fn uneven(module: &Module, plan: &Plan) -> BTreeSet<DimId> {
             split.layout.split[i].is_empty() && is_plain && !plan.is_head(ty.dims[i]) && dim.size >= degree
         };
         if degree > 1 {
-            uneven.extend(longest(space, &ty, is_free).map(|i| ty.dims[i]));
+            let count = |&i: &usize| weights.get(&ty.dims[i]).copied().unwrap_or_default();
+            uneven.extend((0..ty.dims.len()).rev().filter(is_free).max_by_key(count).map(|i| ty.dims[i]));
         }
     }
     uneven

@@ -2,7 +2,7 @@
 //! 1910.02054).
 //!
 //! Ranks that hold other tokens hold the same weights, so one dimension of each tensor can be split among them further
-//! than tensor parallelism does: the first that divides, else the longest, in parts that differ by one. What a stage
+//! than tensor parallelism does: the first that divides, else one that does not, in parts that differ by one. What a stage
 //! splits is all that is said here; the collectives follow from layouts, as everywhere:
 //!
 //! - without ZeRO gradients are all-reduced and every rank makes the same step;
