@@ -127,6 +127,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
     let Node { op, operands, results, .. } = node;
     let axis = |a: ithaca_ir::AxisId| module.space.mesh.axes[a].name.as_str();
     let dim = |d: ithaca_ir::DimId| module.space.dims[d].name.as_str();
+    let several =
+        |axes: &[ithaca_ir::AxisId]| axes.iter().map(|&a| axis(a)).collect::<Vec<_>>().join(" and ");
     match op {
         Op::Param(binding) | Op::Input(binding) | Op::State(binding) | Op::Assign { binding, .. } => {
             format!("{} {}", op.name(), binding.name)
@@ -153,17 +155,16 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::AllToAll { axis: a, split, concat } => {
             format!("all_to_all over {}: split {}, join {}", axis(*a), dim(*split), dim(*concat))
         }
-        Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", axis(*a), dim(*d)),
+        Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", several(a), dim(*d)),
         Op::Slice { axis: a, dim: d } => format!("slice over {}: split {}", axis(*a), dim(*d)),
         Op::ReduceScatter { axis: a, dim: d } => {
-            format!("reduce_scatter over {}: split {}", axis(*a), dim(*d))
+            format!("reduce_scatter over {}: split {}", several(a), dim(*d))
         }
-        Op::AllReduce { axis: a } => format!("all_reduce over {}", axis(*a)),
+        Op::AllReduce { axis: a } => format!("all_reduce over {}", several(a)),
         Op::Permute => match (operands.first(), results.first()) {
             (Some(&x), Some(&z)) => {
                 let axes = boxes::axes(&module.space, op, function.ty(x), function.ty(z));
-                let names: Vec<&str> = axes.iter().map(|&a| axis(a)).collect();
-                format!("permute over {}", names.join(" and "))
+                format!("permute over {}", several(&axes))
             }
             _ => op.name().to_owned(),
         },
@@ -233,7 +234,7 @@ mod tests {
         let mut b = FunctionBuilder::new("main", &space, &functions);
         let ty = TensorType::new(DType::F32, [s]).split(s, [u]);
         let x = b.push_as(Op::Input(ithaca_ir::ops::Binding::named("x")), &[], ty).unwrap();
-        let y = b.push(Op::AllGather { axis: u, dim: s }, &[x]).unwrap();
+        let y = b.push(Op::AllGather { axis: u.into(), dim: s }, &[x]).unwrap();
         let function = b.finish([Output { name: Some("y".into()), value: y }]);
         let mut functions = Arena::new();
         functions.push(function);

@@ -97,10 +97,10 @@ pub fn group(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: R
 /// The axes along which `op` communicates; empty for local operations.
 pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> AxisList {
     match *op {
-        Op::AllToAll { axis, .. }
-        | Op::AllGather { axis, .. }
-        | Op::ReduceScatter { axis, .. }
-        | Op::AllReduce { axis } => AxisList::from_slice(&[axis]),
+        Op::AllToAll { axis, .. } => AxisList::from_slice(&[axis]),
+        Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } | Op::AllReduce { axis } => {
+            AxisList::from_slice(&axis)
+        }
         Op::Permute if from.layout.at != to.layout.at => {
             from.layout.at.or(to.layout.at).iter().map(|at| at.axis).collect()
         }
@@ -318,11 +318,11 @@ pub fn wire_elements(space: &Space, op: &Op, from: &TensorType, to: &TensorType,
     tokens * (space.max_local_elements(of) / space.max_extent(*sequence, axes).max(1))
 }
 
-/// Elements that `rank` sends to others when `local` of them are summed over `axis`: a reduce-scatter of the chunks of
+/// Elements that `rank` sends to others when `local` of them are summed over `axes`: a reduce-scatter of the chunks of
 /// the others, then an all-gather of the own chunk.
-pub fn all_reduce_elements(space: &Space, axis: AxisId, local: u64, rank: Rank) -> u64 {
-    let n = space.mesh.size(axis);
-    let own = chunk(local, n, space.mesh.coordinate(rank, axis));
+pub fn all_reduce_elements(space: &Space, axes: &[AxisId], local: u64, rank: Rank) -> u64 {
+    let n = space.mesh.degree(axes);
+    let own = chunk(local, n, space.mesh.coordinate_along(rank, axes));
     let own = own.end - own.start;
     local - own + (n - 1) * own
 }
@@ -358,11 +358,11 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
         _ if !space.holds(from, rank) => 0,
         _ if is_resplit(op, from, to) => Sources::of(space, from, to, rank).elements_sent(rank),
         Op::AllReduce { axis } => {
-            all_reduce_elements(space, axis, elements(&space.local_box(from, rank)), rank)
+            all_reduce_elements(space, &axis, elements(&space.local_box(from, rank)), rank)
         }
         // At home, every other rank is sent all that this one has, or of this one's sums those that it keeps none of.
         Op::AllGather { axis, .. } if is_at_home(from) && is_at_home(to) => {
-            space.local_elements(from, rank) * (space.mesh.size(axis) - 1)
+            space.local_elements(from, rank) * (space.mesh.degree(&axis) - 1)
         }
         Op::ReduceScatter { .. } if is_at_home(from) && is_at_home(to) => {
             space.local_elements(from, rank) - space.local_elements(to, rank)

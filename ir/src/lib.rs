@@ -68,7 +68,7 @@ pub use entity::Arena;
 pub use handles::{FuncId, ValueId};
 pub use layout::Layout;
 pub use mask::Mask;
-pub use mesh::{Axis, AxisId, Mesh, Rank};
+pub use mesh::{Axes, Axis, AxisId, Mesh, Rank};
 pub use module::{Function, Level, Module, Node, Output, Value};
 pub use ops::Op;
 pub use order::Order;

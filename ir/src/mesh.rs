@@ -1,6 +1,7 @@
 //! The device mesh: named axes, major to minor, and the ranks they number.
 
 use std::fmt;
+use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,61 @@ pub struct Axis {
     pub name: String,
     /// Ranks along the axis.
     pub size: u64,
+}
+
+/// The axes along which ranks communicate together: one, or several that number them jointly, the first counting most.
+///
+/// Parts of a dimension that several axes split are numbered in the same way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Axes {
+    n: u8,
+    /// Those beyond `n` are the first axis of the mesh.
+    ids: [AxisId; Self::MOST],
+}
+
+impl Axes {
+    /// The most axes along which a collective communicates.
+    pub const MOST: usize = 6;
+
+    /// These axes; `None` for no axis, too many, and for an axis that is named twice.
+    pub fn new(axes: &[AxisId]) -> Option<Self> {
+        let is_named_once = |i: usize| !axes[..i].contains(&axes[i]);
+        if axes.is_empty() || axes.len() > Self::MOST || !(0..axes.len()).all(is_named_once) {
+            return None;
+        }
+        let mut ids = [AxisId::new(0); Self::MOST];
+        ids[..axes.len()].copy_from_slice(axes);
+        Some(Self { n: axes.len() as u8, ids })
+    }
+
+    /// The same with each axis replaced.
+    pub fn map(self, mut new: impl FnMut(AxisId) -> AxisId) -> Self {
+        let mut mapped = self;
+        mapped.ids[..self.len()].iter_mut().for_each(|axis| *axis = new(*axis));
+        mapped
+    }
+}
+
+impl From<AxisId> for Axes {
+    fn from(axis: AxisId) -> Self {
+        let mut ids = [AxisId::new(0); Self::MOST];
+        ids[0] = axis;
+        Self { n: 1, ids }
+    }
+}
+
+impl Deref for Axes {
+    type Target = [AxisId];
+
+    fn deref(&self) -> &[AxisId] {
+        &self.ids[..usize::from(self.n)]
+    }
+}
+
+impl fmt::Debug for Axes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
 }
 
 /// Named axes, major to minor; ranks that differ in the last axis only are nearest neighbours.

@@ -214,7 +214,7 @@ pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
     if let [Parcel { op: Op::AllReduce { axis }, from, .. }, _, ..] = parcels {
         let held = parcels.iter().filter(|parcel| space.holds(&parcel.from, rank));
         let local: u64 = held.map(|parcel| boxes::elements(&space.local_box(&parcel.from, rank))).sum();
-        return boxes::all_reduce_elements(space, *axis, local, rank) * from.dtype.bytes();
+        return boxes::all_reduce_elements(space, axis, local, rank) * from.dtype.bytes();
     }
     parcels.iter().map(|parcel| boxes::bytes_sent(space, &parcel.op, &parcel.from, &parcel.to, rank)).sum()
 }
@@ -263,7 +263,7 @@ fn is_uneven(space: &Space, parcels: &[Parcel]) -> bool {
     let ragged = |Parcel { op, from, to }: &Parcel| match *op {
         Op::AllReduce { axis } => {
             let local: u64 = parcels.iter().map(|parcel| space.max_local_elements(&parcel.from)).sum();
-            !local.is_multiple_of(space.mesh.size(axis))
+            !local.is_multiple_of(space.mesh.degree(&axis))
         }
         // Where all parts move in the same way, one rank represents all.
         Op::Permute => {

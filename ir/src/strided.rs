@@ -100,9 +100,10 @@ pub fn end(parcel: &Parcel, side: Side) -> &TensorType {
 fn cut_dim(space: &Space, parcel: &Parcel, side: Side) -> Option<(DimId, u64)> {
     match (&parcel.op, side) {
         (Op::AllToAll { axis, split: dim, .. }, Side::Sent)
-        | (Op::AllToAll { axis, concat: dim, .. }, Side::Received)
-        | (Op::AllGather { axis, dim }, Side::Received)
-        | (Op::ReduceScatter { axis, dim }, Side::Sent) => Some((*dim, space.mesh.size(*axis))),
+        | (Op::AllToAll { axis, concat: dim, .. }, Side::Received) => Some((*dim, space.mesh.size(*axis))),
+        (Op::AllGather { axis, dim }, Side::Received) | (Op::ReduceScatter { axis, dim }, Side::Sent) => {
+            Some((*dim, space.mesh.degree(axis)))
+        }
         _ => None,
     }
 }
@@ -219,9 +220,9 @@ mod tests {
                 parcel(&there, &narrow.0, &narrow.1),
                 parcel(&there, &rows, &heads),
             ],
-            vec![parcel(&Op::AllGather { axis: u, dim: s }, &rows, &whole); 2],
-            vec![parcel(&Op::ReduceScatter { axis: u, dim: h }, &partial, &heads); 2],
-            vec![parcel(&Op::AllReduce { axis: u }, &partial, &whole); 2],
+            vec![parcel(&Op::AllGather { axis: u.into(), dim: s }, &rows, &whole); 2],
+            vec![parcel(&Op::ReduceScatter { axis: u.into(), dim: h }, &partial, &heads); 2],
+            vec![parcel(&Op::AllReduce { axis: u.into() }, &partial, &whole); 2],
         ];
         for (n, parcels) in messages.iter().enumerate() {
             for side in [Side::Sent, Side::Received] {

@@ -409,7 +409,8 @@ fn gathered_at_once(case: &Case) -> u64 {
     let per_rank = per_rank(case);
     let along = per_rank.space.mesh.axis("cp").unwrap();
     let gathers = per_rank.functions.values().flat_map(|f| {
-        let gathers = f.nodes.iter().filter(|n| matches!(n.op, Op::AllGather { axis, .. } if axis == along));
+        let gathers =
+            f.nodes.iter().filter(|n| matches!(n.op, Op::AllGather { axis, .. } if axis == along.into()));
         gathers.map(|n| per_rank.space.max_local_elements(f.ty(n.result()))).collect::<Vec<_>>()
     });
     gathers.max().unwrap()

@@ -8,8 +8,8 @@ use ithaca_ir::ops::{
 };
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
-    Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
-    TensorType, ValueId,
+    Arena, Axes, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op,
+    Space, TensorType, ValueId,
 };
 use ithaca_ir::{FuncId, module::Output};
 
@@ -414,29 +414,37 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
     let ty = builder.ty(value).clone();
     let split: Vec<(DimId, AxisId)> =
         ty.dims.iter().zip(&ty.layout.split).filter_map(|(&d, axes)| Some((d, *axes.last()?))).collect();
-    let free = |axis: AxisId, without: Option<DimId>| -> Vec<DimId> {
+    let free = |more: &[AxisId], without: Option<DimId>| -> Vec<DimId> {
         let legal = |d: DimId| {
-            let axes: Vec<AxisId> = ty.axes_of(d).iter().copied().chain([axis]).collect();
+            let axes: Vec<AxisId> = ty.axes_of(d).iter().chain(more).copied().collect();
             Some(d) != without && space.can_split(d, &axes)
         };
         ty.dims.iter().copied().filter(|&d| legal(d)).collect()
     };
+    // One axis, or all from it on.
+    let jointly = |choices: &mut Choices, axes: &[AxisId]| -> Axes {
+        let first = choices.below(axes.len());
+        if choices.below(2) == 0 { axes[first].into() } else { Axes::new(&axes[first..]).expect("few axes") }
+    };
     let op = match choices.below(7) {
-        1 if !ty.layout.partial.is_empty() => Op::AllReduce { axis: choices.one_of(&ty.layout.partial) },
+        1 if !ty.layout.partial.is_empty() => Op::AllReduce { axis: jointly(choices, &ty.layout.partial) },
         2 if !ty.layout.partial.is_empty() => {
-            let axis = choices.one_of(&ty.layout.partial);
-            match free(axis, None).as_slice() {
+            let axis = jointly(choices, &ty.layout.partial);
+            match free(&axis, None).as_slice() {
                 [] => return value,
                 dims => Op::ReduceScatter { axis, dim: choices.one_of(dims) },
             }
         }
         3 if !split.is_empty() => {
             let (dim, axis) = choices.one_of(&split);
-            Op::AllGather { axis, dim }
+            let axes = ty.axes_of(dim);
+            let first = choices.below(axes.len());
+            let joint = Axes::new(&axes[first..]).expect("few axes");
+            Op::AllGather { axis: if choices.below(2) == 0 { axis.into() } else { joint }, dim }
         }
         4 if !split.is_empty() => {
             let (concat, axis) = choices.one_of(&split);
-            match free(axis, Some(concat)).as_slice() {
+            match free(&[axis], Some(concat)).as_slice() {
                 [] => return value,
                 dims => Op::AllToAll { axis, split: choices.one_of(dims), concat },
             }
@@ -444,7 +452,7 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
         5 => {
             let unused = space.mesh.axes.ids().find(|&a| ty.layout.axes().all(|used| used != a));
             let Some(axis) = unused else { return value };
-            match free(axis, None).as_slice() {
+            match free(&[axis], None).as_slice() {
                 [] => return value,
                 dims => Op::Slice { axis, dim: choices.one_of(dims) },
             }

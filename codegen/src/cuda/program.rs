@@ -73,8 +73,11 @@ pub(super) fn print(
         .map(|axis| format!("{{{}, {}}}", names::string(&axis.name), axis.size))
         .collect();
     let more = cx.communicators.iter().map(|own| match own.members {
-        Members::World => "-1".to_owned(),
-        Members::Axis(axis) => axis.index().to_string(),
+        Members::World => "{}".to_owned(),
+        Members::Along(axes) => {
+            let axes: Vec<String> = axes.iter().map(|axis| axis.index().to_string()).collect();
+            format!("{{{}}}", axes.join(", "))
+        }
     });
     let more: Vec<String> = more.collect();
     let more = if more.is_empty() { String::new() } else { format!(", {{{}}}", more.join(", ")) };

@@ -152,11 +152,11 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// The number of a communicator: all ranks, along each axis, then those of other streams.
+    /// The number of a communicator: all ranks, along each axis, then those that the mesh does not have anyway.
     fn communicator(&self, communicator: Communicator) -> String {
         match (communicator.members, communicator.stream) {
             (Members::World, Stream::Comm) => "kWorld".to_owned(),
-            (Members::Axis(axis), Stream::Comm) => (1 + axis.index()).to_string(),
+            (Members::Along(axes), Stream::Comm) if axes.len() == 1 => (1 + axes[0].index()).to_string(),
             _ => {
                 let own = self.communicators.iter().position(|own| *own == communicator);
                 let own = own.expect("the schedule's communicators are listed");
@@ -420,7 +420,7 @@ mod tests {
         let transfer = |sends, receives| {
             let collective = Collective::SendReceive { sends, receives };
             Record::Transfer(Transfer {
-                communicator: Communicator { members: Members::Axis(ring), stream: Stream::Comm },
+                communicator: Communicator { members: Members::Along(ring.into()), stream: Stream::Comm },
                 dtype: DType::BF16,
                 collective,
             })

@@ -9,7 +9,7 @@ use super::info::AttrInfo;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::FuncId;
-use crate::mesh::AxisId;
+use crate::mesh::{Axes, AxisId};
 
 /// Attributes with their names, in the order of the text form.
 pub(crate) type Written = Vec<(&'static str, Attr)>;
@@ -292,6 +292,28 @@ impl Value for AxisId {
         let word = word(attr)?;
         let found = names.space.mesh.axis(&word);
         found.ok_or_else(|| Refused::Message(format!("`{word}` is not an axis of the mesh")))
+    }
+}
+
+impl Value for Axes {
+    const KIND: &'static str = "an axis of the mesh, or a list of axes";
+
+    fn to_attr(&self, names: Names<'_>) -> Attr {
+        match **self {
+            [axis] => axis.to_attr(names),
+            _ => Attr::List(self.iter().map(|axis| axis.to_attr(names)).collect()),
+        }
+    }
+
+    fn from_attr(attr: Attr, names: Names<'_>) -> Result<Self, Refused> {
+        let items = match attr {
+            Attr::List(items) => items,
+            one => vec![one],
+        };
+        let axes: Vec<AxisId> =
+            items.into_iter().map(|item| AxisId::from_attr(item, names)).collect::<Result<_, _>>()?;
+        let message = || format!("a collective communicates along 1 to {} axes, each named once", Axes::MOST);
+        Axes::new(&axes).ok_or_else(|| Refused::Message(message()))
     }
 }
 

@@ -68,13 +68,15 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
             join(&mut ty, from, axis)?;
             split(&mut ty, to, axis)?;
         }
-        Op::AllGather { axis, dim } => join(&mut ty, dim, axis)?,
+        Op::AllGather { axis, dim } => axis.iter().rev().try_for_each(|&axis| join(&mut ty, dim, axis))?,
         Op::Slice { axis, dim } => split(&mut ty, dim, axis)?,
         Op::ReduceScatter { axis, dim } => {
-            reduce(&mut ty, axis)?;
-            split(&mut ty, dim, axis)?;
+            for &axis in axis.iter() {
+                reduce(&mut ty, axis)?;
+                split(&mut ty, dim, axis)?;
+            }
         }
-        Op::AllReduce { axis } => reduce(&mut ty, axis)?,
+        Op::AllReduce { axis } => axis.iter().try_for_each(|&axis| reduce(&mut ty, axis))?,
         Op::Fetch { to } => {
             let from = fetched_of(op, space, to)?;
             rename(op, space, &mut ty, from, to)?;

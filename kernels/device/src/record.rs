@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Schedule, Stream};
-use ithaca_ir::{AxisId, DType, Mesh, Space, boxes};
+use ithaca_ir::{Axes, DType, Mesh, Op, Rank, Space, boxes};
 
 use crate::address::Address;
 use crate::argument::Arg;
@@ -150,16 +150,20 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// The communicators of a schedule's streams other than [`Stream::Comm`], ascending. Those of `Comm` are for all ranks and
-    /// along every axis.
-    pub fn of_other_streams(schedule: &Schedule) -> Vec<Self> {
-        let mut all = BTreeSet::new();
-        for task in schedule.frames.values().flat_map(|frame| &frame.tasks) {
-            if let (Some(transfer), true) = (task.work.exchange(), task.stream != Stream::Comm) {
-                let members = Members::of(&schedule.space, transfer.first());
-                all.insert(Communicator { members, stream: task.stream });
-            }
-        }
+    /// Whether a mesh has it anyway: of [`Stream::Comm`], for all ranks or along one axis.
+    pub fn is_of_mesh(self) -> bool {
+        let is_along_several = matches!(self.members, Members::Along(axes) if axes.len() > 1);
+        self.stream == Stream::Comm && !is_along_several
+    }
+
+    /// The communicators of a schedule that its mesh does not have anyway, ascending.
+    pub fn further(schedule: &Schedule) -> Vec<Self> {
+        let tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
+        let used = tasks.filter_map(|task| {
+            let members = Members::of(&schedule.space, task.work.exchange()?.first());
+            Some(Communicator { members, stream: task.stream })
+        });
+        let all: BTreeSet<Self> = used.filter(|used| !used.is_of_mesh()).collect();
         all.into_iter().collect()
     }
 }
@@ -169,15 +173,22 @@ impl Communicator {
 pub enum Members {
     /// All ranks of the mesh, by rank.
     World,
-    /// The ranks that differ along one axis only, by coordinate along it.
-    Axis(AxisId),
+    /// The ranks that differ along these axes only, by coordinate along them.
+    Along(Axes),
 }
 
 impl Members {
     /// The ranks among which a tensor is sent.
     pub fn of(space: &Space, parcel: &Parcel) -> Self {
-        match boxes::axes(space, &parcel.op, &parcel.from, &parcel.to).as_slice() {
-            [axis] => Members::Axis(*axis),
+        match (&parcel.op, boxes::axes(space, &parcel.op, &parcel.from, &parcel.to).as_slice()) {
+            (_, [axis]) => Members::Along((*axis).into()),
+            (Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. }, _) => Members::Along(*axis),
+            (Op::AllReduce { axis }, _) if space.mesh.degree(axis) < space.mesh.ranks() => {
+                // A sum is the same for any numbers: those that parts have by ZeRO, the innermost axis first.
+                let mut axes = axis.to_vec();
+                axes.sort_unstable_by(|a, b| b.cmp(a));
+                Members::Along(Axes::new(&axes).unwrap_or(*axis))
+            }
             _ => Members::World,
         }
     }
@@ -186,7 +197,23 @@ impl Members {
     pub fn count(self, mesh: &Mesh) -> u64 {
         match self {
             Members::World => mesh.ranks(),
-            Members::Axis(axis) => mesh.size(axis),
+            Members::Along(axes) => mesh.degree(&axes),
+        }
+    }
+
+    /// The number of one of them.
+    pub fn number(self, mesh: &Mesh, rank: Rank) -> u64 {
+        match self {
+            Members::World => rank.0,
+            Members::Along(axes) => mesh.coordinate_along(rank, &axes),
+        }
+    }
+
+    /// Those of a rank, by number.
+    pub fn of_rank(self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
+        match self {
+            Members::World => mesh.iter_ranks().collect(),
+            Members::Along(axes) => mesh.group_along(rank, &axes),
         }
     }
 }

@@ -328,14 +328,13 @@ fn change_axis(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     let mesh = &schedule.space.mesh;
     let (frame, i) = task(schedule, choices, |_, t| transfer(t).is_some() && mesh.axes.len() > 1)?;
     let n = choices.below(mesh.axes.len() - 1);
+    let other = |axis| mesh.axes.ids().filter(|a| *a != axis).nth(n).expect("there are more axes");
     let which = choices.below(64);
     Mutant::of(schedule, frame, |f| {
         change_parcel(&mut f.tasks[i], which, |parcel| match &mut parcel.op {
-            Op::AllToAll { axis, .. }
-            | Op::AllGather { axis, .. }
-            | Op::ReduceScatter { axis, .. }
-            | Op::AllReduce { axis } => {
-                *axis = mesh.axes.ids().filter(|a| a != axis).nth(n).expect("there are more axes");
+            Op::AllToAll { axis, .. } => *axis = other(*axis),
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } | Op::AllReduce { axis } => {
+                *axis = if let [axis] = **axis { other(axis) } else { axis[n % axis.len()] }.into();
             }
             _ => parcel.to = parcel.from.clone(),
         });

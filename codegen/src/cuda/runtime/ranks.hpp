@@ -105,7 +105,7 @@ struct Axis {
 // Ranks are numbered row-major: the last axis varies fastest.
 struct Mesh {
     std::vector<Axis> axes;
-    std::vector<int> more = {};  // axes along which streams have communicators of their own; -1 for all ranks
+    std::vector<std::vector<int>> more = {};  // the axes of each further communicator, which number its ranks; none for all ranks
 
     int64_t stride(int axis) const {
         int64_t n = 1;
@@ -130,7 +130,8 @@ inline bool is_busy(ncclComm_t comm) {
     return state == ncclInProgress;
 }
 
-// Communicators are numbered: that of all ranks, those along the mesh axes, and those of streams of their own.
+// Communicators are numbered: that of all ranks, those along the mesh axes, and further ones: along several axes, or of streams of
+// their own.
 inline constexpr int kWorld = 0;
 
 // This rank is that of a number among `size`.
@@ -158,14 +159,18 @@ struct Communicators {
         }
         wait_for(world, "the communicator of all ranks");
         for (size_t a = 0; 1 + a < all.size(); ++a) {
-            const int axis = a < mesh.axes.size() ? static_cast<int>(a) : mesh.more[a - mesh.axes.size()];
+            const bool is_of_axis = a < mesh.axes.size();
+            const std::vector<int> along = is_of_axis ? std::vector<int>{static_cast<int>(a)} : mesh.more[a - mesh.axes.size()];
             auto& [comm, size, number] = all[1 + a];
             int64_t color = 0;
             std::string name = "another communicator of all ranks";
-            if (axis >= 0) {
-                size = mesh.axes[axis].size, number = mesh.coordinate(self.rank, axis);
-                color = self.rank - number * mesh.stride(axis);
-                name = std::string("the communicators along `") + mesh.axes[axis].name + "`";
+            if (!along.empty()) {
+                size = 1, number = 0, color = self.rank, name = "the communicators along";
+                for (const int axis : along) {
+                    const int64_t at = mesh.coordinate(self.rank, axis);
+                    size *= mesh.axes[axis].size, number = number * mesh.axes[axis].size + at, color -= at * mesh.stride(axis);
+                    name += std::string(" `") + mesh.axes[axis].name + "`";
+                }
             }
             ITHACA_NCCL(ncclCommSplit(world, static_cast<int>(color), static_cast<int>(number), &comm, &config));
             wait_for(world, name);

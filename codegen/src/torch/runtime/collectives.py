@@ -30,7 +30,7 @@ def relative(box, within):
 def blocks(space, kind, axes, start, end):
     """The members of the group of a collective, and for each the boxes that this rank sends to it and receives from it."""
     rank = space.rank
-    group = space.along(rank, axes)
+    group = sorted(space.along(rank, axes))  # as process groups number them
     if start.on != end.on:
         group = [r for r in group if space.holds(start, r) or space.holds(end, r)]
     some = lambda box: [box] if elements(box) > 0 else []

@@ -3,7 +3,7 @@
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::{FuncId, Layers};
-use crate::mesh::AxisId;
+use crate::mesh::{Axes, AxisId};
 use crate::ops::attr::{Attr, AttrError, Attrs, Names};
 use crate::ops::attribute::{Refused, Value};
 use crate::ops::declare::ops;
@@ -243,8 +243,8 @@ ops! {
             } = "all_to_all", "x -> x", Collective, NoKernel, Zero;
             /// Joins a dimension.
             AllGather {
-                /// The axis of communication.
-                axis: AxisId,
+                /// The axis of communication, or the axes along which one message is gathered, as in `[u, dp]`.
+                axis: Axes,
                 /// The dimension that becomes whole along the axis.
                 dim: DimId,
             } = "all_gather", "x -> x", Collective, NoKernel, Zero;
@@ -257,15 +257,15 @@ ops! {
             } = "slice", "x -> x", Layout, Vector, Zero;
             /// Sums, and keeps this rank's part of a dimension.
             ReduceScatter {
-                /// The axis of communication.
-                axis: AxisId,
+                /// The axis of communication, or several.
+                axis: Axes,
                 /// The dimension that becomes split.
                 dim: DimId,
             } = "reduce_scatter", "x -> x", Collective, NoKernel, Results(1);
             /// Sums; every rank has the result.
             AllReduce {
-                /// The axis of communication.
-                axis: AxisId,
+                /// The axis of communication, or several.
+                axis: Axes,
             } = "all_reduce", "x -> x", Collective, NoKernel, Results(1);
             /// Moves whole blocks between ranks, to the layout of the result.
             Permute = "permute", "x -> x", Collective, NoKernel, Zero;

@@ -75,8 +75,8 @@ fn key(parcel: &Parcel) -> Key {
     let Parcel { op, from, to } = parcel;
     let (dims, axes) = match *op {
         Op::AllToAll { axis, split, concat } => (vec![split, concat], vec![axis]),
-        Op::AllGather { axis, dim } | Op::ReduceScatter { axis, dim } => (vec![dim], vec![axis]),
-        Op::AllReduce { axis } => (vec![], vec![axis]),
+        Op::AllGather { axis, dim } | Op::ReduceScatter { axis, dim } => (vec![dim], axis.to_vec()),
+        Op::AllReduce { axis } => (vec![], axis.to_vec()),
         Op::Fetch { to } => (vec![to], vec![]),
         Op::FetchSum { from } => (vec![from], vec![]),
         _ => (vec![], vec![]),

@@ -161,10 +161,7 @@ impl Message {
     }
 
     fn number(&self, space: &Space, member: Rank) -> Int {
-        Int::Const(signed(match self.communicator.members {
-            Members::World => member.0,
-            Members::Axis(axis) => space.mesh.coordinate(member, axis),
-        }))
+        Int::Const(signed(self.communicator.members.number(&space.mesh, member)))
     }
 
     /// Adds the record of one rank, whose parts are more than one if tensors are sent from where they are.

@@ -215,7 +215,7 @@ fn layered() -> Module {
     let down =
         b.weight(Binding::named("down.{layer}"), TensorType::new(DType::BF16, [f, m]).split(f, [t])).unwrap();
     let y = b.einsum(up, down, &[s, m]).unwrap();
-    let y = b.push(Op::AllReduce { axis: t }, &[y]).unwrap();
+    let y = b.push(Op::AllReduce { axis: t.into() }, &[y]).unwrap();
     let x = b.add(x, y).unwrap();
     let block = b.finish([Output { name: None, value: x }]);
     let block = functions.push(block);
@@ -228,7 +228,7 @@ fn layered() -> Module {
     let table =
         b.weight(Binding::named("table"), TensorType::new(DType::BF16, [v, m]).split(v, [t])).unwrap();
     let x = b.push(Op::Embed { over: v, padding: None }, &[table, ids]).unwrap();
-    let x = b.push(Op::AllReduce { axis: t }, &[x]).unwrap();
+    let x = b.push(Op::AllReduce { axis: t.into() }, &[x]).unwrap();
     let x = b.call(block, 0..3, &[x, positions]).unwrap()[0];
     let head = source(&mut b, "table", DType::BF16, &[v, m]);
     let y = b.einsum(x, head, &[s, v]).unwrap();

@@ -1,7 +1,7 @@
 //! A collective of the ranks of a process, and the interface of its implementations.
 
 pub use ithaca_device::Even;
-use ithaca_device::{Communicator, Members, Transfer};
+use ithaca_device::{Communicator, Transfer};
 use ithaca_ir::{DType, Mesh, Rank};
 
 use crate::cuda::arguments::Address;
@@ -30,10 +30,7 @@ pub struct End {
 impl End {
     /// The ranks that take part in a transfer of a rank, by their numbers in the communicator.
     pub fn members(mesh: &Mesh, transfer: &Transfer, rank: Rank) -> Vec<Rank> {
-        match transfer.communicator.members {
-            Members::World => mesh.iter_ranks().collect(),
-            Members::Axis(axis) => mesh.group(rank, axis),
-        }
+        transfer.communicator.members.of_rank(mesh, rank)
     }
 
     /// Its number in its communicator.

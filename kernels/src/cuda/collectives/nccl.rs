@@ -132,7 +132,7 @@ impl<'d> Nccl<'d> {
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let mesh = &schedule.space.mesh;
-        let own = ithaca_device::Communicator::of_other_streams(schedule);
+        let own = ithaca_device::Communicator::further(schedule);
         let n_ranks = index(mesh.ranks());
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
@@ -142,23 +142,21 @@ impl<'d> Nccl<'d> {
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, timeout)?;
         let mut parts_of: Vec<Vec<Communicator>> = ranks.iter().map(|_| Vec::new()).collect();
-        let along = mesh.axes.ids().map(|axis| (Members::Axis(axis), String::new()));
+        let along = mesh.axes.ids().map(|axis| (Members::Along(axis.into()), String::new()));
         let of_stream = |c: &ithaca_device::Communicator| (c.members, format!(" of `{}`", c.stream));
         for (members, of) in along.chain(own.iter().map(of_stream)) {
             let name = match members {
                 Members::World => format!("the communicator of all ranks{of}"),
-                Members::Axis(axis) => format!("the communicators along `{}`{of}", mesh.axes[axis].name),
+                Members::Along(axes) => {
+                    let names: Vec<&str> = axes.iter().map(|&axis| mesh.axes[axis].name.as_str()).collect();
+                    format!("the communicators along `{}`{of}", names.join("+"))
+                }
             };
             let mut splits: Vec<Split<'_>> = Vec::with_capacity(ranks.len());
             for ((&rank, device), world) in ranks.iter().zip(&devices).zip(&worlds) {
                 device.make_current()?;
-                let (color, key) = match members {
-                    Members::World => (0, index(rank.0)),
-                    Members::Axis(axis) => (
-                        mesh.group(rank, axis).first().map_or(0, |first| index(first.0)),
-                        index(mesh.coordinate(rank, axis)),
-                    ),
-                };
+                let color = members.of_rank(mesh, rank).first().map_or(0, |first| index(first.0));
+                let key = index(members.number(mesh, rank));
                 let size = index(members.count(mesh));
                 splits.push(world.begin_split(color, key, size).map_err(not_joined(rank, &name))?);
             }
@@ -240,7 +238,7 @@ impl<'d> Nccl<'d> {
         let used = exchange.communicator;
         let part = match (used.members, used.stream) {
             (Members::World, Queue::Comm) => return Ok(&member.world),
-            (Members::Axis(axis), Queue::Comm) => Some(axis.index()),
+            (Members::Along(axes), Queue::Comm) if axes.len() == 1 => Some(axes[0].index()),
             _ => self.own.iter().position(|own| *own == used).map(|own| self.n_axes + own),
         };
         part.and_then(|part| member.parts.get(part)).ok_or_else(missing)

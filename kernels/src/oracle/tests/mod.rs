@@ -382,11 +382,13 @@ pub(crate) fn ulysses(level: Level) -> Module {
         };
         let y = f.einsum(o, w, &[b, s, m]).unwrap();
         let Some(axis) = u else { return y };
-        let y = f.push(Op::ReduceScatter { axis, dim: s }, &[y]).unwrap();
+        let y = f.push(Op::ReduceScatter { axis: axis.into(), dim: s }, &[y]).unwrap();
         let whole = TensorType::new(F, [b, s, m]);
         match level {
             Level::Sharded => f.push_as(Op::Reshard, &[y], whole).unwrap(),
-            Level::Program | Level::PerRank => f.push(Op::AllGather { axis, dim: s }, &[y]).unwrap(),
+            Level::Program | Level::PerRank => {
+                f.push(Op::AllGather { axis: axis.into(), dim: s }, &[y]).unwrap()
+            }
         }
     })
 }
@@ -430,7 +432,7 @@ fn sums_slices_and_permutes_over_ranks() {
         let x = b.weight(Binding::named("x"), TensorType::new(F, [i, j]).split(j, [t])).unwrap();
         let w = b.weight(Binding::named("w"), TensorType::new(F, [j, k]).split(j, [t])).unwrap();
         let y = b.einsum(x, w, &[i, k]).unwrap();
-        let y = b.push(Op::AllReduce { axis: t }, &[y]).unwrap();
+        let y = b.push(Op::AllReduce { axis: t.into() }, &[y]).unwrap();
         let y = b.push(Op::Slice { axis: a, dim: i }, &[y]).unwrap();
         let y = b.push(Op::Slice { axis: t, dim: i }, &[y]).unwrap();
         let turned = TensorType::new(F, [i, k]).split(i, [t, a]);

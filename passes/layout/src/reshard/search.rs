@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::layout::Layout;
-use ithaca_ir::mesh::AxisId;
+use ithaca_ir::layout::{AxisList, Layout};
+use ithaca_ir::mesh::{Axes, AxisId};
 use ithaca_ir::ops::collective::apply;
 use ithaca_ir::ops::{Context as OpContext, Op};
 use ithaca_ir::{Arena, DimId, Space, TensorType};
@@ -137,11 +137,13 @@ fn moves(
             split,
             concat: dim,
         }));
-        ops.push(Op::AllGather { axis, dim });
+        ops.extend(
+            jointly(&here.layout.split[i], &to.layout.split[i]).map(|axis| Op::AllGather { axis, dim }),
+        );
     }
     for &axis in here.layout.partial.iter().filter(|a| !to.layout.partial.contains(a)) {
-        ops.extend(dims.iter().map(|&dim| Op::ReduceScatter { axis, dim }));
-        ops.push(Op::AllReduce { axis });
+        ops.extend(dims.iter().map(|&dim| Op::ReduceScatter { axis: axis.into(), dim }));
+        ops.push(Op::AllReduce { axis: axis.into() });
     }
     // A sum over several axes sends less when it is scattered over one, summed over the others in parts, and gathered:
     // as much as one sum over all ranks would.
@@ -150,9 +152,19 @@ fn moves(
     if summed.len() > 1 {
         for (i, &dim) in here.dims.iter().enumerate().filter(|&(i, _)| !changes(i)) {
             let pending = summed.iter().filter(|a| here.layout.partial.contains(a));
-            ops.extend(pending.map(|&axis| Op::ReduceScatter { axis, dim }));
+            ops.extend(pending.map(|&axis| Op::ReduceScatter { axis: axis.into(), dim }));
             let scattered = here.layout.split[i].last().filter(|a| summed.contains(a));
-            ops.extend(scattered.map(|&axis| Op::AllGather { axis, dim }));
+            ops.extend(scattered.map(|&axis| Op::AllGather { axis: axis.into(), dim }));
+        }
+        // Or in one message among the ranks of all these axes.
+        let pending: AxisList = here.layout.partial.iter().copied().filter(|a| summed.contains(a)).collect();
+        ops.extend(Axes::new(&pending).filter(|axes| axes.len() > 1).map(|axis| Op::AllReduce { axis }));
+        for (i, &dim) in here.dims.iter().enumerate() {
+            let joined = to.layout.split[i].strip_prefix(&here.layout.split[i][..]).unwrap_or_default();
+            let n = joined.iter().take_while(|axis| pending.contains(axis)).count();
+            ops.extend(
+                (2..=n).filter_map(|n| Some(Op::ReduceScatter { axis: Axes::new(&joined[..n])?, dim })),
+            );
         }
     }
     let splits_source = |axis: AxisId| from.layout.split.iter().any(|axes| axes.contains(&axis));
@@ -170,6 +182,12 @@ fn moves(
         moves.push((Op::Permute, to.clone()));
     }
     moves
+}
+
+/// The axes along which one message may gather a dimension that is split so: the innermost, or several down to those that stay.
+fn jointly(split: &[AxisId], to: &[AxisId]) -> impl Iterator<Item = Axes> {
+    let stays = split.iter().zip(to).take_while(|(a, b)| a == b).count().min(split.len() - 1);
+    (stays..split.len()).rev().filter_map(|first| Axes::new(&split[first..]))
 }
 
 /// Whether every dimension may be split as the type says.
@@ -236,23 +254,33 @@ mod tests {
         );
     }
 
+    /// What several axes sum or split, one message among the ranks of all of them sums or gathers, unless parts of it cost less.
     #[test]
-    fn a_sum_over_two_axes_is_scattered_and_gathered() {
+    fn several_axes_are_one_group() {
         let space = space(&[("dp", 2), ("u", 4)], &[("m", 64), ("n", 3)]);
         let [m, n] = ["m", "n"].map(|n| space.dim(n).unwrap());
         let [dp, u] = ["dp", "u"].map(|n| space.mesh.axis(n).unwrap());
-        let x = TensorType::new(DType::F32, [m, n]);
-        let pending = x.with_layout(x.layout.clone().with_partial(dp).with_partial(u));
-        let steps = convert(&space, &pending, &x, &Volume);
+        let whole = TensorType::new(DType::F32, [m, n]);
+        let pending = whole.with_layout(whole.layout.clone().with_partial(dp).with_partial(u));
+        let split = whole.clone().split(m, [u, dp]);
+        let joint = Axes::new(&[u, dp]).unwrap();
+        for (from, to, op, bytes) in [
+            (&pending, &whole, Op::AllReduce { axis: Axes::new(&[dp, u]).unwrap() }, 2 * 7 * 64 * 3 * 4 / 8),
+            (&pending, &split, Op::ReduceScatter { axis: joint, dim: m }, 7 * 64 * 3 * 4 / 8),
+            (&split, &whole, Op::AllGather { axis: joint, dim: m }, 7 * 64 * 3 * 4 / 8),
+        ] {
+            assert_eq!(ithaca_ir::boxes::bytes_sent(&space, &op, from, to, Rank(0)), bytes);
+            assert_eq!(convert(&space, from, to, &Volume), [Step { op, to: to.clone() }]);
+        }
+        struct DearGroups;
+        impl Prices for DearGroups {
+            fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+                let joint = ithaca_ir::boxes::axes(space, op, from, to).len() > 1;
+                if joint { 1e18 } else { Volume.collective_seconds(space, op, from, to) }
+            }
+        }
+        let steps = convert(&space, &pending, &whole, &DearGroups);
         assert_eq!(names(&steps), ["reduce_scatter", "all_reduce", "all_gather"]);
-        let before = std::iter::once(&pending).chain(steps.iter().map(|step| &step.to));
-        let sent = before
-            .zip(&steps)
-            .map(|(from, step)| ithaca_ir::boxes::bytes_sent(&space, &step.op, from, &step.to, Rank(0)));
-        assert_eq!(sent.sum::<u64>(), 2 * 7 * 64 * 3 * 4 / 8);
-        let few = TensorType::new(DType::F32, [n]);
-        let pending = few.with_layout(few.layout.clone().with_partial(dp).with_partial(u));
-        assert_eq!(names(&convert(&space, &pending, &few, &Volume)), ["all_reduce", "all_reduce"]);
     }
 
     #[test]

@@ -220,7 +220,7 @@ impl ProgramBuilder<'_> {
         let mut outputs = Vec::new();
         for (i, mut value) in results.pop().into_iter().flatten().enumerate() {
             for axis in b.ty(value).layout.partial.clone() {
-                value = b.push(Op::AllReduce { axis }, &[value])?;
+                value = b.push(Op::AllReduce { axis: axis.into() }, &[value])?;
             }
             outputs.push(Output { name: Some(format!("y{i}")), value });
         }

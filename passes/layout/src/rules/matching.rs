@@ -225,9 +225,14 @@ pub(super) fn all_hold<'t>(
         }
         Condition::Float(t) => word(t).and_then(|w| DType::parse(&w)).is_some_and(DType::is_float),
         Condition::Divides(a, b) => {
+            let size = |axis: &Attr| match axis {
+                Attr::Word(name) => space.mesh.axis(name).map(|axis| space.mesh.size(axis)),
+                _ => None,
+            };
             let degree = match value(a, bindings) {
                 Some(Attr::Int(n)) => Some(n),
-                Some(Attr::Word(w)) => space.mesh.axis(&w).map(|axis| space.mesh.size(axis)),
+                Some(axis @ Attr::Word(_)) => size(&axis),
+                Some(Attr::List(axes)) => axes.iter().map(size).product(),
                 _ => None,
             };
             match (degree, value(b, bindings)) {

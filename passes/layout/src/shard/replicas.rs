@@ -25,8 +25,8 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
-/// them. Where none does, axis by axis the first that divides by it, and by those that are left the first that is whole and
-/// [`uneven`].
+/// them, else the first that is whole and [`uneven`]. Where there is none, axis by axis the first that divides by it, and by those
+/// that are left the first that is whole and uneven.
 pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
     let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
         let split: AxisList = ty.layout.split[i].iter().chain(more).copied().collect();
@@ -40,16 +40,24 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
         ty.layout.split[i] = split;
         return ty;
     }
+    let uneven = |ty: &TensorType, axes: &AxisList| -> Option<usize> {
+        let is_free = |&i: &usize| {
+            let dim = ty.dims[i];
+            ty.layout.split[i].is_empty() && space.dims[dim].uneven && space.can_split(dim, axes)
+        };
+        (0..ty.dims.len()).find(is_free).filter(|_| !axes.is_empty())
+    };
+    if let Some(i) = uneven(&ty, &axes) {
+        ty.layout.split[i] = axes;
+        return ty;
+    }
     for &axis in &axes {
         if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &[axis])?))) {
             ty.layout.split[i] = split;
         }
     }
     let left = left(&ty, &axes);
-    let is_free = |&i: &usize| {
-        ty.layout.split[i].is_empty() && space.dims[ty.dims[i]].uneven && space.can_split(ty.dims[i], &left)
-    };
-    if let Some(i) = (0..ty.dims.len()).find(is_free).filter(|_| !left.is_empty()) {
+    if let Some(i) = uneven(&ty, &left) {
         ty.layout.split[i] = left;
     }
     ty
@@ -86,15 +94,21 @@ pub(super) fn uneven(module: &Module, plan: &Plan) -> BTreeSet<DimId> {
         }
         let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
         let split = split(space, &ty, &plan.replicas);
-        let degree = space.mesh.degree(&left(&split, &plan.replicas));
-        let is_free = |&i: &usize| {
-            let dim = &space.dims[ty.dims[i]];
-            let is_plain = Dim { name: dim.name.clone(), ..Dim::new("", dim.size) } == *dim;
-            split.layout.split[i].is_empty() && is_plain && !plan.is_head(ty.dims[i]) && dim.size >= degree
-        };
-        if degree > 1 {
+        let [all, left] = [&ty, &split].map(|ty| space.mesh.degree(&left(ty, &plan.replicas)));
+        let free = |split: &TensorType, degree: u64| {
+            let is_free = |&i: &usize| {
+                let dim = &space.dims[ty.dims[i]];
+                let is_plain = Dim { name: dim.name.clone(), ..Dim::new("", dim.size) } == *dim;
+                split.layout.split[i].is_empty()
+                    && is_plain
+                    && !plan.is_head(ty.dims[i])
+                    && dim.size >= degree
+            };
             let count = |&i: &usize| weights.get(&ty.dims[i]).copied().unwrap_or_default();
-            uneven.extend((0..ty.dims.len()).rev().filter(is_free).max_by_key(count).map(|i| ty.dims[i]));
+            (0..ty.dims.len()).rev().filter(is_free).max_by_key(count).map(|i| ty.dims[i])
+        };
+        if left > 1 {
+            uneven.extend(free(&ty, all).or_else(|| free(&split, left)));
         }
     }
     uneven

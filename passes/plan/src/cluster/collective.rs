@@ -17,7 +17,7 @@
 //! A group within one block takes the time of the level's measured curves, where it has some (`curve`). Where steps run so
 //! (`runtime`), an all-reduce there may be a kernel of its own.
 
-use ithaca_ir::{AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
+use ithaca_ir::{Axes, AxisId, Mesh, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::between::Between;
 use crate::cluster::prices::{Collective, CollectiveTime, Pattern};
@@ -51,14 +51,14 @@ impl Cluster {
         }
     }
 
-    /// For each level that groups along `axis` cross its time where no link is shared; `bytes` are those that a rank sends.
+    /// For each level that groups along `axes` cross its time where no link is shared; `bytes` are those that a rank sends.
     fn along(
         &self,
         space: &Space,
-        (collective, axis): (Collective, AxisId),
+        (collective, axes): (Collective, Axes),
         bytes: f64,
     ) -> Vec<(usize, CollectiveTime)> {
-        let (p, stride) = (space.mesh.size(axis), space.mesh.stride(axis));
+        let p = space.mesh.degree(&axes);
         let mut found = Vec::new();
         if p <= 1 {
             return found;
@@ -68,7 +68,7 @@ impl Cluster {
             let here = if i + 1 == self.levels.len() {
                 Spread { fewest: p, most: p }
             } else {
-                Spread::of(space.mesh.ranks(), p, stride, level.devices.value)
+                Spread::along(&space.mesh, &axes, level.devices.value)
             };
             if here.most > inside.most || here.fewest > inside.fewest {
                 let is_whole = inside.most == 1 && here.fewest == p;
@@ -131,7 +131,7 @@ impl Cluster {
         match collective {
             Some(collective) => {
                 let sent = collective.sent_bytes(ranks, bytes);
-                self.join(self.along(&space, (collective, axis), sent)).seconds()
+                self.join(self.along(&space, (collective, axis.into()), sent)).seconds()
             }
             // A step crosses every level that the group does, and waits for the slowest.
             None => {
@@ -149,7 +149,7 @@ impl Cluster {
     /// The levels that a group of `ranks` devices, `stride` apart, crosses, from the inside out.
     pub(crate) fn crossed(&self, (ranks, stride): (u64, u64)) -> Vec<usize> {
         let (space, axis) = group(ranks, stride);
-        let levels = self.along(&space, (Collective::AllGather, axis), 0.0);
+        let levels = self.along(&space, (Collective::AllGather, axis.into()), 0.0);
         levels.into_iter().map(|(level, _)| level).collect()
     }
 
@@ -183,8 +183,8 @@ impl Cluster {
             Some((_, sum)) => *sum = sum.with(time),
             None => found.push((level, time)),
         };
-        // Tensors that the same collective moves along the same axis are one larger tensor.
-        let mut moved: Vec<((Collective, AxisId), f64)> = Vec::new();
+        // Tensors that the same collective moves along the same axes are one larger tensor.
+        let mut moved: Vec<((Collective, Axes), f64)> = Vec::new();
         for (op, from, to) in together {
             let bytes = || sent_bytes(space, op, from, to) as f64;
             match (Collective::of(op), op) {
@@ -264,6 +264,24 @@ struct Spread {
 }
 
 impl Spread {
+    /// For the groups along `axes`, in blocks of `devices`.
+    fn along(mesh: &Mesh, axes: &[AxisId], devices: u64) -> Spread {
+        // Axes side by side number ranks as one axis does: its size and stride.
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for axis in mesh.axes.ids().filter(|axis| axes.contains(axis)) {
+            let (p, stride) = (mesh.size(axis), mesh.stride(axis));
+            match runs.last_mut().filter(|(_, before)| *before == p * stride) {
+                Some((n, before)) => (*n, *before) = (*n * p, stride),
+                None => runs.push((p, stride)),
+            }
+        }
+        let spreads = runs.into_iter().map(|(p, stride)| Spread::of(mesh.ranks(), p, stride, devices));
+        spreads.fold(Spread { fewest: 1, most: 1 }, |all, run| Spread {
+            fewest: all.fewest * run.fewest,
+            most: all.most * run.most,
+        })
+    }
+
     /// For groups of `p` ranks at distance `stride` among `ranks`, in blocks of `devices`.
     fn of(ranks: u64, p: u64, stride: u64, devices: u64) -> Spread {
         let same = |n| Spread { fewest: n, most: n };
@@ -296,7 +314,7 @@ impl Spread {
 
 /// Bytes that the busiest rank sends.
 pub(crate) fn sent_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
-    let n = |axis: AxisId| space.mesh.size(axis);
+    let n = |axes: &[AxisId]| space.mesh.degree(axes);
     let local = |ty: &TensorType| space.max_local_bytes(ty);
     let even = |ty: &TensorType| {
         ty.dims
@@ -307,14 +325,13 @@ pub(crate) fn sent_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorT
     let others = |bytes: u64, n: u64| bytes / n * (n - 1);
     match *op {
         // Every rank holds the same, so shares are exact and no boxes need be cut.
-        Op::AllToAll { axis, .. } | Op::ReduceScatter { axis, .. } if even(from) && even(to) => {
-            others(local(from), n(axis))
-        }
+        Op::AllToAll { axis, .. } if even(from) && even(to) => others(local(from), n(&[axis])),
+        Op::ReduceScatter { axis, .. } if even(from) && even(to) => others(local(from), n(&axis)),
         Op::AllReduce { axis } => {
-            let chunk = space.max_local_elements(from).div_ceil(n(axis)) * from.dtype.bytes();
-            local(from) - chunk + (n(axis) - 1) * chunk
+            let chunk = space.max_local_elements(from).div_ceil(n(&axis)) * from.dtype.bytes();
+            local(from) - chunk + (n(&axis) - 1) * chunk
         }
-        Op::AllGather { axis, .. } => local(from) * (n(axis) - 1),
+        Op::AllGather { axis, .. } => local(from) * (n(&axis) - 1),
         // A rank passes on at most what it will hold.
         Op::Permute => local(to),
         _ => {
@@ -350,7 +367,7 @@ mod tests {
         let axis = space.mesh.axis(axis).unwrap();
         let mut from = TensorType::new(DType::BF16, [x, y]);
         from.layout.partial.push(axis);
-        time(cluster, &space, &Op::AllReduce { axis }, &from)
+        time(cluster, &space, &Op::AllReduce { axis: axis.into() }, &from)
     }
 
     /// Seconds of an all-to-all of which every rank of `axis` holds `bytes`.
@@ -471,9 +488,9 @@ mod tests {
             for (op, from) in [
                 (Op::AllToAll { axis: a, split: y, concat: x }, &split),
                 (Op::AllToAll { axis: b, split: x, concat: y }, &minor),
-                (Op::AllGather { axis: b, dim: y }, &minor),
-                (Op::ReduceScatter { axis: a, dim: y }, &partial),
-                (Op::AllReduce { axis: a }, &partial),
+                (Op::AllGather { axis: b.into(), dim: y }, &minor),
+                (Op::ReduceScatter { axis: a.into(), dim: y }, &partial),
+                (Op::AllReduce { axis: a.into() }, &partial),
             ] {
                 let to = ithaca_ir::ops::collective::apply(&op, &space, from).unwrap();
                 let exact =

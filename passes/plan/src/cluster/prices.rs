@@ -1,6 +1,6 @@
 //! Collectives: their names, how they use links, and their time.
 
-use ithaca_ir::{AxisId, Op};
+use ithaca_ir::{Axes, Op};
 
 /// The time of one collective, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,13 +53,13 @@ pub enum Collective {
 impl Collective {
     const ALL: [Self; 4] = [Self::AllGather, Self::ReduceScatter, Self::AllReduce, Self::AllToAll];
 
-    /// The collective of an operation, and its axis.
-    pub(crate) fn of(op: &Op) -> Option<(Self, AxisId)> {
+    /// The collective of an operation, and its axes.
+    pub(crate) fn of(op: &Op) -> Option<(Self, Axes)> {
         match *op {
             Op::AllGather { axis, .. } => Some((Self::AllGather, axis)),
             Op::ReduceScatter { axis, .. } => Some((Self::ReduceScatter, axis)),
             Op::AllReduce { axis } => Some((Self::AllReduce, axis)),
-            Op::AllToAll { axis, .. } => Some((Self::AllToAll, axis)),
+            Op::AllToAll { axis, .. } => Some((Self::AllToAll, axis.into())),
             // The others concern no axis, or give each rank a part of its own.
             _ => None,
         }

@@ -33,8 +33,11 @@ pub(super) struct Block {
 /// Axes of the mesh by what they do, by name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axes<'a> {
-    /// Those that split the sequences of the batch.
+    /// Those along which ranks have the same weights and other tokens, and those of them that split the sequences of the batch.
+    pub(super) replicas: &'a [String],
     pub(super) data: &'a [String],
+    /// Whether the sums of gradients over these are left out.
+    pub(super) leaves_sums: bool,
     /// Those over which weights are gathered before the layer that needs them.
     pub(super) prefetched: &'a [String],
     /// When states in host memory are copied.
@@ -97,7 +100,7 @@ pub(super) struct Held {
     pub(super) is_per_layer: bool,
     /// Whether it is in host memory.
     pub(super) is_on_host: bool,
-    /// Data-parallel ranks that have different parts of it, as they do of experts that are split over them.
+    /// Ranks with the same weights otherwise that have different parts of it, as they do of experts that are split over them.
     pub(super) parts: u64,
 }
 
@@ -115,7 +118,7 @@ impl Block {
     pub(super) fn of(
         cluster: &Cluster,
         (compiled, micro_batches): (&Compiled, u64),
-        Axes { data, prefetched, copies }: Axes<'_>,
+        Axes { replicas, data, leaves_sums, prefetched, copies }: Axes<'_>,
     ) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
@@ -123,9 +126,32 @@ impl Block {
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
+        // Layers that run one after another, or of a step without loops each by a call of its own.
+        let calls = schedule.frames.values().flat_map(|frame| &frame.tasks);
+        let has_loops = calls.filter_map(|task| Called::of(schedule, task)).any(|called| called.layers > 1);
+        let is_layer = |called: &Called<'_>| called.layers > 1 || !has_loops && called.has_layer();
+        // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
+        let is_of_weights = |axes: &[&str]| {
+            let are = |among: &[String], axis: &&str| among.iter().any(|one| one == axis);
+            axes.iter().all(|axis| are(prefetched, axis))
+                && (data.is_empty() || axes.iter().any(|axis| are(data, axis)))
+        };
+        // Bytes of the weights that a layer gathers, which the next one has beside its own.
+        let gathered = |called: &Called<'_>| -> u64 {
+            let space = &schedule.space;
+            let exchanges = called.frame.tasks.iter().filter_map(|task| task.work.exchange());
+            let gathers =
+                exchanges.flat_map(|exchange| exchange.parcels()).filter(|parcel| match parcel.op {
+                    Op::AllGather { axis, .. } => {
+                        let names = axis.iter().map(|&axis| space.mesh.axes[axis].name.as_str());
+                        is_of_weights(&Vec::from_iter(names))
+                    }
+                    _ => false,
+                });
+            if is_layer(called) { gathers.map(|parcel| space.max_local_bytes(&parcel.to)).sum() } else { 0 }
+        };
         let is_gather = |(kind, axis): &(&str, String)| {
-            let is_ahead = |a: &str| prefetched.iter().any(|p| p == a);
-            ["all_gather", "reduce_scatter"].contains(kind) && axis.split('+').all(is_ahead)
+            ["all_gather", "reduce_scatter"].contains(kind) && is_of_weights(&Vec::from_iter(axis.split('+')))
                 || copies == Copies::Ahead && is_copy(axis)
         };
         let exposed_gathers = |frame: &Simulation| -> f64 {
@@ -138,10 +164,18 @@ impl Block {
         };
         let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
+        let sums = |called: &Called<'_>| -> f64 {
+            let is_sum = |(kind, axes): &(&str, String)| {
+                *kind == "all_reduce" && axes.split('+').all(|axis| replicas.iter().any(|r| r == axis))
+            };
+            let sums = frames[called.id.index()].communication.iter().filter(|(key, _)| is_sum(key));
+            let are_left = leaves_sums && called.frame.phase == Phase::Backward;
+            if are_left { sums.map(|(_, time)| time.exposed).sum() } else { 0.0 }
+        };
         // Only layers have neighbours that may gather for them.
         let seconds = |called: &Called<'_>| match &frames[called.id.index()] {
-            frame if called.layers > 1 => prefetched(frame),
-            frame => frame.seconds,
+            frame if is_layer(called) => prefetched(frame) - sums(called),
+            frame => frame.seconds - sums(called),
         };
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
@@ -178,8 +212,8 @@ impl Block {
                 update: 0.0,
             };
             for called in [Some(there), back, complete].into_iter().flatten() {
-                call.frame = call.frame.max(called.frame.bytes);
-                hold((schedule, data), (called.frame, 1), &mut names, &mut call.held);
+                call.frame = call.frame.max(called.frame.bytes + gathered(called));
+                hold((schedule, replicas), (called.frame, 1), &mut names, &mut call.held);
             }
             let is_read = |b: &BufferId, phase: Phase| {
                 let reads = |task: &Task| {
@@ -211,7 +245,7 @@ impl Block {
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
             let mut held: Vec<Held> = Vec::new();
-            hold((schedule, data), (called.frame, 1), &mut names, &mut held);
+            hold((schedule, replicas), (called.frame, 1), &mut names, &mut held);
             // Layers of several kinds have weights of the same name.
             let shared = |call: &Call| {
                 let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
@@ -222,11 +256,11 @@ impl Block {
             owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
             // The states of a layer are handed on while those of the next one arrive.
             let ahead = match copies {
-                Copies::Ahead if called.layers > 1 => 2 * copied(schedule, called.frame),
+                Copies::Ahead if is_layer(called) => 2 * copied(schedule, called.frame),
                 Copies::Ahead | Copies::InLayer => 0,
             };
             owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
-            hold((schedule, data), (called.frame, 1), &mut names, &mut owner.held);
+            hold((schedule, replicas), (called.frame, 1), &mut names, &mut owner.held);
             count(called, 1);
         }
         let mut block =
@@ -261,6 +295,14 @@ impl<'a> Called<'a> {
         })
     }
 
+    /// Whether its function has the weights of a layer.
+    fn has_layer(&self) -> bool {
+        self.frame.buffers.values().any(|buffer| match &buffer.place {
+            Place::Weight(binding) | Place::State(binding) => binding.is_per_layer(),
+            _ => false,
+        })
+    }
+
     fn has_calls(&self) -> bool {
         self.frame.tasks.iter().any(|task| task.work.callee().is_some())
     }
@@ -268,7 +310,7 @@ impl<'a> Called<'a> {
 
 /// Adds the parameters and states that a frame, which runs for so many layers, and those that it calls read or write.
 fn hold(
-    (schedule, data): (&Schedule, &[String]),
+    (schedule, replicas): (&Schedule, &[String]),
     (frame, layers): (&Frame, u64),
     names: &mut Vec<String>,
     held: &mut Vec<Held>,
@@ -289,9 +331,8 @@ fn hold(
         let is_per_layer = binding.is_per_layer();
         let bytes = schedule.space.max_local_bytes(ty) * if is_per_layer { layers } else { 1 };
         let mesh = &schedule.space.mesh;
-        let parts =
-            ty.layout.axes().filter(|axis| data.contains(&mesh.axes[*axis].name)).map(|axis| mesh.size(axis));
-        let parts = parts.product();
+        let among = ty.layout.axes().filter(|axis| replicas.contains(&mesh.axes[*axis].name));
+        let parts = among.map(|axis| mesh.size(axis)).product();
         let known = names.iter().position(|name| *name == binding.name);
         let name = known.unwrap_or_else(|| {
             names.push(binding.name.clone());
@@ -303,7 +344,7 @@ fn hold(
         }
     }
     for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {
-        hold((schedule, data), (called.frame, layers * called.layers), names, held);
+        hold((schedule, replicas), (called.frame, layers * called.layers), names, held);
     }
 }
 

@@ -76,7 +76,7 @@ impl Fake {
         push(Stream::Compute, Work::Compute(Op::Einsum), &[bx, bw]);
         for (axis, op) in [
             (ulysses, ulysses.map(|axis| Op::AllToAll { axis, split: n, concat: s })),
-            (tp, tp.map(|axis| Op::AllReduce { axis })),
+            (tp, tp.map(|axis| Op::AllReduce { axis: axis.into() })),
         ] {
             if let (Some(_), Some(op)) = (axis, op) {
                 let to = ithaca_ir::ops::collective::apply(&op, &space, &y).unwrap();

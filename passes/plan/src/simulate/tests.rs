@@ -25,7 +25,7 @@ pub(super) fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     let to = TensorType::new(DType::BF16, [x]);
     let mut from = to.clone();
     from.layout.partial.push(axis);
-    let transfer = Transfer::one(Op::AllReduce { axis }, from, to.clone());
+    let transfer = Transfer::one(Op::AllReduce { axis: axis.into() }, from, to.clone());
     let add = cost::op_seconds(&cluster, &space, &Op::Binary(Binary::Add), &[&to, &to], &[&to]);
     let reduce = cluster.message_seconds(&space, transfer.parcels());
     assert!(add > 0.0 && reduce > add, "{add} {reduce}");

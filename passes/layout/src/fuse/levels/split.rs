@@ -26,7 +26,12 @@ pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
             }
         }
         for node in &function.nodes {
-            if axis_mut(&mut node.op.clone()).is_some_and(|a| *a == axis) {
+            let mut is_along = false;
+            each_axis_mut(&mut node.op.clone(), &mut |a| {
+                is_along |= a == axis;
+                a
+            });
+            if is_along {
                 return Some("collectives along it are already chosen");
             }
             if matches!(&node.op, Op::Call { stage: Some(stage), .. } if stage.along == Some(axis)) {
@@ -44,9 +49,8 @@ pub(super) fn split(module: &Module, axis: AxisId, inside: u64, last_axes: &[Las
     for function in module.functions.values_mut() {
         function.retype(|ty| retype(ty, axis, last_axes));
         for node in &mut function.nodes {
-            if let Some(a) = axis_mut(&mut node.op) {
-                *a = moved(*a, axis);
-            } else if let Op::Call { stage: Some(stage), .. } = &mut node.op {
+            each_axis_mut(&mut node.op, &mut |a| moved(a, axis));
+            if let Op::Call { stage: Some(stage), .. } = &mut node.op {
                 stage.along = stage.along.map(|a| moved(a, axis));
             }
         }
@@ -54,15 +58,14 @@ pub(super) fn split(module: &Module, axis: AxisId, inside: u64, last_axes: &[Las
     module
 }
 
-/// The axis of a collective or of a slice.
-fn axis_mut(op: &mut Op) -> Option<&mut AxisId> {
+/// Replaces each axis of a collective or of a slice.
+fn each_axis_mut(op: &mut Op, new: &mut dyn FnMut(AxisId) -> AxisId) {
     match op {
-        Op::AllToAll { axis, .. }
-        | Op::AllGather { axis, .. }
-        | Op::ReduceScatter { axis, .. }
-        | Op::AllReduce { axis }
-        | Op::Slice { axis, .. } => Some(axis),
-        _ => None,
+        Op::AllToAll { axis, .. } | Op::Slice { axis, .. } => *axis = new(*axis),
+        Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } | Op::AllReduce { axis } => {
+            *axis = axis.map(new);
+        }
+        _ => {}
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ithaca_differentiate::{Recompute, Training};
-use ithaca_ir::{AxisId, Diagnostic, Mesh};
+use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::shard::strategy::{DATA_AXIS, EXPERT_AXIS, EXPERT_COPIES, STAGE_AXIS, placement};
 use ithaca_layout::shard::{Placement, ShardOptions, Strategy, Zero};
@@ -16,6 +16,14 @@ use crate::planner::request::Request;
 
 /// The most parts of a loss that are tried.
 const MOST_LOSS_CHUNKS: u64 = 64;
+
+/// Whether a block has the sums of gradients over ranks with the same weights and other tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    Taken,
+    /// Their price follows from all such ranks, of which a block has some.
+    Left,
+}
 
 impl Search<'_> {
     /// The layouts of so many ranks inside, with the data-parallel ranks where experts are split over them.
@@ -168,8 +176,9 @@ impl Search<'_> {
         if self.is_open(Choice::Recompute) {
             training.recompute = Recompute::None;
         }
-        let block =
-            self.block(data.unwrap_or(1), &training, &options).map_err(|d| Box::new((options.clone(), d)))?;
+        let block = self
+            .block(data.unwrap_or(1), &training, &options, Sums::Left)
+            .map_err(|d| Box::new((options.clone(), d)))?;
         // In so many parts, the loss needs no more memory than a layer.
         let (head, others) = block.calls.split_last().expect("a block has calls");
         let layer = others.iter().map(|call| call.frame + call.saved).max().unwrap_or(head.frame).max(1);
@@ -184,7 +193,9 @@ impl Search<'_> {
             .into_iter()
             .map(|policy| (policy, block.recomputing(training.recompute, policy)))
             .collect();
-        Ok(Inside { options, data, blocks, loss_chunks, looks: Vec::new() })
+        let replicas = self.replica_axes(&options).into_iter().filter_map(|axis| options.mesh.axis(&axis));
+        let copies = replicas.map(|axis| options.mesh.size(axis)).product::<u64>() / data.unwrap_or(1);
+        Ok(Inside { options, data, copies, blocks, loss_chunks, looks: Vec::new() })
     }
 
     /// A step without stages, with so many sequences in a micro-batch on all ranks.
@@ -193,9 +204,10 @@ impl Search<'_> {
         sequences: u64,
         training: &Training,
         options: &ShardOptions,
+        sums: Sums,
     ) -> Result<Arc<Block>, Diagnostic> {
-        let key = format!("{sequences} {training:?} {options:?}");
-        self.blocks.of(key, || self.compiled_block(sequences, training, options))
+        let key = format!("{sequences} {training:?} {options:?} {sums:?}");
+        self.blocks.of(key, || self.compiled_block(sequences, training, options, sums))
     }
 
     fn compiled_block(
@@ -203,6 +215,7 @@ impl Search<'_> {
         sequences: u64,
         training: &Training,
         options: &ShardOptions,
+        sums: Sums,
     ) -> Result<Block, Diagnostic> {
         let compiler = self
             .compiler
@@ -210,9 +223,10 @@ impl Search<'_> {
             .map_err(ithaca_pass::first)?;
         let compiler = compiler.as_deref().unwrap_or(self.compiler);
         compiler.check(options)?;
+        let replicas = self.replica_axes(options);
         // Weights that are gathered ahead are arguments of layers, which then are no longer alike.
         let prefetched = match (options.zero, options.fusion.prefetch) {
-            (Zero::Parameters | Zero::ParametersAbove(_), Some(_)) => self.replica_axes(options),
+            (Zero::Parameters | Zero::ParametersAbove(_), Some(_)) => replicas.clone(),
             _ => Vec::new(),
         };
         let copies = if options.fusion.prefetch.is_some() { Copies::Ahead } else { Copies::InLayer };
@@ -220,9 +234,10 @@ impl Search<'_> {
         let options = ShardOptions { fusion, ..options.clone() };
         let compiled = compiler.draft(&options).map_err(ithaca_pass::first)?;
         let stageless = || Diagnostic::new("P31", "the step has parts that no micro-batch repeats");
-        let names = |axes: &[AxisId]| axes.iter().map(|axis| options.mesh.axes[*axis].name.clone()).collect();
-        let data: Vec<String> = names(&self.placement(&options).batch);
-        let axes = Axes { data: &data, prefetched: &prefetched, copies };
+        let batch = self.placement(&options).batch;
+        let data: Vec<String> = batch.iter().map(|&axis| options.mesh.axes[axis].name.clone()).collect();
+        let leaves_sums = sums == Sums::Left;
+        let axes = Axes { replicas: &replicas, data: &data, leaves_sums, prefetched: &prefetched, copies };
         Block::of(self.cluster, (&compiled, training.micro_batches), axes).ok_or_else(stageless)
     }
 

@@ -14,6 +14,13 @@ use crate::planner::block::{Block, Held, Kind};
 use crate::planner::estimate::{Cut, Estimate, Shape};
 use crate::planner::target::Target;
 
+/// Ranks that have the same weights and other tokens: how many, and how far apart.
+#[derive(Clone, Copy)]
+struct Replicas {
+    all: u64,
+    stride: u64,
+}
+
 impl Search<'_> {
     /// A first look at all steps, the fastest that may fit first.
     pub(super) fn looked(&self, insides: &[Inside]) -> Vec<Looked> {
@@ -66,13 +73,14 @@ impl Search<'_> {
                     continue;
                 }
                 let sequences = share / micro_batches;
-                let has_replicas = data > 1 || !self.replica_axes(&inside.options).is_empty();
+                let has_replicas = data * inside.copies > 1;
                 for &zero in self.zeros(has_replicas) {
                     let policies = inside.blocks.iter();
                     let policies = policies
                         .flat_map(|block| inside.loss_chunks.iter().map(move |&parts| (block, parts)));
                     for ((recompute, block), loss_chunks) in policies {
-                        let mut block = self.replicated(block, (size, data), zero, sequences, micro_batches);
+                        let replicas = Replicas { all: data * inside.copies, stride: size / inside.copies };
+                        let mut block = self.replicated(block, replicas, zero, sequences, micro_batches);
                         if loss_chunks > self.training.loss_chunks {
                             block.chunk_loss(loss_chunks);
                         }
@@ -183,7 +191,7 @@ impl Search<'_> {
     fn replicated(
         &self,
         block: &Block,
-        (size, data): (u64, u64),
+        Replicas { all, stride }: Replicas,
         zero: Zero,
         sequences: u64,
         micro_batches: u64,
@@ -198,12 +206,12 @@ impl Search<'_> {
         for call in &mut block.calls {
             // Seconds to gather such tensors of a kind of which ranks have copies.
             let gather = |kind: Kind, such: &dyn Fn(&Held) -> bool| -> f64 {
-                let is_such = |held: &&Held| held.kind == kind && held.parts < data && such(held);
+                let is_such = |held: &&Held| held.kind == kind && held.parts < all && such(held);
                 let held = || call.held.iter().filter(is_such);
                 let numbers: BTreeSet<u64> = held().map(|held| held.parts).collect();
                 let of = |parts: u64| {
                     let bytes: u64 = held().filter(|held| held.parts == parts).map(|held| held.bytes).sum();
-                    self.cluster.gather_seconds(data / parts, size * parts, bytes as f64)
+                    self.cluster.gather_seconds(all / parts, stride * parts, bytes as f64)
                 };
                 numbers.into_iter().map(of).sum()
             };
@@ -211,20 +219,20 @@ impl Search<'_> {
             // Of weights, where they are used, and once a step.
             let [gathered, once] = [gather(Kind::Parameters, &is_split), gather(Kind::Parameters, &is_whole)];
             let is_copied =
-                |held: &&Held| held.kind == Kind::Parameters && held.parts < data && is_split(held);
+                |held: &&Held| held.kind == Kind::Parameters && held.parts < all && is_split(held);
             let copied: u64 = call.held.iter().filter(is_copied).map(|held| held.bytes).sum();
             let seconds = &mut call.seconds;
             let whole = if zero == Zero::Off { 2.0 * reduced } else { reduced };
             seconds.complete = seconds.complete.max(whole);
             match zero {
                 Zero::Off => {}
-                Zero::Optimizer => seconds.update = seconds.update / data as f64 + once,
+                Zero::Optimizer => seconds.update = seconds.update / all as f64 + once,
                 Zero::Gradients => {
-                    seconds.update = seconds.update / data as f64 + once;
+                    seconds.update = seconds.update / all as f64 + once;
                     seconds.backward = seconds.backward.max(whole);
                 }
                 Zero::Parameters | Zero::ParametersAbove(_) => {
-                    seconds.update = seconds.update / data as f64 + once;
+                    seconds.update = seconds.update / all as f64 + once;
                     seconds.forward = seconds.forward.max(gathered);
                     seconds.backward = seconds.backward.max(gathered + whole);
                     seconds.complete = seconds.complete.max(gathered + whole);
@@ -232,7 +240,7 @@ impl Search<'_> {
                 }
             }
             if zero != Zero::Off {
-                call.update_frame /= data;
+                call.update_frame /= all;
             }
             for held in &mut call.held {
                 // Gradients of several micro-batches are summed beside those of one.
@@ -245,7 +253,7 @@ impl Search<'_> {
                 let parts = match (held.kind, zero) {
                     (_, Zero::Off) | (Kind::States, _) => 1,
                     (Kind::Parameters, _) if !is_split(held) => 1,
-                    (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => data / held.parts,
+                    (Kind::Gradients | Kind::Optimizer | Kind::Parameters, _) => all / held.parts,
                 };
                 held.bytes = held.bytes.div_ceil(parts) + sums;
             }

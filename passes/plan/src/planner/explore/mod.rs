@@ -55,6 +55,8 @@ struct Inside {
     /// The data-parallel ranks where experts are split over them, or over a part of them, and `options` has them; else there
     /// may be any number of them around the inside.
     data: Option<u64>,
+    /// Ranks of a sequence that have the same weights and other tokens.
+    copies: u64,
     /// One micro-batch of one sequence, by recomputation.
     blocks: Vec<(Recompute, Block)>,
     /// Parts of the loss that are worth a try.

@@ -7,11 +7,11 @@ use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
-use ithaca_layout::shard::strategy::STAGE_AXIS;
+use ithaca_layout::shard::strategy::{EXPERT_AXIS, STAGE_AXIS};
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
-use super::inside::{around, data_parallel};
+use super::inside::{Sums, around, data_parallel};
 use super::{EXACT, Inside, Looked, Refused, Search, TOLERANCE};
 use crate::plan::{Choice, Step};
 use crate::planner::block::Block;
@@ -23,8 +23,12 @@ use crate::planner::tried::{Priced, Tried};
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 40;
 
-/// Blocks that are tried with other fusions of collectives.
+/// Blocks of a family that are compiled before others are.
+const OF_A_FAMILY: usize = 2;
+
+/// Blocks that are tried with other fusions of collectives, and those of one family.
 const FUSED: usize = 5;
+const FUSED_OF_A_FAMILY: usize = 1;
 
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
@@ -38,6 +42,9 @@ const LATER: usize = 3;
 
 /// Micro-batches of all stages in such a step, at most: longer ones take as long to compile as the rest of a search.
 const SHORT: u64 = 256;
+
+/// How much longer than the best estimate a first look may be.
+const NEAR: f64 = 1.09;
 
 /// How much longer than a compiled step an estimate must be to be slower for certain.
 const SURE: f64 = 1.06;
@@ -76,6 +83,29 @@ impl Key {
     }
 }
 
+/// Layouts by family: the numbers of data-parallel ranks, of stages, of ranks of a sequence that have the same weights, and of ranks
+/// over which experts are split. The rest, such as the movement of keys, hardly changes the time of a step that messages of weights bound.
+#[derive(Clone, Default)]
+struct Families {
+    known: BTreeMap<[u64; 4], BTreeSet<Key>>,
+}
+
+impl Families {
+    /// Whether a step is one of the first `most` blocks of its family.
+    fn admits(&mut self, insides: &[Inside], look: &Looked, most: usize) -> bool {
+        let Inside { options, copies, .. } = &insides[look.inside];
+        let experts = options.mesh.axis(EXPERT_AXIS).map_or(1, |axis| options.mesh.size(axis));
+        let family = [look.data, look.shape.stages, *copies, experts];
+        // One loss in parts and whole is one.
+        let (known, key) = (self.known.entry(family).or_default(), Key { loss_chunks: 0, ..Key::of(look) });
+        if known.len() < most {
+            known.insert(key);
+            return true;
+        }
+        known.contains(&key)
+    }
+}
+
 impl Search<'_> {
     /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
     ///
@@ -111,12 +141,21 @@ impl Search<'_> {
                 a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
             });
             let mut next: Vec<usize> = Vec::new();
-            for (key, _) in steps.iter().take(self.limit(EXACT)) {
+            let mut families = Families::default();
+            let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
+            let best = steps.iter().filter(|(key, look)| done[*key] && fits(look));
+            let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
+            let is_near = |(_, look): &&(usize, Looked)| look.estimate.seconds <= NEAR * best;
+            let near = steps.iter().take_while(is_near);
+            let near = near.filter(|(_, look)| families.admits(insides, look, self.limit(OF_A_FAMILY)));
+            for (key, _) in near.take(self.limit(EXACT)) {
                 if !done[*key] && !next.contains(key) {
                     next.push(*key);
                 }
             }
-            next.truncate(AT_ONCE.min(left));
+            // The first two say how near others must be.
+            let at_once = if best.is_finite() { AT_ONCE } else { 2 };
+            next.truncate(at_once.min(left));
             if next.is_empty() {
                 break;
             }
@@ -126,7 +165,7 @@ impl Search<'_> {
                     let key = keys[number].as_ref().expect("every step has a key");
                     let step = self.step(&insides[key.inside], key, None, 1);
                     let training = Training { micro_batches: key.micro_batches, ..step.training };
-                    let block = self.block(key.sequences * key.data, &training, &step.options);
+                    let block = self.block(key.sequences * key.data, &training, &step.options, Sums::Taken);
                     block.map_err(|diagnostic| Box::new((step.options, diagnostic)))
                 })
                 .collect();
@@ -158,9 +197,12 @@ impl Search<'_> {
         let usable = self.cluster.usable_bytes() as f64;
         let fits = |estimate: &Estimate| self.needed(estimate) <= usable;
         let mut keys: Vec<(Key, Looked)> = Vec::new();
+        let mut families = Families::default();
         for look in estimated.iter().filter(|look| fits(&look.estimate)) {
             let key = Key::of(look);
-            if keys.len() < self.limit(FUSED) && keys.iter().all(|(known, _)| *known != key) {
+            let is_of_best = keys.len() < self.limit(FUSED)
+                && families.admits(insides, look, self.limit(FUSED_OF_A_FAMILY));
+            if is_of_best && keys.iter().all(|(known, _)| *known != key) {
                 keys.push((key, look.clone()));
             }
         }
@@ -175,7 +217,7 @@ impl Search<'_> {
             let fusion = choose(self.cluster, ranks, first, seconds * (1.0 - WORTH), |fusion| {
                 let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
                 let options = ShardOptions { fusion, ..step.options.clone() };
-                let block = self.block(key.sequences * key.data, &training, &options).ok()?;
+                let block = self.block(key.sequences * key.data, &training, &options, Sums::Taken).ok()?;
                 let estimate = self.composed(&block, look.shape, ranks).filter(fits)?;
                 let exposed = block.exposed * estimate.seconds;
                 if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
@@ -223,7 +265,7 @@ impl Search<'_> {
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
-    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order.
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO.
     pub(super) fn exact(
         &self,
         insides: &[Inside],
@@ -232,18 +274,23 @@ impl Search<'_> {
         tried: &mut Tried,
     ) {
         let usable = self.cluster.usable_bytes() as f64;
-        let mut more: BTreeMap<PipelineOrder, f64> = BTreeMap::new();
+        let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
         let (mut compiled, mut calls) = (0, 0);
         let mut best = f64::INFINITY;
+        let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
+            let kind = |look: &Looked| (look.shape.order, look.zero);
             let key = |look: &Looked| {
-                let memory =
-                    self.needed(&look.estimate) * more.get(&look.shape.order).copied().unwrap_or(1.0);
+                let memory = self.needed(&look.estimate) * more.get(&kind(look)).copied().unwrap_or(1.0);
                 if memory <= usable { (0, look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
             let is_hopeless =
                 |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
+            let mut families = families_compiled.clone();
+            estimated.sort_by_cached_key(|look| {
+                (is_hopeless(look), !families.admits(insides, look, self.limit(OF_A_FAMILY)))
+            });
             // Where nothing is expected to fit by far, a few are enough to say what is missing.
             let is_far =
                 compiled >= most && key(&estimated[0]).0 > 0 && key(&estimated[0]).1 > TOLERANCE * usable;
@@ -259,6 +306,7 @@ impl Search<'_> {
                 if calls > CALLS && compiled + chosen.len() > 0 {
                     break;
                 }
+                families_compiled.admits(insides, look, usize::MAX);
                 chosen.push(estimated.remove(0));
             }
             if chosen.is_empty() {
@@ -277,7 +325,7 @@ impl Search<'_> {
                 match priced {
                     Ok(priced) => {
                         let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
-                        let known = more.entry(look.shape.order).or_insert(1.0);
+                        let known = more.entry(kind(look)).or_insert(1.0);
                         *known = known.max(ratio);
                         match priced.memory.over() {
                             None => {

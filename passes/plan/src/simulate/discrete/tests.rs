@@ -71,7 +71,7 @@ fn two_ranks_and_one_link() {
     let whole = TensorType::new(DType::BF16, [x]);
     let mut part = whole.clone();
     part.layout.split[0].push(axis);
-    let gather = Transfer::one(Op::AllGather { axis, dim: x }, part.clone(), whole.clone());
+    let gather = Transfer::one(Op::AllGather { axis: axis.into(), dim: x }, part.clone(), whole.clone());
     let tasks = vec![task(Stream::Comm, Work::Exchange(gather), 0, 1, &[], None)];
     let outcome = simulate(&cluster, &schedule(space, &[part, whole], tasks, 0), Record::Times).unwrap();
     // Both do the same: 1 ms + 10 MB / 1 GB/s.
@@ -95,7 +95,7 @@ fn two_on_one_link(sharing: f64) -> Outcome {
         to.layout.at = Some(At { axis: pp, coordinate: stage as u64 });
         let mut from = to.clone();
         from.layout.partial.push(axis);
-        let transfer = Transfer::one(Op::AllReduce { axis }, from.clone(), to.clone());
+        let transfer = Transfer::one(Op::AllReduce { axis: axis.into() }, from.clone(), to.clone());
         types.extend([from, to]);
         tasks.push(task(Stream::Comm, Work::Exchange(transfer), 2 * stage, 2 * stage + 1, &[], None));
     }
@@ -138,7 +138,7 @@ fn two_streams(mesh: Mesh, axes: [&str; 2], nodes_of: u64) -> (Cluster, Schedule
         let whole = TensorType::new(DType::BF16, [dim]);
         let mut part = whole.clone();
         part.layout.split[0].push(axis);
-        let gather = Transfer::one(Op::AllGather { axis, dim }, part.clone(), whole.clone());
+        let gather = Transfer::one(Op::AllGather { axis: axis.into(), dim }, part.clone(), whole.clone());
         types.extend([part, whole]);
         tasks.push(task(stream, Work::Exchange(gather), 2 * i, 2 * i + 1, &[], None));
     }
