@@ -416,12 +416,15 @@ function traffic() {
     const most = d3.max(cells, (cell) => cell.sent) || 1;
     const part = (cell) => (cell.sent ? 0.12 + 0.88 * Math.sqrt(cell.sent / most) : 0);
     const width = widthOf("#levels");
-    const longest = d3.max(flows, (flow) => name(flow).length);
+    // Names that are too wide for the page are in three lines.
+    const margin = (names) => 14 + 6.3 * d3.max(names, (name) => d3.max(name.split("\n"), (line) => line.length));
+    const fits = margin(flows.map(name)) <= width * 0.55;
+    const lines = (name) => (fits ? name : name.replace("/", "/\n").replace(", ", ",\n"));
     const chart = Plot.plot({
-      ...options("#levels", 44 + 34 * flows.length, "Bytes by collective and level of the topology"),
-      marginLeft: Math.min(width * 0.55, 14 + 6.3 * longest), marginTop: 34, marginBottom: 6, marginRight: 4,
+      ...options("#levels", 44 + (fits ? 34 : 48) * flows.length, "Bytes by collective and level of the topology"),
+      marginLeft: Math.min(width * 0.55, margin(flows.map(name).map(lines))), marginTop: 34, marginBottom: 6, marginRight: 4,
       x: { domain: levels.map(([level]) => level), axis: "top", label: null, tickSize: 0 },
-      y: { domain: flows.map(name), label: null, tickSize: 0 },
+      y: { domain: flows.map(name), label: null, tickSize: 0, tickFormat: lines },
       color: { type: "identity" },
       marks: [
         Plot.cell(cells, { x: "level", y: "flow", inset: 1, fill: (cell) => heat(part(cell)) }),

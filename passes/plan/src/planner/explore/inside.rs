@@ -194,7 +194,8 @@ impl Search<'_> {
             .map(|policy| (policy, block.recomputing(training.recompute, policy)))
             .collect();
         let replicas = self.replica_axes(&options).into_iter().filter_map(|axis| options.mesh.axis(&axis));
-        let copies = replicas.map(|axis| options.mesh.size(axis)).product::<u64>() / data.unwrap_or(1);
+        let ranks: u64 = replicas.map(|axis| options.mesh.size(axis)).product();
+        let copies = (ranks / data.unwrap_or(1)).max(1);
         Ok(Inside { options, data, copies, blocks, loss_chunks, looks: Vec::new() })
     }
 
