@@ -145,16 +145,21 @@ impl Search<'_> {
             let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
             let best = steps.iter().filter(|(key, look)| done[*key] && fits(look));
             let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
-            let is_near = |(_, look): &&(usize, Looked)| look.estimate.seconds <= NEAR * best;
-            let near = steps.iter().take_while(is_near);
-            let near = near.filter(|(_, look)| families.admits(insides, look, self.limit(OF_A_FAMILY)));
-            for (key, _) in near.take(self.limit(EXACT)) {
+            // Copies from host memory bound steps of which first looks know less.
+            let (near, most) = match self.training.offload {
+                Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
+                Offload::Optimizer => (f64::INFINITY, usize::MAX),
+            };
+            let is_near = |(_, look): &&(usize, Looked)| look.estimate.seconds <= near * best;
+            let nearest = steps.iter().take_while(is_near);
+            let nearest = nearest.filter(|(_, look)| families.admits(insides, look, most));
+            for (key, _) in nearest.take(self.limit(EXACT)) {
                 if !done[*key] && !next.contains(key) {
                     next.push(*key);
                 }
             }
             // The first two say how near others must be.
-            let at_once = if best.is_finite() { AT_ONCE } else { 2 };
+            let at_once = if best.is_finite() || most == usize::MAX { AT_ONCE } else { 2 };
             next.truncate(at_once.min(left));
             if next.is_empty() {
                 break;
