@@ -281,6 +281,14 @@ mod tests {
         }
         let steps = convert(&space, &pending, &whole, &DearGroups);
         assert_eq!(names(&steps), ["reduce_scatter", "all_reduce", "all_gather"]);
+        let before = std::iter::once(&pending).chain(steps.iter().map(|step| &step.to));
+        let sent = before
+            .zip(&steps)
+            .map(|(from, step)| ithaca_ir::boxes::bytes_sent(&space, &step.op, from, &step.to, Rank(0)));
+        assert_eq!(sent.sum::<u64>(), 2 * 7 * 64 * 3 * 4 / 8);
+        let few = TensorType::new(DType::F32, [n]);
+        let pending = few.with_layout(few.layout.clone().with_partial(dp).with_partial(u));
+        assert_eq!(names(&convert(&space, &pending, &few, &DearGroups)), ["all_reduce", "all_reduce"]);
     }
 
     #[test]

@@ -287,7 +287,7 @@ fn literals(rule: &Rule) -> (Vec<String>, Vec<String>) {
         let declared = app.info().map(|info| info.attrs()).unwrap_or_default();
         for (key, term) in &app.attrs {
             let names = match declared.iter().find(|attr| attr.name == key.text).map(|attr| attr.kind) {
-                Some("an axis of the mesh" | "an axis of the mesh, or a list of axes") => &mut axes,
+                Some(kind) if kind.starts_with("an axis of the mesh") => &mut axes,
                 Some("a dimension" | "a list of dimensions") => &mut dims,
                 _ => continue,
             };

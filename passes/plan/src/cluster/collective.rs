@@ -264,7 +264,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// For the groups along `axes`, in blocks of `devices`.
+    /// For the groups along `axes`, in blocks of `devices`; bounds where axes with others between them cross blocks unevenly.
     fn along(mesh: &Mesh, axes: &[AxisId], devices: u64) -> Spread {
         // Axes side by side number ranks as one axis does: its size and stride.
         let mut runs: Vec<(u64, u64)> = Vec::new();

@@ -145,7 +145,7 @@ impl Search<'_> {
             let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
             let best = steps.iter().filter(|(key, look)| done[*key] && fits(look));
             let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
-            // Copies from host memory bound steps of which first looks know less.
+            // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
             let (near, most) = match self.training.offload {
                 Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
                 Offload::Optimizer => (f64::INFINITY, usize::MAX),
