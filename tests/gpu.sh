@@ -129,6 +129,10 @@ part_kernels() {
             later "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed"
         done
     done
+    for dtype in bf16 f16; do
+        sed "s/bf16/$dtype/g" "$here/gpu/slots.ith" >"$scratch/slots-$dtype.ith"
+        later "slots in $dtype" "$ithaca" run "$scratch/slots-$dtype.ith" --device cuda --seed "$seed"
+    done
     settle
 
     echo
@@ -232,6 +236,8 @@ part_sanitizer() {
         done
         later "$tool of cached in bf16" compute-sanitizer --tool "$tool" --error-exitcode 1 \
             "$ithaca" run "$(in_type cached bf16)" --device cuda --seed "$seed"
+        later "$tool of slots" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            "$ithaca" run "$here/gpu/slots.ith" --device cuda --seed "$seed"
     done
     settle
 }

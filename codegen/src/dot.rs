@@ -152,7 +152,7 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
                 }
             }
         }
-        Op::AllToAll { axis: a, split, concat } => {
+        Op::AllToAll { axis: a, split, concat, rows: _ } => {
             format!("all_to_all over {}: split {}, join {}", axis(*a), dim(*split), dim(*concat))
         }
         Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", several(a), dim(*d)),

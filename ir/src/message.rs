@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use crate::boxes::{self, Region, Side};
 use crate::dtype::DType;
 use crate::mesh::{AxisId, Rank};
+use crate::ops::table::experts::Rows;
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -90,15 +91,15 @@ pub fn sends_counts(space: &Space, parcels: &[Parcel]) -> bool {
     matches!(parcels, [Parcel { op, from, to }] if counts_rows(space, op, from, to))
 }
 
-/// Whether a collective sends filled rows only, and first their counts, in a message of the same layout: an all-to-all of a
-/// tensor with a ragged dimension that is whole, in even parts.
+/// Whether a collective sends filled rows only, and first their counts, in a message of the same layout: an all-to-all of
+/// filled rows, of a tensor with a ragged dimension that is whole, in even parts.
 pub fn counts_rows(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> bool {
     let even = |ty: &TensorType| {
         let mut dims = ty.dims.iter().zip(&ty.layout.split);
         dims.all(|(&dim, axes)| axes.is_empty() || space.dims[dim].divides_evenly(space.mesh.degree(axes)))
     };
     let whole = |ty: &TensorType| ragged_position(space, ty).is_some_and(|i| ty.layout.split[i].is_empty());
-    matches!(op, Op::AllToAll { .. })
+    matches!(op, Op::AllToAll { rows: Rows::Filled, .. })
         && from.dtype.is_float()
         && whole(from)
         && whole(to)

@@ -203,8 +203,8 @@ mod tests {
         let (rows, heads) = (ty(&space, &dims, &outer), ty(&space, &dims, &[(b, "dp"), (h, "u")]));
         let whole = ty(&space, &dims, &[(b, "dp")]);
         let narrow = (ty(&space, &[b, s, h], &outer), ty(&space, &[b, s, h], &[(b, "dp"), (h, "u")]));
-        let there = Op::AllToAll { axis: u, split: h, concat: s };
-        let back = Op::AllToAll { axis: u, split: s, concat: h };
+        let there = Op::all_to_all(u, h, s);
+        let back = Op::all_to_all(u, s, h);
         let parcel = |op: &Op, from: &TensorType, to: &TensorType| Parcel {
             op: op.clone(),
             from: from.clone(),
@@ -242,7 +242,7 @@ mod tests {
         let (space, [_, s, h, d]) = space();
         let u = space.mesh.axis("u").unwrap();
         let (rows, heads) = (ty(&space, &[s, h, d], &[(s, "u")]), ty(&space, &[s, h, d], &[(h, "u")]));
-        let one = [Parcel { op: Op::AllToAll { axis: u, split: h, concat: s }, from: rows, to: heads }];
+        let one = [Parcel { op: Op::all_to_all(u, h, s), from: rows, to: heads }];
         assert!(Strided::of(&space, &one, Side::Received, 0).unwrap().cut.is_none());
         assert!(Strided::of(&space, &one, Side::Sent, 0).unwrap().cut.is_some());
         let two = [one[0].clone(), one[0].clone()];
@@ -259,7 +259,7 @@ mod tests {
         let u = space.mesh.axis("u").unwrap();
         space.dims[s].uneven = true;
         let (rows, heads) = (ty(&space, &[b, s, h, d], &[(s, "u")]), ty(&space, &[b, s, h, d], &[(h, "u")]));
-        let one = [Parcel { op: Op::AllToAll { axis: u, split: h, concat: s }, from: rows, to: heads }];
+        let one = [Parcel { op: Op::all_to_all(u, h, s), from: rows, to: heads }];
         let found = |space: &Space| Strided::of(space, &one, Side::Sent, 0);
         assert!(found(&space).is_some(), "parts of one length");
         space.dims[s].size += 1;

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use ithaca_ir::{Module, Op, traffic};
+use ithaca_ir::{Module, Op, Space, TensorType, message, traffic};
 use ithaca_kernels::store::{Layered, Renamed, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, import, program};
-use ithaca_passes::pass::Volume;
+use ithaca_passes::pass::{Prices, Volume};
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
 use crate::golden::{CLOSE, EXACT, Golden, workload};
@@ -109,6 +109,28 @@ fn a_run_sends_filled_slots() {
     let (layers, tokens, row, counts) = (2, 4 * 32 / 4, 64 * 4, 3 * 4);
     assert_eq!(exchange.filled_bytes_per_rank, Some(layers * ((1 + 3) * tokens * row + 2 * counts)));
     assert!(exchange.filled_bytes_per_rank < Some(exchange.bytes_sent_per_rank), "{exchange:?}");
+}
+
+/// Where counts would take longer than the empty slots, all slots are sent, and no counts.
+#[test]
+fn all_slots_are_sent_where_counts_cost_more() {
+    struct DearCounts;
+    impl Prices for DearCounts {
+        fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+            let counts = if message::counts_rows(space, op, from, to) { 1e9 } else { 0.0 };
+            Volume.collective_seconds(space, op, from, to) + counts
+        }
+    }
+    let Golden { module, weights, io, .. } = Golden::open("mixtral");
+    let compiled = compile(&module, &options("ring+ep", "ring=4"), &DearCounts).unwrap();
+    let run = cpu::execute(&compiled.schedule, &weights, &io, &cpu::Options::default()).unwrap();
+    let logits = compare::with_source(&run.outputs, &io).unwrap();
+    assert!(logits.iter().all(|comparison| comparison.verdict.within(CLOSE)), "{logits:?}");
+    assert!(traffic::agree(&traffic::of_module(&compiled.per_rank), &run.traffic), "{:?}", run.traffic);
+    let exchange = run.traffic.iter().find(|row| row.kind == "all_to_all").unwrap();
+    let (layers, experts, tokens, row) = (2, 4, 4 * 32 / 4, 64 * 4);
+    assert_eq!(exchange.bytes_sent_per_rank, 2 * layers * experts * tokens * row * 3 / 4);
+    assert_eq!(exchange.filled_bytes_per_rank, None);
 }
 
 #[test]

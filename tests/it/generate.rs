@@ -446,7 +446,7 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
             let (concat, axis) = choices.one_of(&split);
             match free(&[axis], Some(concat)).as_slice() {
                 [] => return value,
-                dims => Op::AllToAll { axis, split: choices.one_of(dims), concat },
+                dims => Op::all_to_all(axis, choices.one_of(dims), concat),
             }
         }
         5 => {

@@ -13,9 +13,17 @@ use crate::mesh::{AxisId, Rank};
 use crate::ops::check::only;
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail, ensure};
+use crate::ops::table::experts::Rows;
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
+
+impl Op {
+    /// The all-to-all along an axis, of the filled rows of a ragged dimension.
+    pub fn all_to_all(axis: AxisId, split: DimId, concat: DimId) -> Self {
+        Op::AllToAll { axis, split, concat, rows: Rows::Filled }
+    }
+}
 
 pub(super) fn infer(
     op: &Op,
@@ -64,7 +72,7 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
         Ok(())
     };
     match *op {
-        Op::AllToAll { axis, split: to, concat: from } => {
+        Op::AllToAll { axis, split: to, concat: from, rows: _ } => {
             join(&mut ty, from, axis)?;
             split(&mut ty, to, axis)?;
         }

@@ -10,6 +10,19 @@ struct alignas(sizeof(T) * kN < 16 ? sizeof(T) * kN : 16) Pack {
     T at[kN];
 };
 
+// Eight elements of 16 bits, from an even column on, two in each word; zeros behind the end of a row.
+struct alignas(16) EightElements {
+    uint32_t words[4];
+};
+template <typename T>
+__device__ inline EightElements eight_of(const T* row, int64_t from, int64_t width, bool is_there) {
+    return is_there && from < width ? *reinterpret_cast<const EightElements*>(row + from) : EightElements{};
+}
+
+// Of two words the lower halves, or the upper ones, the first below.
+__device__ inline uint32_t lower_halves(uint32_t x, uint32_t y) { return (x & 0xFFFFu) | y << 16; }
+__device__ inline uint32_t upper_halves(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xFFFF0000u); }
+
 // Elements of 16 bytes.
 template <typename T>
 constexpr int kWide = static_cast<int>(16 / sizeof(T));

@@ -27,19 +27,6 @@ struct SplitTiles {
     float sums[kSplitWarps][kRows][kWidth + 4];
 };
 
-// Eight elements of 16 bits, from an even column on, two in each word; zeros behind the end of a row.
-struct alignas(16) EightElements {
-    uint32_t words[4];
-};
-template <typename T>
-__device__ inline EightElements eight_of(const T* row, int64_t from, int64_t width, bool is_there) {
-    return is_there && from < width ? *reinterpret_cast<const EightElements*>(row + from) : EightElements{};
-}
-
-// Of two words the lower halves, or the upper ones, the first below.
-__device__ inline uint32_t lower_halves(uint32_t x, uint32_t y) { return (x & 0xFFFFu) | y << 16; }
-__device__ inline uint32_t upper_halves(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xFFFF0000u); }
-
 // Rows and columns are padded: kRows is 8 or 16, kWidth a multiple of 64.
 template <typename T, typename O, int kRows, int kWidth>
 __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__ void split_products(const T* __restrict__ q, const T* __restrict__ k,

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 
 use ithaca_ir::DType;
 
+use crate::few_slots;
 use crate::flash;
 use crate::sources::SOURCES;
 use crate::split;
@@ -141,6 +142,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         all.extend(gradients.map(|&g| format!("adamw<{t}, {}>", c_type(g))));
         if dtype.bytes() == 2 {
             all.extend(flash::ALL.iter().flat_map(|flash| flash.kernels(t)));
+            all.extend(few_slots::kernels(t));
         }
         for o in [t, "float"] {
             all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
@@ -163,7 +165,7 @@ pub fn translation_unit() -> String {
         let _ = writeln!(text, "#include \"{name}\"");
     }
     text.push_str("using namespace ithaca;\n");
-    text + &layout_checks() + &flash::checks() + &split::checks() + &threads::checks()
+    text + &layout_checks() + &flash::checks() + &split::checks() + &few_slots::checks() + &threads::checks()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod address;
 pub mod argument;
 pub mod catalogue;
 pub mod error;
+mod few_slots;
 pub mod flash;
 pub mod lower;
 mod merge;

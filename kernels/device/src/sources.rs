@@ -25,6 +25,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),
     ("tensor_core.cuh", include_str!("../cuda/tensor_core.cuh")),
     ("split_products.cuh", include_str!("../cuda/split_products.cuh")),
+    ("expert_products.cuh", include_str!("../cuda/expert_products.cuh")),
     ("tile.cuh", include_str!("../cuda/tile.cuh")),
     ("mask_tile.cuh", include_str!("../cuda/mask_tile.cuh")),
     ("flash.cuh", include_str!("../cuda/flash.cuh")),

@@ -252,6 +252,19 @@ structs! {
         is_wide: bool,
     }
 
+    /// A product of the slots of experts with their weights.
+    ExpertProducts "ithaca::kernel::ExpertProducts" {
+        rows: i64,
+        columns: i64,
+        inner: i64,
+        x_expert: i64,
+        x_row: i64,
+        y_expert: i64,
+        y_step: i64,
+        z_expert: i64,
+        z_row: i64,
+    }
+
     /// Operands of the backward pass of an attention, after q, k and v.
     Gradient "ithaca::kernel::Gradient" {
         d_o: Reals,

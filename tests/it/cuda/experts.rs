@@ -1,9 +1,11 @@
 //! Training steps of models with experts as emitted programs on the host: outputs and state after several steps,
 //! against the whole program in double precision; and the end of a run that exceeds a bound.
 
+use std::fs;
 use std::process::Command;
 
 use ithaca_ir::Module;
+use ithaca_ir::verify::verify;
 use ithaca_kernels::cuda::collectives::InProcess;
 use ithaca_kernels::cuda::{self, Host};
 use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, TensorSource, Tensors};
@@ -11,9 +13,12 @@ use ithaca_kernels::{compare, cpu};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, program};
+use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use serde_json::Value;
 
+use super::device::steps_on_device;
+use super::distributed::module;
 use super::pipeline::{Step, check, expected, options};
 use super::together::Sources;
 use super::{can_run, can_run_in_full, device, root, write_program};
@@ -131,4 +136,40 @@ fn a_bound_that_tokens_exceed_is_found_on_devices() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(!ran.status.success() && said.contains(says), "{said}");
+}
+
+/// Experts that no token chose have weights that are no numbers: of few slots the device does not read them, as this machine does not.
+#[test]
+fn weights_that_no_token_needs_are_not_read() {
+    const EXPERTS: usize = 24;
+    if !can_run() {
+        return;
+    }
+    let whole = module(&fs::read_to_string(root().join("tests/gpu/slots.ith")).unwrap());
+    let sources = RandomTensors::of_module(&whole, 5);
+    let mut tensors = Tensors::new();
+    for name in sources.names() {
+        let mut tensor = sources.read(&name).unwrap();
+        let each = tensor.data.len() / EXPERTS;
+        for (i, x) in tensor.data.iter_mut().enumerate() {
+            match name.as_str() {
+                "logits" => *x += if [3, 17].contains(&(i % EXPERTS)) { 100.0 } else { 0.0 },
+                "tokens" => {}
+                _ if ![3, 17].contains(&(i / each)) => *x = f64::NAN,
+                _ => {}
+            }
+        }
+        tensors.insert(name.as_str(), tensor);
+    }
+    let schedule = lower(verify(&whole).unwrap()).unwrap();
+    let (found, _) =
+        steps_on_device("slots", &schedule, &device::kernels_for([&schedule]), &tensors, &tensors, 1);
+    let expected = cpu::execute(&schedule, &tensors, &tensors, &cpu::Options::default()).unwrap().outputs;
+    for (output, expected) in expected {
+        let distance = device::distance(&found[&output].map(f64::from), &expected.map(f64::from));
+        assert!(
+            expected.data.iter().all(|x| x.is_finite()) && distance < 2e-2,
+            "{output} is {distance:.1e} off"
+        );
+    }
 }

@@ -76,7 +76,8 @@ struct Request {
     // Runs a step, and prints how long it took.
     void run(Device& device, const char* name, int64_t number, bool is_measured) const {
         if (graph && device.program.counts > 0)
-            throw Error("--graph: the host reads how many rows of experts are filled, which no graph has");
+            throw Error("--graph: the host reads how many rows of experts are filled, which no graph has; "
+                        "a plan made with --runtime graph,nccl,all-slots sends all rows");
         if (is_measured) device.watch.measure(device.streams[kCompute]);
         const auto start = std::chrono::steady_clock::now();
         device.run(graph && number > 0 && !is_measured);

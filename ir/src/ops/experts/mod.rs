@@ -24,8 +24,10 @@ use crate::dim::DimId;
 use crate::rule::{FactorKind, FactorRule};
 use crate::types::TensorType;
 
-pub use crate::ops::table::experts::{Deal, ExpertGroups, Experts, Gates, Route, Scoring, Shared, Slots};
-pub use slots::{EXPECTED_LOAD, MIN_SLOTS, bounded_slots, expected_slots};
+pub use crate::ops::table::experts::{
+    Deal, ExpertGroups, Experts, Gates, Route, Rows, Scoring, Shared, Slots,
+};
+pub use slots::{EXPECTED_LOAD, FEW_SLOTS, MIN_SLOTS, bounded_slots, expected_slots};
 
 /// Added to the sum that shares are divided by, as the library does.
 pub const SHARE_EPS: f64 = 1e-20;

@@ -16,6 +16,10 @@ pub fn bounded_slots(bound: f64, tokens: u64, top: u64, experts: u64) -> u64 {
     (slots as u64).max(MIN_SLOTS).min(tokens).max(1)
 }
 
+/// The slots of an expert on a rank up to which a product on a device reads the weights of experts with a filled slot only: it is bound by
+/// the bytes of the weights. Of more slots, all are multiplied.
+pub const FEW_SLOTS: u64 = 32;
+
 /// The load of the busiest rank that plans expect, as a factor of the even share: tokens that its experts take from a group.
 ///
 /// An estimate: no load of a trained router was measured. It is a capacity factor with which Switch Transformers were

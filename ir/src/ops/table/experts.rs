@@ -49,6 +49,18 @@ attributes! {
 }
 
 words! {
+    /// The rows of a ragged dimension that an all-to-all sends; a tensor without one has all its rows.
+    #[derive(Default)]
+    pub enum Rows {
+        /// Their counts, and then those that are filled.
+        #[default]
+        Filled = "filled",
+        /// All, in one message: of few rows they cost less than the counts do.
+        All = "all",
+    }
+}
+
+words! {
     /// The function from logits to scores.
     pub enum Scoring {
         /// The softmax over all experts.

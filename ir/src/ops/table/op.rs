@@ -11,7 +11,7 @@ use crate::ops::info::{Class, OpInfo};
 use crate::ops::table::attention::Attention;
 use crate::ops::table::cache::Cache;
 use crate::ops::table::elementwise::{Binary, Unary};
-use crate::ops::table::experts::Experts;
+use crate::ops::table::experts::{Experts, Rows};
 use crate::ops::table::fused::Fused;
 use crate::ops::table::random::Random;
 use crate::ops::table::rotary::Rotary;
@@ -240,6 +240,8 @@ ops! {
                 split: DimId,
                 /// The dimension that becomes whole along the axis.
                 concat: DimId,
+                /// The rows of a ragged dimension that are sent.
+                rows: Rows = Rows::Filled,
             } = "all_to_all", "x -> x", Collective, NoKernel, Zero;
             /// Joins a dimension.
             AllGather {

@@ -74,7 +74,7 @@ impl Checked {
 fn key(parcel: &Parcel) -> Key {
     let Parcel { op, from, to } = parcel;
     let (dims, axes) = match *op {
-        Op::AllToAll { axis, split, concat } => (vec![split, concat], vec![axis]),
+        Op::AllToAll { axis, split, concat, rows: _ } => (vec![split, concat], vec![axis]),
         Op::AllGather { axis, dim } | Op::ReduceScatter { axis, dim } => (vec![dim], axis.to_vec()),
         Op::AllReduce { axis } => (vec![], axis.to_vec()),
         Op::Fetch { to } => (vec![to], vec![]),

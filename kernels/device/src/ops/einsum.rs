@@ -19,16 +19,16 @@ const LONGEST_DOT: i64 = 1 << 14;
 
 /// A loop of an einsum: its extent, and its strides in x, y, z and the bias, zero where the tensor lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Loop {
-    extent: i64,
-    x: i64,
-    y: i64,
-    z: i64,
+pub(super) struct Loop {
+    pub(super) extent: i64,
+    pub(super) x: i64,
+    pub(super) y: i64,
+    pub(super) z: i64,
     bias: i64,
 }
 
 /// A loop of one step.
-const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0, bias: 0 };
+pub(super) const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0, bias: 0 };
 
 /// The end of a product: what is added to it, and the function of each sum.
 #[derive(Clone, Copy, Default)]
@@ -55,7 +55,7 @@ fn activation(of: Option<Unary>) -> Option<Activation> {
 
 impl Loop {
     /// The loop with x and y exchanged.
-    fn swapped(self) -> Self {
+    pub(super) fn swapped(self) -> Self {
         Loop { x: self.y, y: self.x, ..self }
     }
 }
@@ -97,11 +97,11 @@ fn as_matrix((rows, columns): (i64, i64), row: i64, column: i64) -> Option<(Form
 
 /// The loops of `z[batch, m, n] = sum over k of x[batch, m, k] y[batch, k, n]`.
 #[derive(Clone, Debug)]
-struct Matmul {
-    batch: Vec<Loop>,
-    m: Loop,
-    n: Loop,
-    k: Loop,
+pub(super) struct Matmul {
+    pub(super) batch: Vec<Loop>,
+    pub(super) m: Loop,
+    pub(super) n: Loop,
+    pub(super) k: Loop,
 }
 
 /// A matrix product: forms, leading dimensions, and whether x and y are exchanged.
@@ -230,10 +230,15 @@ impl Cx<'_> {
             let kernel = format!("dots<{}, {}>", float(x.ty)?, float(z.ty)?);
             return self.launch_rows(&kernel, (lz.size, k.extent, x.ty.dtype), arguments);
         }
+        let matmul = Matmul { batch, m, n, k };
+        let ends_in_place = z.cut().is_none() && end.before.is_none();
+        if is_product && one_k && (!has_end || ends_in_place) && self.expert_products(&matmul, [x, y], z)? {
+            return self.end_in_place(end, z);
+        }
         if is_product
             && one_k
             && k.extent > 0
-            && let Some(found) = (Matmul { batch, m, n, k }).find()
+            && let Some(found) = matmul.find()
         {
             let is_plain = end.bias.is_none() && end.of.is_none();
             if is_plain || found.takes_bias(x.ty.dtype) && activation(end.of).is_some() {
@@ -242,10 +247,7 @@ impl Cx<'_> {
             // After the product, in place.
             if z.cut().is_none() {
                 self.products(&found, x, y, (Epilogue { before: end.before, ..Epilogue::default() }, z))?;
-                end.bias.map_or(Ok(()), |bias| self.binary(Binary::Add, z, bias, z))?;
-                return end
-                    .of
-                    .map_or(Ok(()), |f| self.elementwise("unary", z, arguments![f as i32, z.at, z.at]));
+                return self.end_in_place(end, z);
             }
         }
         let (mut over, mut along) = (Walk::<4>::default(), Walk::<2>::default());
@@ -261,6 +263,12 @@ impl Cx<'_> {
         let arguments = arguments![x.at, y.at, before, bias, f, z.at, over, along, lz.size, n_summed];
         let kernel = format!("einsum<{}, {}>", float(x.ty)?, float(z.ty)?);
         self.launch(&kernel, lz.size, arguments)
+    }
+
+    /// Adds the bias to a product and applies the function, in place.
+    fn end_in_place(&self, end: Epilogue<'_>, z: View<'_>) -> Result<(), LowerError> {
+        end.bias.map_or(Ok(()), |bias| self.binary(Binary::Add, z, bias, z))?;
+        end.of.map_or(Ok(()), |f| self.elementwise("unary", z, arguments![f as i32, z.at, z.at]))
     }
 
     /// The innermost batch loop is the product's own; those around it are loops here.

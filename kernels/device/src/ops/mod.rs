@@ -6,6 +6,7 @@ mod attention;
 mod blocks;
 mod cache;
 mod einsum;
+mod expert_products;
 mod experts;
 mod fused;
 mod nan;

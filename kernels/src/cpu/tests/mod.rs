@@ -200,11 +200,11 @@ fn layered() -> Module {
         pairs: Pairs::default(),
     };
     let q = b.push(Op::Rotary(rotary), &[q, positions]).unwrap();
-    let q = b.push(Op::AllToAll { axis: a, split: h, concat: s }, &[q]).unwrap();
+    let q = b.push(Op::all_to_all(a, h, s), &[q]).unwrap();
     let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
     let op = Attention::new(dims, Mask::Window { left: Some(3), right: Some(0) }, 0.5);
     let o = b.push(Op::Attention(op), &[q, q, q]).unwrap();
-    let o = b.push(Op::AllToAll { axis: a, split: s, concat: h }, &[o]).unwrap();
+    let o = b.push(Op::all_to_all(a, s, h), &[o]).unwrap();
     let w = source(&mut b, "o.{layer}", DType::BF16, &[h, d, m]);
     let o = b.einsum(o, w, &[s, m]).unwrap();
     let x = b.add(x, o).unwrap();

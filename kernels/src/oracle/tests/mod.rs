@@ -370,7 +370,7 @@ pub(crate) fn ulysses(level: Level) -> Module {
             let w = source(f, name, F, &[heads, d, m]);
             let y = f.einsum(x, w, &[b, s, heads, d]).unwrap();
             match u {
-                Some(axis) => f.push(Op::AllToAll { axis, split: heads, concat: s }, &[y]).unwrap(),
+                Some(axis) => f.push(Op::all_to_all(axis, heads, s), &[y]).unwrap(),
                 None => y,
             }
         };

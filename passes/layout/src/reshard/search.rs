@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::mesh::{Axes, AxisId};
 use ithaca_ir::ops::collective::apply;
+use ithaca_ir::ops::experts::Rows;
 use ithaca_ir::ops::{Context as OpContext, Op};
-use ithaca_ir::{Arena, DimId, Space, TensorType};
+use ithaca_ir::{Arena, DimId, Space, TensorType, message};
 use ithaca_pass::Prices;
 
 /// One collective of a conversion.
@@ -132,11 +133,7 @@ fn moves(
     let wanted = |axis: AxisId| to.layout.axes().any(|a| a == axis);
     for (i, &dim) in here.dims.iter().enumerate().filter(|&(i, _)| changes(i)) {
         let Some(&axis) = here.layout.split[i].last() else { continue };
-        ops.extend(dims.iter().filter(|&&d| d != dim).map(|&split| Op::AllToAll {
-            axis,
-            split,
-            concat: dim,
-        }));
+        ops.extend(dims.iter().filter(|&&d| d != dim).map(|&split| Op::all_to_all(axis, split, dim)));
         ops.extend(
             jointly(&here.layout.split[i], &to.layout.split[i]).map(|axis| Op::AllGather { axis, dim }),
         );
@@ -178,6 +175,13 @@ fn moves(
         .filter_map(|op| apply(&op, space, here).ok().map(|next| (op, next)))
         .filter(|(_, next)| splits(space, next))
         .collect();
+    let all_rows = |(op, next): &(Op, TensorType)| match *op {
+        Op::AllToAll { axis, split, concat, .. } if message::counts_rows(space, op, here, next) => {
+            Some((Op::AllToAll { axis, split, concat, rows: Rows::All }, next.clone()))
+        }
+        _ => None,
+    };
+    moves.extend(moves.iter().filter_map(all_rows).collect::<Vec<_>>());
     if permutes(space, here, to) {
         moves.push((Op::Permute, to.clone()));
     }
@@ -305,6 +309,35 @@ mod tests {
         let x = TensorType::new(DType::F32, [s, h]);
         let steps = convert(&space, &x.clone().split(s, [u]), &x.split(h, [u]), &DearMessages);
         assert_eq!(names(&steps), ["all_to_all"]);
+    }
+
+    /// Of few slots all rows are sent, where their counts would take longer; the choice is read again.
+    #[test]
+    fn counts_are_sent_where_they_save_time() {
+        struct Counts(f64);
+        impl Prices for Counts {
+            fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+                let is_counted = message::counts_rows(space, op, from, to);
+                let share = if is_counted { space.expected_share(from) } else { 1.0 };
+                share * 100.0 + if is_counted { self.0 } else { 0.0 }
+            }
+        }
+        let mut space = space(&[("ep", 4)], &[("e", 8), ("p", 4), ("c", 10), ("m", 8)]);
+        let [e, p, c, m] = ["e", "p", "c", "m"].map(|n| space.dim(n).unwrap());
+        space.dims[c].ragged = Some(6);
+        let ep = space.mesh.axis("ep").unwrap();
+        let slots = TensorType::new(DType::F32, [e, p, c, m]);
+        let (from, to) = (slots.clone().split(p, [ep]), slots.split(e, [ep]));
+        for (counts, rows, text) in [
+            (39.0, Rows::Filled, "all_to_all(axis=ep, split=e, concat=p)"),
+            (41.0, Rows::All, "all_to_all(axis=ep, split=e, concat=p, rows=all)"),
+        ] {
+            let steps = convert(&space, &from, &to, &Counts(counts));
+            let op = Op::AllToAll { axis: ep, split: e, concat: p, rows };
+            assert_eq!(steps, [Step { op, to: to.clone() }]);
+            assert_eq!(write(&space, &steps), text);
+            assert_eq!(read(&space, &from, &to, text), Some(steps));
+        }
     }
 
     #[test]

@@ -189,7 +189,8 @@ impl Cluster {
             let bytes = || sent_bytes(space, op, from, to) as f64;
             match (Collective::of(op), op) {
                 (Some(key), _) if message::counts_rows(space, op, from, to) => {
-                    let mut levels = self.along(space, key, bytes() * space.expected_share(from));
+                    let share = if self.runtime.sends_all_rows() { 1.0 } else { space.expected_share(from) };
+                    let mut levels = self.along(space, key, bytes() * share);
                     // Counts travel first, with the same latency.
                     levels.iter_mut().for_each(|(_, time)| time.latency *= 2.0);
                     if let Some((_, time)) = levels.first_mut() {
@@ -377,7 +378,7 @@ mod tests {
         let axis = space.mesh.axis(axis).unwrap();
         let mut from = TensorType::new(DType::BF16, [x, y]);
         from.layout.split[0].push(axis);
-        time(cluster, &space, &Op::AllToAll { axis, split: y, concat: x }, &from)
+        time(cluster, &space, &Op::all_to_all(axis, y, x), &from)
     }
 
     fn assert_near(seconds: f64, expected: f64, tolerance: f64) {
@@ -486,8 +487,8 @@ mod tests {
             let mut partial = TensorType::new(DType::F32, [x, y]);
             partial.layout.partial.push(a);
             for (op, from) in [
-                (Op::AllToAll { axis: a, split: y, concat: x }, &split),
-                (Op::AllToAll { axis: b, split: x, concat: y }, &minor),
+                (Op::all_to_all(a, y, x), &split),
+                (Op::all_to_all(b, x, y), &minor),
                 (Op::AllGather { axis: b.into(), dim: y }, &minor),
                 (Op::ReduceScatter { axis: a.into(), dim: y }, &partial),
                 (Op::AllReduce { axis: a.into() }, &partial),

@@ -96,7 +96,7 @@ mod tests {
         let axis = space.mesh.axis("u").unwrap();
         let mut from = TensorType::new(DType::BF16, [s, h]);
         from.layout.split[0].push(axis);
-        let op = Op::AllToAll { axis, split: h, concat: s };
+        let op = Op::all_to_all(axis, h, s);
         let to = ithaca_ir::ops::collective::apply(&op, &space, &from).unwrap();
         let one = cluster.collective_time(&space, &op, &from, &to);
         let parcel = Parcel { op, from, to };

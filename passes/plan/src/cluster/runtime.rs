@@ -1,7 +1,7 @@
 //! How a step is run, as far as its time depends on it: which of the figures of a cluster hold.
 //!
 //! Prefill and training are priced as the emitted programs run them: kernels are launched one by one, NCCL reduces, and products of
-//! experts multiply all slots. Servers decode with recorded graphs, all-reduces of their own and grouped products, so decoding is
+//! experts multiply all slots unless they are few. Servers decode with recorded graphs, all-reduces of their own and grouped products, so decoding is
 //! priced with those, where the profile has their figures.
 
 use ithaca_ir::Diagnostic;
@@ -46,7 +46,7 @@ pub enum AllReduce {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpertProducts {
-    /// All of them.
+    /// All of them, where an expert has more than `FEW_SLOTS` on a rank.
     #[default]
     AllSlots,
     /// Those that are filled: grouped products. Weights of experts that no token chose are not read.
@@ -87,6 +87,12 @@ impl Runtime {
     /// Whether it is that of prefill and training.
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether all-to-alls of filled rows send all rows: the host reads the counts, and a recorded graph has none, except in servers
+    /// whose kernels read them.
+    pub(super) fn sends_all_rows(self) -> bool {
+        self.launch == Launch::Graph && self.experts == ExpertProducts::AllSlots
     }
 
     /// The list of changes that make this runtime of another; empty of the same.

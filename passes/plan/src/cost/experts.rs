@@ -1,4 +1,5 @@
-//! The work of experts whose products skip slots without tokens (`Runtime::experts`).
+//! The work of experts whose products skip slots without tokens (`Runtime::experts`), and of products of few slots, which
+//! skip weights in every runtime.
 //!
 //! Of a tensor with slots the filled rows are read, written and multiplied; of the weights those of experts that some token
 //! chose. With `top` of `experts` chosen evenly by `tokens` tokens an expert has `tokens · top / experts` of them, the busiest
@@ -6,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::ops::experts::{Deal, EXPECTED_LOAD, Experts};
+use ithaca_ir::ops::experts::{Deal, EXPECTED_LOAD, Experts, FEW_SLOTS};
 use ithaca_ir::ops::{Cost, Unit};
 use ithaca_ir::schedule::{Schedule, Work};
 use ithaca_ir::{DimId, Op, Space, TensorType};
@@ -17,20 +18,18 @@ use crate::cluster::{Cluster, ExpertProducts};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilledSlots {
     deals: BTreeMap<DimId, Deal>,
+    runtime: ExpertProducts,
 }
 
 impl FilledSlots {
     /// The slots of a schedule, if steps run so.
     pub(crate) fn of(cluster: &Cluster, schedule: &Schedule) -> Self {
-        if cluster.runtime.experts == ExpertProducts::AllSlots {
-            return Self::default();
-        }
         let tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
         let deals = tasks.filter_map(|task| match &task.work {
             Work::Compute(Op::Experts(Experts::Deal(deal))) => Some((deal.shared.slots, *deal)),
             _ => None,
         });
-        Self { deals: deals.collect() }
+        Self { deals: deals.collect(), runtime: cluster.runtime.experts }
     }
 
     /// The cost of `op` on the busiest rank.
@@ -44,11 +43,16 @@ impl FilledSlots {
         let whole = op.cost(space, operands, results);
         let types = || operands.iter().chain(results).copied();
         let Some((tokens, deal)) = types().find_map(|ty| self.slots_of(space, ty)) else { return whole };
-        let share = self.share(space, deal);
+        let is_product = op.info().unit == Unit::Matmul;
+        let share = match self.runtime {
+            ExpertProducts::FilledSlots => self.share(space, deal),
+            ExpertProducts::AllSlots if is_product && skips_weights(space, deal, operands, results) => 1.0,
+            ExpertProducts::AllSlots => return whole,
+        };
         let bytes = types().map(|ty| {
             let part = if ty.has(deal.shared.slots) {
                 share
-            } else if op.info().unit == Unit::Matmul {
+            } else if is_product {
                 used(space, deal, tokens, ty)
             } else {
                 1.0
@@ -62,6 +66,9 @@ impl FilledSlots {
     /// results.
     pub(super) fn weights(&self, space: &Space, weight: &TensorType, types: &[&TensorType]) -> f64 {
         let slots = types.iter().find_map(|ty| self.slots_of(space, ty));
+        let slots = slots.filter(|(_, deal)| {
+            self.runtime == ExpertProducts::FilledSlots || skips_weights(space, deal, types, &[])
+        });
         slots.map_or(1.0, |(tokens, deal)| used(space, deal, tokens, weight))
     }
 
@@ -79,6 +86,17 @@ impl FilledSlots {
         let (_, even) = deal.share(space);
         (EXPECTED_LOAD * even / space.size(deal.shared.slots).max(1) as f64).min(1.0)
     }
+}
+
+/// Whether a product has so few slots that devices read the weights of experts with a filled one only.
+fn skips_weights(space: &Space, deal: &Deal, operands: &[&TensorType], results: &[&TensorType]) -> bool {
+    let mut types = operands.iter().chain(results).copied();
+    let sums_slots = results.iter().any(|ty| !ty.has(deal.shared.slots));
+    types.find(|ty| ty.has(deal.shared.slots)).is_some_and(|ty| {
+        let of_expert = [deal.shared.batches, deal.shared.groups, deal.shared.slots].into_iter();
+        let held = of_expert.filter(|&dim| ty.has(dim)).map(|dim| space.max_extent(dim, ty.axes_of(dim)));
+        !sums_slots && ty.dtype.bytes() == 2 && held.product::<u64>() <= FEW_SLOTS
+    })
 }
 
 /// The part of a weight of experts that is read: of those that one of so many tokens chose.

@@ -75,7 +75,7 @@ impl Fake {
         };
         push(Stream::Compute, Work::Compute(Op::Einsum), &[bx, bw]);
         for (axis, op) in [
-            (ulysses, ulysses.map(|axis| Op::AllToAll { axis, split: n, concat: s })),
+            (ulysses, ulysses.map(|axis| Op::all_to_all(axis, n, s))),
             (tp, tp.map(|axis| Op::AllReduce { axis: axis.into() })),
         ] {
             if let (Some(_), Some(op)) = (axis, op) {
