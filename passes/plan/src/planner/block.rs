@@ -2,17 +2,19 @@
 //! which steps with more micro-batches and with stages are composed.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Work};
+use ithaca_ir::{AxisId, Op};
 use ithaca_layout::compile::Compiled;
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
 use crate::memory;
+use crate::planner::ahead::Ahead;
 use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -92,7 +94,7 @@ pub(super) struct Seconds {
 /// A parameter or a state of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// The number of its name: several calls may hold one tensor.
+    /// The number of what is stored: several calls may hold one tensor.
     pub(super) name: usize,
     pub(super) kind: Kind,
     /// Of a layer, or of all layers that share it.
@@ -102,6 +104,12 @@ pub(super) struct Held {
     pub(super) is_on_host: bool,
     /// Ranks with the same weights otherwise that have different parts of it, as they do of experts that are split over them.
     pub(super) parts: u64,
+}
+
+/// A stored tensor, or a part of it.
+struct Stored {
+    name: String,
+    window: Vec<Range<u64>>,
 }
 
 /// What memory outside the arena is for.
@@ -126,29 +134,25 @@ impl Block {
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
-        // Layers that run one after another, or of a step without loops each by a call of its own.
-        let calls = schedule.frames.values().flat_map(|frame| &frame.tasks);
-        let has_loops = calls.filter_map(|task| Called::of(schedule, task)).any(|called| called.layers > 1);
-        let is_layer = |called: &Called<'_>| called.layers > 1 || !has_loops && called.has_layer();
+        let is_layer = |called: &Called<'_>| called.layers > 1;
         // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
         let is_of_weights = |axes: &[&str]| {
             let are = |among: &[String], axis: &&str| among.iter().any(|one| one == axis);
             axes.iter().all(|axis| are(prefetched, axis))
                 && (data.is_empty() || axes.iter().any(|axis| are(data, axis)))
         };
-        // Bytes of the weights that a layer gathers, which the next one has beside its own.
-        let gathered = |called: &Called<'_>| -> u64 {
-            let space = &schedule.space;
-            let exchanges = called.frame.tasks.iter().filter_map(|task| task.work.exchange());
-            let gathers =
-                exchanges.flat_map(|exchange| exchange.parcels()).filter(|parcel| match parcel.op {
-                    Op::AllGather { axis, .. } => {
-                        let names = axis.iter().map(|&axis| space.mesh.axes[axis].name.as_str());
-                        is_of_weights(&Vec::from_iter(names))
-                    }
-                    _ => false,
-                });
-            if is_layer(called) { gathers.map(|parcel| space.max_local_bytes(&parcel.to)).sum() } else { 0 }
+        let is_of_layer = |op: &Op| {
+            let names = |axes: &[AxisId]| -> Vec<&str> {
+                axes.iter().map(|&axis| schedule.space.mesh.axes[axis].name.as_str()).collect()
+            };
+            match op {
+                Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => is_of_weights(&names(axis)),
+                _ => false,
+            }
+        };
+        let ahead = |called: &Called<'_>| match prefetched.is_empty() {
+            true => Ahead::default(),
+            false => Ahead::of(cluster, schedule, called.frame, &is_of_layer),
         };
         let is_gather = |(kind, axis): &(&str, String)| {
             ["all_gather", "reduce_scatter"].contains(kind) && is_of_weights(&Vec::from_iter(axis.split('+')))
@@ -158,9 +162,18 @@ impl Block {
             let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
             gathers.map(|(_, time)| time.exposed).sum()
         };
-        let prefetched = |frame: &Simulation| {
+        let without = |frame: &Simulation, exposed: f64| {
             let busy = frame.streams.values().copied().fold(0.0, f64::max);
-            (frame.seconds - exposed_gathers(frame)).max(busy).min(frame.seconds)
+            (frame.seconds - exposed).max(busy).min(frame.seconds)
+        };
+        // A layer that is a call of its own gathers its weights during its kernels.
+        let alone = |called: &Called<'_>| {
+            let frame = &frames[called.id.index()];
+            let gathers = frame.communication.iter();
+            let gathers = gathers.filter(|(key, _)| key.0 == "all_gather" && is_gather(key));
+            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
+            let late = if exposed > 0.0 { ahead(called).seconds } else { 0.0 };
+            without(frame, (exposed - late).max(0.0))
         };
         let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
@@ -172,10 +185,15 @@ impl Block {
             let are_left = leaves_sums && called.frame.phase == Phase::Backward;
             if are_left { sums.map(|(_, time)| time.exposed).sum() } else { 0.0 }
         };
-        // Only layers have neighbours that may gather for them.
-        let seconds = |called: &Called<'_>| match &frames[called.id.index()] {
-            frame if is_layer(called) => prefetched(frame) - sums(called),
-            frame => frame.seconds - sums(called),
+        // Only layers of a loop have neighbours that may gather for them.
+        let seconds = |called: &Called<'_>| {
+            let frame = &frames[called.id.index()];
+            let seconds = match is_layer(called) {
+                true => without(frame, exposed_gathers(frame)),
+                false if called.has_layer() => alone(called),
+                false => frame.seconds,
+            };
+            seconds - sums(called)
         };
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
@@ -197,7 +215,7 @@ impl Block {
         if n == 0 || last.len() != n || complete.len() != n_back || ![n, n - 1].contains(&n_back) {
             return None;
         }
-        let mut names: Vec<String> = Vec::new();
+        let mut names: Vec<Stored> = Vec::new();
         for i in 0..n {
             let there = &last[i];
             let [back, complete] = [&backward, &complete].map(|calls| calls.get(n_back.wrapping_sub(1 + i)));
@@ -212,7 +230,8 @@ impl Block {
                 update: 0.0,
             };
             for called in [Some(there), back, complete].into_iter().flatten() {
-                call.frame = call.frame.max(called.frame.bytes + gathered(called));
+                let more = if is_layer(called) { ahead(called).bytes } else { 0 };
+                call.frame = call.frame.max(called.frame.bytes + more);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut call.held);
             }
             let is_read = |b: &BufferId, phase: Phase| {
@@ -225,9 +244,12 @@ impl Block {
             let bytes = |b: &BufferId| pass.buffers[*b].bytes(&schedule.space);
             let mut saved = 0;
             for (i, result) in there.task.writes.iter().enumerate() {
-                if i < there.carried && is_read(result, Phase::Forward) {
+                let is_handed = i < there.carried && is_read(result, Phase::Forward);
+                if is_handed {
                     call.handed += bytes(result);
-                } else if is_read(result, Phase::Backward) {
+                }
+                // The arguments of a loop's layers are saved as a stack of them.
+                if is_read(result, Phase::Backward) && !(is_handed && there.layers > 1) {
                     saved += bytes(result);
                 }
             }
@@ -246,21 +268,29 @@ impl Block {
         for called in &update {
             let mut held: Vec<Held> = Vec::new();
             hold((schedule, replicas), (called.frame, 1), &mut names, &mut held);
-            // Layers of several kinds have weights of the same name.
+            // Layers of several kinds, and layers that are calls of their own, have weights of the same name.
             let shared = |call: &Call| {
                 let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
                 held.iter().filter(|one| one.kind != Kind::Optimizer).filter(is_known).count()
             };
-            let owner = calls.iter_mut().rev().max_by_key(|call| shared(call));
-            let Some(owner) = owner.filter(|call| shared(call) > 0) else { continue };
-            owner.seconds.update += seconds(called) * called.layers as f64 / owner.layers.max(1) as f64;
+            let most = calls.iter().map(shared).max().unwrap_or(0);
+            if most == 0 {
+                continue;
+            }
             // The states of a layer are handed on while those of the next one arrive.
             let ahead = match copies {
                 Copies::Ahead if is_layer(called) => 2 * copied(schedule, called.frame),
                 Copies::Ahead | Copies::InLayer => 0,
             };
-            owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
-            hold((schedule, replicas), (called.frame, 1), &mut names, &mut owner.held);
+            for (owner, there) in calls.iter_mut().zip(&last) {
+                let layers = there.shared_layers(called);
+                if layers == 0 || shared(owner) < most {
+                    continue;
+                }
+                owner.seconds.update += seconds(called) * layers as f64 / owner.layers.max(1) as f64;
+                owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
+                hold((schedule, replicas), (called.frame, 1), &mut names, &mut owner.held);
+            }
             count(called, 1);
         }
         let mut block =
@@ -278,6 +308,7 @@ struct Called<'a> {
     task: &'a Task,
     id: FrameId,
     frame: &'a Frame,
+    first: u64,
     layers: u64,
     carried: usize,
 }
@@ -290,6 +321,7 @@ impl<'a> Called<'a> {
             task,
             id: *callee,
             frame: &schedule.frames[*callee],
+            first: layers.start,
             layers: layers.end - layers.start,
             carried,
         })
@@ -303,6 +335,12 @@ impl<'a> Called<'a> {
         })
     }
 
+    /// Layers that both run; of a function outside of loops, one.
+    fn shared_layers(&self, other: &Self) -> u64 {
+        let end = self.first.saturating_add(self.layers).min(other.first.saturating_add(other.layers));
+        end.saturating_sub(self.first.max(other.first))
+    }
+
     fn has_calls(&self) -> bool {
         self.frame.tasks.iter().any(|task| task.work.callee().is_some())
     }
@@ -312,7 +350,7 @@ impl<'a> Called<'a> {
 fn hold(
     (schedule, replicas): (&Schedule, &[String]),
     (frame, layers): (&Frame, u64),
-    names: &mut Vec<String>,
+    names: &mut Vec<Stored>,
     held: &mut Vec<Held>,
 ) {
     for buffer in frame.buffers.values() {
@@ -333,9 +371,10 @@ fn hold(
         let mesh = &schedule.space.mesh;
         let among = ty.layout.axes().filter(|axis| replicas.contains(&mesh.axes[*axis].name));
         let parts = among.map(|axis| mesh.size(axis)).product();
-        let known = names.iter().position(|name| *name == binding.name);
-        let name = known.unwrap_or_else(|| {
-            names.push(binding.name.clone());
+        // Several tensors may be parts of one that is stored.
+        let is = |known: &Stored| known.name == binding.name && known.window == binding.window;
+        let name = names.iter().position(is).unwrap_or_else(|| {
+            names.push(Stored { name: binding.name.clone(), window: binding.window.clone() });
             names.len() - 1
         });
         match held.iter_mut().find(|one| one.name == name) {

@@ -7,6 +7,7 @@
 //! not legal stay in the list with the reason, and a request of which nothing is left is refused with repairs that were tried
 //! and work.
 
+mod ahead;
 mod block;
 mod candidates;
 mod compiler;

@@ -270,7 +270,8 @@ impl Search<'_> {
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
-    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO.
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO, and
+    /// the time by which all such steps of an inside were slower than their estimates of its others.
     pub(super) fn exact(
         &self,
         insides: &[Inside],
@@ -280,14 +281,17 @@ impl Search<'_> {
     ) {
         let usable = self.cluster.usable_bytes() as f64;
         let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
+        let mut slower: BTreeMap<(PipelineOrder, Zero, usize), f64> = BTreeMap::new();
         let (mut compiled, mut calls) = (0, 0);
         let mut best = f64::INFINITY;
         let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
             let kind = |look: &Looked| (look.shape.order, look.zero);
+            let of_inside = |look: &Looked| (look.shape.order, look.zero, look.inside);
             let key = |look: &Looked| {
                 let memory = self.needed(&look.estimate) * more.get(&kind(look)).copied().unwrap_or(1.0);
-                if memory <= usable { (0, look.estimate.seconds) } else { (1, memory) }
+                let slower = slower.get(&of_inside(look)).map_or(1.0, |&ratio| ratio.max(1.0));
+                if memory <= usable { (0, slower * look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
             let is_hopeless =
@@ -332,6 +336,9 @@ impl Search<'_> {
                         let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
                         let known = more.entry(kind(look)).or_insert(1.0);
                         *known = known.max(ratio);
+                        let ratio = priced.simulation.seconds / look.estimate.seconds;
+                        let known = slower.entry(of_inside(look)).or_insert(f64::INFINITY);
+                        *known = known.min(ratio);
                         match priced.memory.over() {
                             None => {
                                 best = best.min(priced.simulation.seconds);

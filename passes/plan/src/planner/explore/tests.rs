@@ -95,6 +95,32 @@ fn estimates_are_near_what_is_compiled() {
     assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
 }
 
+/// Layers of two kinds by turns are calls of their own, and hold two parts of one stored tensor.
+#[test]
+fn steps_of_layers_by_turns_are_estimated() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/gpt-oss-20b/config.json");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    config["num_hidden_layers"] = json!(12);
+    config["layer_types"].as_array_mut().unwrap().truncate(12);
+    let request = Request { experts: 32, ..request(8, 16, &[]) };
+    searched(&config, (16, 8192), &request, |search| {
+        let insides = search.insides(&mut Tried::default());
+        let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
+        let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
+        for look in estimated.iter().take(6) {
+            let Ok(priced) = search.priced(&search.whole(&insides[look.inside], look)) else { continue };
+            of_time.push((look.estimate.seconds / priced.simulation.seconds).ln().abs());
+            of_memory.push((look.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
+        }
+        let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
+        let (time, memory) = (mean(&of_time), mean(&of_memory));
+        assert!(
+            time < 0.05 && memory < 0.02,
+            "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}"
+        );
+    });
+}
+
 /// States in host memory take the time of their copies, and the working buffers of an update.
 #[test]
 fn steps_whose_states_are_in_host_memory_are_estimated() {
