@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::experts::Rows;
 use ithaca_ir::ops::{Op, Scan, ScanOrder};
 use ithaca_ir::{Function, Module, Node, Order, boxes, text};
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -152,8 +153,9 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
                 }
             }
         }
-        Op::AllToAll { axis: a, split, concat, rows: _ } => {
-            format!("all_to_all over {}: split {}, join {}", axis(*a), dim(*split), dim(*concat))
+        Op::AllToAll { axis: a, split, concat, rows } => {
+            let all = if *rows == Rows::All { ", all rows" } else { "" };
+            format!("all_to_all over {}: split {}, join {}{all}", axis(*a), dim(*split), dim(*concat))
         }
         Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", several(a), dim(*d)),
         Op::Slice { axis: a, dim: d } => format!("slice over {}: split {}", axis(*a), dim(*d)),

@@ -142,8 +142,8 @@ pub struct LayoutArgs {
     /// How times assume that steps run: `stream` or `graph`, `nccl` or `direct`, `all-slots` or `filled-slots`.
     ///
     /// Kernels are launched one by one or by a recorded graph; NCCL reduces small tensors, or kernels that read their peers' memory;
-    /// products of experts multiply all slots, if they are more than 32, or those that are filled. The first of each is what `emit --target cuda` does, and the
-    /// default of prefill and training; the second is what servers do, and the default of decoding.
+    /// products of experts multiply all slots, if they are more than 32, or those that are filled. The first of each is what
+    /// `emit --target cuda` does, and the default of prefill and training; the second is what servers do, and the default of decoding.
     #[arg(long, value_name = "PROPERTY,…")]
     pub runtime: Option<String>,
     /// Number of GPUs [default: the ranks of the mesh].

@@ -150,10 +150,10 @@ impl Block {
                 _ => false,
             }
         };
-        let ahead = |called: &Called<'_>| match prefetched.is_empty() {
-            true => Ahead::default(),
-            false => Ahead::of(cluster, schedule, called.frame, &is_of_layer),
-        };
+        let gathering = schedule.frames.values().filter(|_| !prefetched.is_empty());
+        let aheads: Vec<Ahead> =
+            gathering.map(|frame| Ahead::of(cluster, schedule, frame, &is_of_layer)).collect();
+        let ahead = |called: &Called<'_>| aheads.get(called.id.index()).copied().unwrap_or_default();
         let is_gather = |(kind, axis): &(&str, String)| {
             ["all_gather", "reduce_scatter"].contains(kind) && is_of_weights(&Vec::from_iter(axis.split('+')))
                 || copies == Copies::Ahead && is_copy(axis)
@@ -188,10 +188,12 @@ impl Block {
         // Only layers of a loop have neighbours that may gather for them.
         let seconds = |called: &Called<'_>| {
             let frame = &frames[called.id.index()];
-            let seconds = match is_layer(called) {
-                true => without(frame, exposed_gathers(frame)),
-                false if called.has_layer() => alone(called),
-                false => frame.seconds,
+            let seconds = if is_layer(called) {
+                without(frame, exposed_gathers(frame))
+            } else if called.has_layer() {
+                alone(called)
+            } else {
+                frame.seconds
             };
             seconds - sums(called)
         };
@@ -290,6 +292,10 @@ impl Block {
                 owner.seconds.update += seconds(called) * layers as f64 / owner.layers.max(1) as f64;
                 owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut owner.held);
+                // A table that several functions read is updated once.
+                if !called.has_layer() {
+                    break;
+                }
             }
             count(called, 1);
         }

@@ -270,8 +270,8 @@ impl Search<'_> {
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
-    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO, and
-    /// the time by which all such steps of an inside were slower than their estimates of its others.
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO. A
+    /// step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled.
     pub(super) fn exact(
         &self,
         insides: &[Inside],
