@@ -140,6 +140,62 @@ fn a_step_is_the_whole_step() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// A model whose layers have these windows; a layer without one is `full`.
+fn windowed(full: &[bool]) -> Value {
+    let kinds: Vec<&str> =
+        full.iter().map(|&full| if full { "full_attention" } else { "sliding_attention" }).collect();
+    json!({
+        "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": full.len(),
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4, "vocab_size": 32,
+        "tie_word_embeddings": false, "layer_types": kinds, "sliding_window": 8, "use_sliding_window": true,
+    })
+}
+
+/// Layers of two kinds, by turns, in loops beside single ones, and in loops alone, work for each other.
+#[test]
+fn layers_that_differ_work_for_each_other() {
+    const FULL: bool = true;
+    const WINDOW: bool = false;
+    let orders: [&[bool]; 5] = [
+        &[WINDOW, FULL, WINDOW, FULL],
+        &[FULL, WINDOW, WINDOW, WINDOW, FULL, WINDOW, WINDOW, WINDOW],
+        &[WINDOW, WINDOW, FULL, FULL, FULL],
+        &[WINDOW, FULL],
+        &[FULL, WINDOW, FULL, FULL, WINDOW, WINDOW, WINDOW, WINDOW, FULL],
+    ];
+    let recomputes = [Recompute::None, Recompute::FULL, Recompute::KeepAttention, Recompute::Selective];
+    let mut wrong = Vec::new();
+    for (n, order) in orders.into_iter().enumerate() {
+        for (i, layout) in tier::one_in(3, LAYOUTS.into_iter().chain([STAGED[0]]).enumerate()) {
+            let recompute = recomputes[(n + i) % 4];
+            let stages = if layout.0.starts_with("pipeline") { 2 } else { 1 };
+            if order.len() < 4 && stages > 1 {
+                continue;
+            }
+            let micro_batches = stages * (1 + (n + i) as u64 % 2);
+            let training =
+                Training { recompute, micro_batches, stages, clip: Some(0.1), ..Training::default() };
+            let module = step(&windowed(order), training);
+            let fusion = ["prefetch+pack", "prefetch+fold+pack", "prefetch+none"][(n + i) % 3];
+            let found = differences(&module, layout, fusion, &SlowLinks);
+            wrong.extend(found.iter().map(|f| format!("{recompute:?} × {micro_batches}, {order:?}, {f}")));
+        }
+    }
+    let module = step(&windowed(orders[0]), Training { recompute: Recompute::FULL, ..Training::default() });
+    let ranks = compiled(&module, &options("data-parallel", "dp=2", "prefetch+pack"), &SlowLinks).per_rank;
+    let names: Vec<&str> = ranks.functions.values().map(|f| f.name.as_str()).collect();
+    for name in [
+        "block_window.after_block_full.gather",
+        "block_window.after_block_full.before_block_full",
+        "block_full.after_block_window.last",
+        "block_full.backward.after_block_window.first_before_block_window",
+        "block_full.backward.after_block_window.before_block_window.turn",
+    ] {
+        assert!(names.contains(&name), "there is no @{name}: {names:?}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Stages 1 and 2 split no weights; a layer still reduces gradients of the one above: of each micro-batch, or of their sum.
 #[test]
 fn gradients_alone_are_reduced_by_the_next_layer() {

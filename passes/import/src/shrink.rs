@@ -3,6 +3,9 @@
 //! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility, and how many
 //! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers, windows and experts.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
 use serde_json::{Map, Value, json};
@@ -97,7 +100,7 @@ impl SmallTokens {
 ///
 /// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The stream (unless its width is
 /// that of all heads), the MLP and the vocabulary become the smallest sizes from 64, 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
-/// kind, and more where groups of layers or `detail` need them. Windows reach as many blocks of the sequence as before, and
+/// kind, and more where groups of layers or `detail` need them, or kinds are to have the same neighbours. Windows reach as many blocks of the sequence as before, and
 /// learned positions cover the small sequence. Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
@@ -127,7 +130,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     let SmallTokens { sequence, small_sequence, .. } = tokens;
     let Sizes { hidden, heads, ffn, vocab, .. } = spec.sizes;
     let head_dim = small_head_dim(spec, shrink.detail.head_dim);
-    let layers = small_layers(spec, shrink.layers(spec.sizes.layers));
+    let layers = small_layers(spec, shrink);
     let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
     let is_dense = |kind: &Kind| kind.mlp == Mlp::Dense;
     let usual = ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"];
@@ -229,12 +232,12 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             set("first_k_dense_replace", json!(kinds().filter(|kind| is_dense(kind)).count()));
             if let Some(latent) = spec.latent {
                 if let Some(n) = latent.queries {
-                    set("q_lora_rank", json!(n.min(16)));
+                    set("q_lora_rank", json!(alike(n, multiple, 16)));
                 }
-                set("kv_lora_rank", json!(latent.keys.min(16)));
-                set("qk_nope_head_dim", json!(latent.plain.min(8)));
-                set("qk_rope_head_dim", json!(latent.rotated.min(8)));
-                set("v_head_dim", json!(latent.value.min(8)));
+                set("kv_lora_rank", json!(alike(latent.keys, multiple, 16)));
+                set("qk_nope_head_dim", json!(latent.plain.min(shrink.detail.head_dim)));
+                set("qk_rope_head_dim", json!(latent.rotated.min(shrink.detail.head_dim)));
+                set("v_head_dim", json!(latent.value.min(shrink.detail.head_dim)));
             }
         }
     }
@@ -309,8 +312,9 @@ fn small_head_dim(spec: &Spec, least: u64) -> u64 {
 }
 
 /// The kinds of the small model's layers: runs of one kind are cut to equal lengths, and of these the first layers that
-/// have every kind and are `least` or more.
-fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
+/// have every kind and are `least` or more, or those that have the same neighbours.
+fn small_layers(spec: &Spec, shrink: &Shrink) -> Vec<usize> {
+    let least = shrink.layers(spec.sizes.layers);
     let mut kinds: Vec<usize> = Vec::new();
     for (kind, _) in &spec.runs {
         if !kinds.contains(kind) {
@@ -323,6 +327,9 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
         let first = *kinds.last().expect("there are several");
         kinds.resize(kinds.len().max(usize::try_from(least).unwrap_or(usize::MAX)), first);
         return kinds;
+    }
+    if shrink.detail.groups > 1 && shrink.every <= 1 && shrink.chunks <= 1 && kinds.len() > 1 {
+        return with_same_neighbours(&spec.runs);
     }
     let all = spec.sizes.layers;
     let least = least.min(all);
@@ -338,6 +345,22 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
     let n = (1..=layers.len()).find(|&n| n as u64 >= least && has_all(n)).unwrap_or(layers.len());
     layers.truncate(n);
     layers
+}
+
+/// The fewest first and last layers in which runs of one kind have the same neighbours as in all of them; three layers of a run are
+/// kept: a first, a middle and a last one.
+fn with_same_neighbours(runs: &[(usize, Range<u64>)]) -> Vec<usize> {
+    let runs: Vec<(usize, u64)> = runs.iter().map(|(kind, l)| (*kind, (l.end - l.start).min(3))).collect();
+    let neighbours = |runs: &[(usize, u64)]| -> BTreeSet<[Option<(usize, u64)>; 3]> {
+        let run = |i: usize| runs.get(i).copied();
+        (0..runs.len()).map(|i| [i.checked_sub(1).and_then(run), run(i), run(i + 1)]).collect()
+    };
+    let all = neighbours(&runs);
+    let ends = |n: usize| (0..=n).map(move |last| (n - last, last));
+    let cut = |(first, last)| [&runs[..first], &runs[runs.len() - last..]].concat();
+    let cuts = (1..runs.len()).flat_map(ends).map(cut);
+    let kept = cuts.into_iter().find(|kept| neighbours(kept) == all).unwrap_or(runs.clone());
+    kept.into_iter().flat_map(|(kind, n)| (0..n).map(move |_| kind)).collect()
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.

@@ -14,7 +14,7 @@ use ithaca_layout::compile::Compiled;
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
 use crate::memory;
-use crate::planner::ahead::Ahead;
+use crate::planner::ahead::bytes_ahead;
 use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -134,7 +134,6 @@ impl Block {
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
-        let is_layer = |called: &Called<'_>| called.layers > 1;
         // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
         let is_of_weights = |axes: &[&str]| {
             let are = |among: &[String], axis: &&str| among.iter().any(|one| one == axis);
@@ -151,9 +150,9 @@ impl Block {
             }
         };
         let gathering = schedule.frames.values().filter(|_| !prefetched.is_empty());
-        let aheads: Vec<Ahead> =
-            gathering.map(|frame| Ahead::of(cluster, schedule, frame, &is_of_layer)).collect();
-        let ahead = |called: &Called<'_>| aheads.get(called.id.index()).copied().unwrap_or_default();
+        let aheads: Vec<u64> =
+            gathering.map(|frame| bytes_ahead(cluster, schedule, frame, &is_of_layer)).collect();
+        let ahead = |called: &Called<'_>| aheads.get(called.id.index()).copied().unwrap_or(0);
         let is_gather = |(kind, axis): &(&str, String)| {
             ["all_gather", "reduce_scatter"].contains(kind) && is_of_weights(&Vec::from_iter(axis.split('+')))
                 || copies == Copies::Ahead && is_copy(axis)
@@ -166,15 +165,6 @@ impl Block {
             let busy = frame.streams.values().copied().fold(0.0, f64::max);
             (frame.seconds - exposed).max(busy).min(frame.seconds)
         };
-        // A layer that is a call of its own gathers its weights during its kernels.
-        let alone = |called: &Called<'_>| {
-            let frame = &frames[called.id.index()];
-            let gathers = frame.communication.iter();
-            let gathers = gathers.filter(|(key, _)| key.0 == "all_gather" && is_gather(key));
-            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
-            let late = if exposed > 0.0 { ahead(called).seconds } else { 0.0 };
-            without(frame, (exposed - late).max(0.0))
-        };
         let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         let sums = |called: &Called<'_>| -> f64 {
@@ -185,16 +175,11 @@ impl Block {
             let are_left = leaves_sums && called.frame.phase == Phase::Backward;
             if are_left { sums.map(|(_, time)| time.exposed).sum() } else { 0.0 }
         };
-        // Only layers of a loop have neighbours that may gather for them.
+        // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
             let frame = &frames[called.id.index()];
-            let seconds = if is_layer(called) {
-                without(frame, exposed_gathers(frame))
-            } else if called.has_layer() {
-                alone(called)
-            } else {
-                frame.seconds
-            };
+            let seconds =
+                if called.has_layer() { without(frame, exposed_gathers(frame)) } else { frame.seconds };
             seconds - sums(called)
         };
         let memory = memory::of_schedule(cluster, schedule);
@@ -232,7 +217,7 @@ impl Block {
                 update: 0.0,
             };
             for called in [Some(there), back, complete].into_iter().flatten() {
-                let more = if is_layer(called) { ahead(called).bytes } else { 0 };
+                let more = if called.has_layer() { ahead(called) } else { 0 };
                 call.frame = call.frame.max(called.frame.bytes + more);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut call.held);
             }
@@ -281,7 +266,7 @@ impl Block {
             }
             // The states of a layer are handed on while those of the next one arrive.
             let ahead = match copies {
-                Copies::Ahead if is_layer(called) => 2 * copied(schedule, called.frame),
+                Copies::Ahead if called.layers > 1 => 2 * copied(schedule, called.frame),
                 Copies::Ahead | Copies::InLayer => 0,
             };
             for (owner, there) in calls.iter_mut().zip(&last) {

@@ -18,12 +18,12 @@
 mod body;
 mod callers;
 mod parts;
+mod plan;
 mod timeline;
+mod write;
 
 #[cfg(test)]
 mod tests;
-
-use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Level};
@@ -33,8 +33,9 @@ use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
-use body::{Body, Functions};
-use callers::Plan;
+use body::Body;
+use plan::Plan;
+use write::{Functions, Variant};
 
 /// The pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,33 +86,33 @@ impl Pass for Prefetch {
     }
 }
 
-/// The module with the planned loops, and every other gather at its position.
+/// The module with the planned layers, and every other gather at its position.
 fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Module, OpError> {
     let mut new = module.emptied(module.level);
     let mut called: Vec<Option<FuncId>> = vec![None; module.functions.len()];
-    let mut loops: BTreeMap<usize, Functions> = BTreeMap::new();
-    let (mut n_gathers, mut n_deferred) = (0, 0);
-    for (id, function) in module.functions.iter() {
-        for (n, body) in plan.bodies.iter().enumerate() {
-            if let (true, Some(variants)) = (body.of.callee == id, plan.variants.get(&n)) {
-                n_gathers += body.counts().0;
-                n_deferred += body.counts().2;
-                loops.insert(n, body.add(&mut new, function, variants)?);
-            }
+    let mut functions = Functions::default();
+    let layers = plan.layers(module);
+    let is_first = |body| plan.calls.values().any(|worked| worked.first == body && worked.before.is_none());
+    let mut works = false;
+    for (id, _) in module.functions.iter() {
+        for (number, body) in plan.bodies.iter().enumerate().filter(|(_, body)| body.of.callee == id) {
+            let own = plan.variants.iter().filter(|variant| variant.own == number);
+            let mut own: Vec<Variant> = own.copied().collect();
+            // In order of execution.
+            own.sort_by_key(|variant| (variant.next.is_none(), variant.before.is_some(), *variant));
+            works |= !own.is_empty() && body.has_messages();
+            functions.add(&mut new, layers, &own, &plan.variants, is_first)?;
         }
         if plan.unused.contains(&id) {
             continue;
         }
-        let function = plan.rewritten(&mut new, (id, function), &called, &loops)?;
+        let function = callers::rewritten(plan, &mut new, module, id, &called, &functions)?;
         let body = Body::alone(&new.space, &function, id, cx)?;
-        n_gathers += body.counts().0;
-        let function = match body.counts().0 {
-            0 => function,
-            1.. => body.arranged(&new, &function)?,
-        };
+        works |= body.gathers();
+        let function = if body.gathers() { write::arranged(&body, &new, &function)? } else { function };
         called[id.index()] = Some(new.functions.push(function));
     }
-    if n_gathers + n_deferred == 0 {
+    if !works {
         cx.note(NO_EFFECT);
     }
     Ok(new)

@@ -76,6 +76,15 @@ impl Parts {
         Parts { gathers, tails: tails(function, &flow), reductions }
     }
 
+    /// The part of a tail from a node on; `None` if that is no tail.
+    pub(super) fn tail_from(&self, function: &Function, tail: usize, from: usize) -> Option<Tail> {
+        let members: BTreeSet<usize> = self.tails.get(tail)?.nodes().filter(|&n| n >= from).collect();
+        members
+            .iter()
+            .any(|&n| is_reduction(&function.nodes[n].op))
+            .then(|| self::tail(function, &members))?
+    }
+
     /// The nodes of all gathers.
     pub(super) fn of_gathers(&self) -> BTreeSet<usize> {
         self.gathers.iter().flat_map(Gather::nodes).collect()

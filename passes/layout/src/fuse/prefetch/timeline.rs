@@ -33,8 +33,10 @@ pub(super) struct Timeline {
     pub(super) finish: Vec<f64>,
     /// The end of the last kernel that does not belong to a tail.
     pub(super) end: f64,
-    /// The busy intervals of the stream of weights and gradients, ascending.
+    /// The busy intervals of the stream of weights and gradients.
     busy: Vec<(f64, f64)>,
+    /// The start of the last gather among these, or 0.
+    last_gather: f64,
     /// The kernels with their starts, without gathers and nodes that run elsewhere.
     kernels: Vec<(usize, f64)>,
     /// The collectives with their starts, likewise.
@@ -89,7 +91,7 @@ impl Timeline {
             }
             node.results.iter().for_each(|v| ready[v.index()] = finish[i]);
         }
-        Timeline { start, finish, end, busy, kernels, collectives }
+        Timeline { start, finish, end, busy, last_gather: 0.0, kernels, collectives }
     }
 
     /// The node before which an operation is issued to start at a given time: the kernel that runs then, or an earlier
@@ -127,6 +129,32 @@ impl Timeline {
     /// starts.
     pub(super) fn crowded(&self, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
         let starts = self.backwards(parts, seconds, |due, takes| Some((due - takes).max(-self.end)));
+        starts.expect("every gather has a start")
+    }
+
+    /// The same with the gathers that start in the layer itself.
+    pub(super) fn with_gathers(&self, starts: &[f64], parts: &Parts, seconds: &[f64]) -> Timeline {
+        let own = parts.gathers.iter().zip(starts).filter(|&(_, &at)| at >= 0.0);
+        let own: Vec<(f64, f64)> = own.map(|(gather, &at)| (at, at + seconds[gather.node])).collect();
+        let last_gather = own.iter().map(|&(at, _)| at).fold(self.last_gather, f64::max);
+        let busy = self.busy.iter().copied().chain(own).collect();
+        Timeline { busy, last_gather, ..self.clone() }
+    }
+
+    /// The start of each gather after a layer of another function, as in [`gathers`](Self::gathers). Where the stream has no idle
+    /// time it follows the gathers of the layer before, which are needed earlier.
+    pub(super) fn gathers_after(&self, before: &Timeline, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
+        let mut busy = self.busy.clone();
+        busy.extend(before.busy.iter().map(|&(a, b)| (a - before.end, b - before.end)));
+        // Streams synchronise between layers, so no message spans two of them.
+        busy.push((0.0, 0.0));
+        let earliest = before.last_gather - before.end;
+        let starts = self.backwards(parts, seconds, |due, takes| {
+            let idle = latest(&busy, due, takes).filter(|&at| at >= -before.end);
+            let at = idle.unwrap_or((due - takes).max(earliest.min(due)));
+            busy.push((at, at + takes));
+            Some(at)
+        });
         starts.expect("every gather has a start")
     }
 
