@@ -171,6 +171,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     }
     search.exact(&insides, estimated, exact, &mut tried);
     if answer == Answer::Ranked {
+        search.as_usual(&mut tried);
         search.with_persistent(&mut tried);
         search.reduced_later(&mut tried);
     }

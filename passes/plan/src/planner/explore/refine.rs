@@ -36,8 +36,8 @@ const AT_ONCE: usize = 8;
 /// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
 const CALLS: u64 = 4096;
 
-/// Steps of ZeRO 1 and 2 in which gradients are tried to be reduced later, and of ZeRO 3 with which more weights are
-/// tried to be persistent.
+/// Steps that are tried with their usual collectives, those of ZeRO 1 and 2 in which gradients are tried to be reduced later, and
+/// of ZeRO 3 with which more weights are tried to be persistent.
 const LATER: usize = 3;
 
 /// Micro-batches of all stages in such a step, at most: longer ones take as long to compile as the rest of a search.
@@ -353,37 +353,49 @@ impl Search<'_> {
         }
     }
 
+    /// Replaces the best steps by others, where there are faster ones.
+    fn replaced(&self, tried: &mut Tried, faster: impl Fn(&Priced) -> Option<Priced> + Sync) {
+        tried.fits.sort_by(Priced::cmp_rank);
+        let n = tried.fits.len().min(self.limit(LATER));
+        tried.fits[..n].par_iter_mut().for_each(|one| {
+            if let Some(other) = faster(one) {
+                *one = Priced { also: std::mem::take(&mut one.also), ..other };
+            }
+        });
+    }
+
+    /// The same step with another fusion, if it is faster.
+    fn fused_as(&self, one: &Priced, fusion: Fusion) -> Option<Priced> {
+        let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
+        let options = ShardOptions { fusion, ..one.options.clone() };
+        let other = self.priced(&Chosen { options, training }).ok()?;
+        let is_better = other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
+        is_better.then_some(other)
+    }
+
+    /// Replaces the best steps whose collectives are in chunks or levels by those with the usual ones, where these are faster:
+    /// estimates do not know what they do to weights that are gathered meanwhile.
+    pub(super) fn as_usual(&self, tried: &mut Tried) {
+        self.replaced(tried, |one| {
+            let usual = one.options.zero.usual_fusion();
+            let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
+            is_unusual.then(|| self.fused_as(one, usual))?
+        });
+    }
+
     /// Replaces the best steps of ZeRO 1 and 2 by those in which layers reduce the gradients of the layer above, where these
     /// are faster: a layer hides more, but the first and the last of each call are functions of their own. The same for steps
     /// whose updates copy states from host memory.
     pub(super) fn reduced_later(&self, tried: &mut Tried) {
-        if !self.request.chooses_fusion {
-            return;
-        }
-        tried.fits.sort_by(Priced::cmp_rank);
-        let later = |one: &Priced| {
+        self.replaced(tried, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let is_tried = match zero {
                 Zero::Off => self.training.offload == Offload::Optimizer,
                 Zero::Optimizer | Zero::Gradients => true,
                 Zero::Parameters | Zero::ParametersAbove(_) => false,
             };
-            if !is_tried {
-                return None;
-            }
-            let options = ShardOptions { fusion: fusion.ahead(Prefetch::default()), ..one.options.clone() };
-            let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
-            let other = self.priced(&Chosen { options, training }).ok()?;
-            let is_better =
-                other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
-            is_better.then_some(other)
-        };
-        let best = &mut tried.fits[..];
-        let n = best.len().min(self.limit(LATER));
-        best[..n].par_iter_mut().for_each(|one| {
-            if let Some(other) = later(one) {
-                *one = Priced { also: std::mem::take(&mut one.also), ..other };
-            }
+            let is_tried = is_tried && self.request.chooses_fusion;
+            is_tried.then(|| self.fused_as(one, fusion.ahead(Prefetch::default())))?
         });
     }
 
@@ -395,8 +407,7 @@ impl Search<'_> {
         if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
             return;
         }
-        tried.fits.sort_by(Priced::cmp_rank);
-        let fastest = |one: &Priced| {
+        self.replaced(tried, |one| {
             let is_split = one.options.zero == Zero::Parameters;
             let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
             if !chooses_stage && training.micro_batches == 1 {
@@ -429,13 +440,6 @@ impl Search<'_> {
                 }
             }
             best.filter(|best| best.simulation.seconds < one.simulation.seconds * (1.0 - WORTH))
-        };
-        let best = &mut tried.fits[..];
-        let n = best.len().min(self.limit(LATER));
-        best[..n].par_iter_mut().for_each(|one| {
-            if let Some(other) = fastest(one) {
-                *one = Priced { also: std::mem::take(&mut one.also), ..other };
-            }
         });
     }
 
