@@ -121,9 +121,10 @@ pub(super) fn wrapped(text: &str) -> String {
 
 fn wrap_line(out: &mut String, line: &str) {
     let indent = line.len() - line.trim_start().len();
-    let mut rest = line.to_owned();
+    let (mut rest, mut depth) = (line.to_owned(), 0);
     while rest.len() > WIDTH {
-        let Some(at) = last_break(&rest) else { break };
+        let Some((at, inside)) = last_break(&rest, depth) else { break };
+        depth = inside;
         out.push_str(&rest[..at]);
         out.push('\n');
         rest = format!("{}{}", " ".repeat(indent + 8), &rest[at + 1..]);
@@ -132,8 +133,9 @@ fn wrap_line(out: &mut String, line: &str) {
     out.push('\n');
 }
 
-/// The last space behind a comma that leaves the line short enough, outside of strings.
-fn last_break(line: &str) -> Option<usize> {
+/// The last space behind a comma in brackets and outside of strings that leaves the line short enough, or the first one, and the
+/// number of brackets around it; the line begins within `depth` of them.
+fn last_break(line: &str, mut depth: usize) -> Option<(usize, usize)> {
     let (mut in_string, mut before, mut found) = (false, ' ', None);
     if line.trim_start().starts_with('#') {
         return None;
@@ -141,10 +143,33 @@ fn last_break(line: &str) -> Option<usize> {
     for (at, c) in line.char_indices() {
         match c {
             '"' if before != '\\' => in_string = !in_string,
-            ' ' if !in_string && before == ',' && at <= WIDTH => found = Some(at),
+            '(' | '[' | '{' if !in_string => depth += 1,
+            ')' | ']' | '}' if !in_string => depth = depth.saturating_sub(1),
+            ' ' if !in_string && depth > 0 && before == ',' && (at <= WIDTH || found.is_none()) => {
+                found = Some((at, depth));
+            }
             _ => {}
         }
         before = c;
     }
-    found.filter(|&at| !line[..at].trim().is_empty())
+    found.filter(|&(at, _)| !line[..at].trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_within_brackets_only() {
+        let targets: Vec<String> = (0..9).map(|n| format!("t{n}")).collect();
+        let arguments: Vec<String> = (0..40).map(|n| format!("(t{n}, \"a, b\")")).collect();
+        let line = format!("{} = {}({})", targets.join(", "), "f".repeat(90), arguments.join(", "));
+        let text = wrapped(&line);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("t0, t1") && lines[0].ends_with(','), "{text}");
+        assert!(lines[0].contains('('), "{text}");
+        assert!(lines.len() > 2 && lines[1..].iter().all(|line| line.len() <= WIDTH), "{text}");
+        let joined: String = lines.iter().map(|line| format!("{} ", line.trim_start())).collect();
+        assert_eq!(joined.trim_end(), line);
+    }
 }
