@@ -14,7 +14,7 @@ use ithaca_layout::compile::Compiled;
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
 use crate::memory;
-use crate::planner::ahead::bytes_ahead;
+use crate::planner::ahead::Ahead;
 use crate::simulate::{Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -62,6 +62,8 @@ pub(super) struct Call {
     pub(super) layers: u64,
     /// Seconds of a layer, by part of the step.
     pub(super) seconds: Seconds,
+    /// What it takes more in a stage of a pipeline, where only layers of a loop work for each other.
+    pub(super) alone: Seconds,
     /// Bytes that a layer saves for the backward pass of a micro-batch.
     pub(super) saved: u64,
     /// Bytes that the gradients of a layer's weights are computed from, where that is done after those of its arguments.
@@ -70,6 +72,8 @@ pub(super) struct Call {
     pub(super) handed: u64,
     /// Bytes of the largest frame of its functions.
     pub(super) frame: u64,
+    /// Bytes that it has more outside of stages, of weights that are gathered for the next layer.
+    pub(super) ahead: u64,
     /// Bytes of the frame of its update, which copies states from host memory.
     pub(super) update_frame: u64,
     /// Parameters and states.
@@ -150,9 +154,9 @@ impl Block {
             }
         };
         let gathering = schedule.frames.values().filter(|_| !prefetched.is_empty());
-        let aheads: Vec<u64> =
-            gathering.map(|frame| bytes_ahead(cluster, schedule, frame, &is_of_layer)).collect();
-        let ahead = |called: &Called<'_>| aheads.get(called.id.index()).copied().unwrap_or(0);
+        let aheads: Vec<Ahead> =
+            gathering.map(|frame| Ahead::of(cluster, schedule, frame, &is_of_layer)).collect();
+        let ahead = |called: &Called<'_>| aheads.get(called.id.index()).copied().unwrap_or_default();
         let is_gather = |(kind, axis): &(&str, String)| {
             ["all_gather", "reduce_scatter"].contains(kind) && is_of_weights(&Vec::from_iter(axis.split('+')))
                 || copies == Copies::Ahead && is_copy(axis)
@@ -181,6 +185,18 @@ impl Block {
             let seconds =
                 if called.has_layer() { without(frame, exposed_gathers(frame)) } else { frame.seconds };
             seconds - sums(called)
+        };
+        // In a stage, a layer that is a call of its own gathers its weights during its kernels.
+        let more_alone = |called: &Called<'_>| {
+            let frame = &frames[called.id.index()];
+            if called.layers > 1 || !called.has_layer() {
+                return 0.0;
+            }
+            let gathers = frame.communication.iter();
+            let gathers = gathers.filter(|(key, _)| key.0 == "all_gather" && is_gather(key));
+            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
+            let late = if exposed > 0.0 { ahead(called).seconds } else { 0.0 };
+            without(frame, (exposed - late).max(0.0)) - without(frame, exposed_gathers(frame))
         };
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
@@ -216,11 +232,21 @@ impl Block {
                 complete: on(complete) + on(Some(there)) - first,
                 update: 0.0,
             };
+            let on = |called: Option<&Called<'_>>| called.map_or(0.0, more_alone);
+            call.alone = Seconds {
+                forward: on(Some(&forward[i])),
+                backward: on(back),
+                complete: on(complete),
+                ..Seconds::default()
+            };
+            let mut most = 0;
             for called in [Some(there), back, complete].into_iter().flatten() {
-                let more = if called.has_layer() { ahead(called) } else { 0 };
-                call.frame = call.frame.max(called.frame.bytes + more);
+                let more = if called.has_layer() { ahead(called).bytes } else { 0 };
+                call.frame = call.frame.max(called.frame.bytes + if called.layers > 1 { more } else { 0 });
+                most = most.max(called.frame.bytes + more);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut call.held);
             }
+            call.ahead = most - call.frame;
             let is_read = |b: &BufferId, phase: Phase| {
                 let reads = |task: &Task| {
                     task.reads.contains(b)
@@ -287,7 +313,7 @@ impl Block {
         let mut block =
             Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, exposed };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
-        let frame = block.calls.iter().map(|c| c.frame).max().unwrap_or(0);
+        let frame = block.calls.iter().map(|c| c.frame + c.ahead).max().unwrap_or(0);
         let update_frame = block.calls.iter().map(|c| c.update_frame).max().unwrap_or(0);
         block.arena = memory.arena.saturating_sub(update_frame.max(saved + frame));
         Some(block)

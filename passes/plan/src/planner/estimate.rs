@@ -6,7 +6,7 @@
 
 use ithaca_differentiate::{PipelineOrder, Recompute};
 
-use super::block::Block;
+use super::block::{Block, Call, Seconds};
 
 /// Stages and micro-batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,19 +58,20 @@ impl Block {
                 .filter(move |(c, _)| c % p == stage)
                 .flat_map(|(_, calls)| calls.iter().copied())
         };
-        let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage))).collect();
+        let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage), p > 1)).collect();
         let memory = (0..p).map(|stage| self.memory_of(&calls(stage).collect::<Vec<_>>(), stage, shape));
         let (memory, host) = memory.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)));
         Estimate { seconds: self.seconds_of(&stages, shape, hop), memory, host }
     }
 
-    fn stage(&self, calls: impl Iterator<Item = (usize, u64)>) -> Stage {
+    fn stage(&self, calls: impl Iterator<Item = (usize, u64)>, is_staged: bool) -> Stage {
         let mut stage = Stage::default();
         for (call, layers) in calls {
-            let (seconds, layers) = (&self.calls[call].seconds, layers as f64);
-            stage.forward += layers * seconds.forward;
-            stage.backward += layers * seconds.backward;
-            stage.complete += layers * seconds.complete;
+            let Call { seconds, alone, .. } = &self.calls[call];
+            let (layers, alone) = (layers as f64, if is_staged { *alone } else { Seconds::default() });
+            stage.forward += layers * (seconds.forward + alone.forward);
+            stage.backward += layers * (seconds.backward + alone.backward);
+            stage.complete += layers * (seconds.complete + alone.complete);
             stage.update += layers * seconds.update;
             stage.products += layers * seconds.products;
         }
@@ -104,7 +105,7 @@ impl Block {
             let call = &self.calls[number];
             saved += layers * call.saved;
             deferred += layers * call.deferred;
-            frame = frame.max(call.frame);
+            frame = frame.max(call.frame + if shape.stages > 1 { 0 } else { call.ahead });
             update_frame = update_frame.max(call.update_frame);
             for one in &call.held {
                 let sum = if one.is_on_host { &mut host } else { &mut lasting };
@@ -136,11 +137,15 @@ impl Block {
         let mut scaled = self.clone();
         let more = times as f64;
         for call in &mut scaled.calls {
-            let seconds = &mut call.seconds;
-            for part in
-                [&mut seconds.forward, &mut seconds.products, &mut seconds.backward, &mut seconds.complete]
-            {
-                *part *= more;
+            for seconds in [&mut call.seconds, &mut call.alone] {
+                for part in [
+                    &mut seconds.forward,
+                    &mut seconds.products,
+                    &mut seconds.backward,
+                    &mut seconds.complete,
+                ] {
+                    *part *= more;
+                }
             }
             for bytes in [&mut call.saved, &mut call.deferred, &mut call.handed, &mut call.frame] {
                 *bytes *= times;
