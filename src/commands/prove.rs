@@ -45,7 +45,7 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
 /// Refuses programs that take minutes; the limit was measured on two cores.
 pub(super) fn refuse_minutes(ranks: &Module, steps: u64) -> Result<()> {
     /// The most operations; five to ten thousand of a small model take a second.
-    const MOST: u128 = 800_000;
+    const MOST: u128 = 600_000;
     let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());
     let all: u128 = runs.map(|(n, function)| u128::from(n) * function.nodes.len() as u128).sum();
     let n_ranks = ranks.space.mesh.ranks();

@@ -44,7 +44,7 @@ pub(super) struct Worked {
 }
 
 impl Worked {
-    /// Whether the first layer is scheduled in another way than the others, or takes over from others.
+    /// Whether the first layer has another schedule than the others.
     pub(super) fn is_first_apart(self) -> bool {
         self.first != self.rest
     }
@@ -151,7 +151,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The layers, for those who write them.
+    /// The schedules of layers, from which their functions are written.
     pub(super) fn layers<'a>(&'a self, module: &'a Module) -> write::Layers<'a> {
         write::Layers { module, bodies: &self.bodies }
     }
@@ -365,7 +365,7 @@ fn sites<'a>(module: &Module, function: &'a Function, cx: &Context<'_>) -> Vec<S
     sites
 }
 
-/// Whether a record has the choice of a layer; all choices are made where there is none.
+/// Whether the schedule of a layer is in the record; without a record every schedule is made by prices.
 fn is_known(run: Run, module: &Module, cx: &Context<'_>) -> bool {
     match cx.source() {
         Source::Prices(_) => true,

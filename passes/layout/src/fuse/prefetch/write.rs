@@ -103,7 +103,7 @@ impl<'a> Layers<'a> {
     ) -> Variant {
         let leaves = |body: usize| self.bodies[body].deferred().next().is_some();
         let is_needed = |next: &usize| leaves(own) || self.bodies[*next].ahead().next().is_some();
-        // What a layer leaves does not depend on the layer before it.
+        // The reductions left to the next layer do not depend on the layer before.
         let alike = |body: usize| {
             let of = self.bodies[body].of;
             let same = |other: &Body| (other.of.callee, other.of.order) == (of.callee, of.order);
@@ -203,7 +203,7 @@ impl<'a> Layers<'a> {
         if callee == after { name.clone() } else { format!("{name}.after_{}", self.short(after)) }
     }
 
-    /// The name of a neighbour's function without what follows a point, such as `backward`: that is the same.
+    /// A function's name up to the first point; suffixes such as `backward` are the same for neighbours.
     fn short(self, function: FuncId) -> &'a str {
         let name = &self.module.functions[function].name;
         name.split_once('.').map_or(name.as_str(), |(first, _)| first)
