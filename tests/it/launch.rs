@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::port::free_port;
 use crate::tier;
 
 const GOLDENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens");
@@ -39,11 +40,6 @@ fn ithaca(args: &[&str]) -> Command {
     command
 }
 
-/// A port that nobody listens on.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Starts one rank, which finds the others at `port`.
 fn start(rank: u64, world: u64, port: (&str, u16), args: &[&str]) -> Child {
     started(rank, world, port, args).spawn().unwrap()
@@ -58,7 +54,7 @@ fn started(rank: u64, world: u64, port: (&str, u16), args: &[&str]) -> Command {
 
 /// Starts all ranks and waits for them.
 fn launch(world: u64, args: &[&str]) -> Vec<Output> {
-    let port = ("MASTER_PORT", free_port().min(60_000));
+    let port = ("MASTER_PORT", free_port());
     let children: Vec<Child> = (0..world).map(|rank| start(rank, world, port, args)).collect();
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }

@@ -28,6 +28,8 @@ mod options;
 mod passes;
 #[path = "../../examples/snapshot/plan.rs"]
 mod plan_snapshot;
+#[path = "../common/port.rs"]
+mod port;
 mod prefetch;
 mod proof;
 mod random;

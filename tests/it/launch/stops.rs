@@ -6,8 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{free_port, started, text};
+use super::{started, text};
 use crate::fuzz::Choices;
+use crate::port::free_port;
 use crate::tier;
 
 /// Draws: by default, and of the full tier.

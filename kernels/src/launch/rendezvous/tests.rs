@@ -1,10 +1,14 @@
 //! A process that ends during the rendezvous: all others end too, and name it.
 
+#[path = "../../../../tests/common/port.rs"]
+mod port;
+
 use std::sync::mpsc::Receiver;
 
 use super::super::frame::{self, Limits};
 use super::super::handshake::{self, JobKey};
 use super::*;
+use port::free_port;
 
 fn key() -> JobKey {
     JobKey::of(None, &["test".to_owned()])
@@ -12,10 +16,6 @@ fn key() -> JobKey {
 
 /// Longer than a test should wait, shorter than the timeout of the processes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Starts a process of the rendezvous; receives its error.
 fn process(rank: u64, world: u64, port: u16) -> Receiver<String> {
