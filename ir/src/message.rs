@@ -86,6 +86,53 @@ pub struct Runs {
     pub width: u64,
 }
 
+/// Where the runs of each member's block are in a wire or in a tensor, in runs from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunPlaces {
+    /// Runs side by side; a block has others of them further on.
+    pub adjacent: u64,
+    /// From the first of them to the first of the next ones of the same block.
+    pub again: u64,
+    /// From the first run of a block to that of the next member's.
+    pub member: u64,
+}
+
+impl RunPlaces {
+    /// In a wire of blocks of `n` runs.
+    pub fn in_order(n: u64) -> Self {
+        Self { adjacent: n, again: n, member: n }
+    }
+
+    /// In the tensor of a parcel; none where its rows are cut into blocks, too.
+    pub fn in_tensor(space: &Space, parcel: &Parcel, side: Side) -> Option<Self> {
+        let &Op::AllToAll { axis, split, concat, .. } = &parcel.op else { return None };
+        let (ty, dim) = match side {
+            Side::Sent => (&parcel.from, split),
+            Side::Received => (&parcel.to, concat),
+        };
+        let (shape, cut, ragged) =
+            (space.max_local_shape(ty), ty.position(dim)?, ragged_position(space, ty)?);
+        let inner: u64 = shape.get(cut + 1..ragged)?.iter().product();
+        let members = space.mesh.size(axis);
+        let adjacent = shape[cut] / members * inner;
+        Some(Self { adjacent, again: members * adjacent, member: adjacent })
+    }
+
+    /// The most runs that are side by side here and there, wherever that many of a block begin.
+    pub fn together(&self, other: &Self) -> u64 {
+        let (mut a, mut b) = (self.adjacent, other.adjacent);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a.max(1)
+    }
+
+    /// The place of run `run` of the block of `member`.
+    pub fn of(&self, member: u64, run: u64) -> u64 {
+        member * self.member + run / self.adjacent * self.again + run % self.adjacent
+    }
+}
+
 /// Whether a message sends filled rows only, as [`counts_rows`] says of its tensor; it then has one.
 pub fn sends_counts(space: &Space, parcels: &[Parcel]) -> bool {
     matches!(parcels, [Parcel { op, from, to }] if counts_rows(space, op, from, to))
@@ -109,6 +156,12 @@ pub fn counts_rows(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -
 
 fn ragged_position(space: &Space, ty: &TensorType) -> Option<usize> {
     ty.dims.iter().position(|&dim| space.dims[dim].ragged.is_some())
+}
+
+/// Whether the runs of a message that [`sends_counts`] can be sent from the tensor itself, or received in it.
+pub fn runs_lie_in_tensor(space: &Space, parcels: &[Parcel], side: Side) -> bool {
+    let lie = |parcel| RunPlaces::in_tensor(space, parcel, side).is_some();
+    sends_counts(space, parcels) && parcels.first().is_some_and(lie)
 }
 
 /// The runs of each block that `rank` sends or receives, in a message that [`sends_counts`].

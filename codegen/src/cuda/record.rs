@@ -6,6 +6,7 @@ use ithaca_device::{
 };
 use ithaca_ir::DType;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::message::{RunPlaces, Runs};
 use ithaca_ir::schedule::Stream;
 
 use super::names;
@@ -179,10 +180,13 @@ impl Writer<'_, '_> {
                 let (from, to, count) = (self.address(from), self.address(to), self.numbers.int(count));
                 format!("s.{name}({head}, {from}, {to}, {count});")
             }
-            Collective::Filled { from, to, outgoing, incoming, runs, rows, width } => {
+            Collective::Filled { from, to, outgoing, incoming, runs, sent, received } => {
                 let addresses = [from, to, outgoing, incoming].map(|at| self.address(at)).join(", ");
-                let numbers = [runs, rows, width].map(|n| self.numbers.int(n)).join(", ");
-                format!("s.filled_rows({head}, {addresses}, {numbers});")
+                let Runs { n, rows, width } = runs;
+                let [sent, received] = [sent, received].map(|RunPlaces { adjacent, again, member }| {
+                    format!("{{{adjacent}, {again}, {member}}}")
+                });
+                format!("s.filled_rows({head}, {addresses}, {n}, {rows}, {width}, {sent}, {received});")
             }
             Collective::SendReceive { sends, receives } => {
                 let (sends, receives) = (self.blocks(sends), self.blocks(receives));

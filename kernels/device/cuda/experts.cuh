@@ -218,6 +218,17 @@ __global__ void dispatch(Slots s, const T* __restrict__ x, const Reals gates, bo
     });
 }
 
+// The places of the runs of members' blocks: of `runs` runs of a member `adjacent` are side by side, and the next ones `again`
+// runs after those; the next member's are `member` runs further.
+struct MemberRuns {
+    int64_t runs, adjacent, again, member;
+
+    __device__ int64_t of(int64_t run) const {
+        const Division by_member = divide(run, runs), by_place = divide(by_member.remainder, adjacent);
+        return by_member.quotient * member + by_place.quotient * again + by_place.remainder;
+    }
+};
+
 // Threads that share a row of a run.
 constexpr int64_t kLanes = 32;
 
@@ -229,10 +240,10 @@ __global__ void clear_counts(int32_t* counts, int64_t n) {
 // The rows of each run up to the last one with an element that is not zero. kLanes threads take a row, the last rows of runs
 // first: the count is mostly known when filled rows ask for it.
 template <typename T>
-__global__ void filled_rows(const T* x, int32_t* counts, int64_t rows, int64_t width, int64_t n) {
+__global__ void filled_rows(const T* x, int32_t* counts, const MemberRuns places, int64_t rows, int64_t width, int64_t n) {
     ITHACA_FOR(i, n) {
         const int64_t lane = i % kLanes, run = i / kLanes / rows, row = rows - 1 - i / kLanes % rows;
-        const T* of = x + (run * rows + row) * width;
+        const T* of = x + (places.of(run) * rows + row) * width;
         for (int64_t m = lane; m < width; m += kLanes) {
             if (widen(of[m]) == 0) continue;
             if (counts[run] <= row) atomicMax(counts + run, static_cast<int32_t>(row + 1));
@@ -243,11 +254,12 @@ __global__ void filled_rows(const T* x, int32_t* counts, int64_t rows, int64_t w
 
 // Zero in the rows of each run that are not filled. kLanes threads take a row.
 template <typename T>
-__global__ void clear_rows(T* x, const int32_t* counts, int64_t rows, int64_t width, int64_t n) {
+__global__ void clear_rows(T* x, const int32_t* counts, const MemberRuns places, int64_t rows, int64_t width, int64_t n) {
     ITHACA_FOR(i, n) {
-        const int64_t lane = i % kLanes, row = i / kLanes;
-        if (row % rows < counts[row / rows]) continue;
-        for (int64_t m = lane; m < width; m += kLanes) x[row * width + m] = narrow<T>(0);
+        const int64_t lane = i % kLanes, run = i / kLanes / rows, row = i / kLanes % rows;
+        if (row < counts[run]) continue;
+        T* of = x + (places.of(run) * rows + row) * width;
+        for (int64_t m = lane; m < width; m += kLanes) of[m] = narrow<T>(0);
     }
 }
 

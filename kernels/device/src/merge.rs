@@ -342,9 +342,8 @@ fn each_part(records: &mut [Record], of: &mut impl FnMut(Part<'_>)) {
                 Collective::SendReceive { sends, receives } => {
                     sends.iter_mut().chain(receives).for_each(|b| block(b, of));
                 }
-                Collective::Filled { from, to, outgoing, incoming, runs, rows, width } => {
+                Collective::Filled { from, to, outgoing, incoming, runs: _, sent: _, received: _ } => {
                     [from, to, outgoing, incoming].into_iter().for_each(|at| of(Part::Address(at)));
-                    [runs, rows, width].into_iter().for_each(|n| of(Part::Int(n)));
                 }
                 Collective::Even { kind: _, from, to, count } => {
                     of(Part::Address(from));

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::message::Parcel;
+use ithaca_ir::message::{Parcel, RunPlaces, Runs};
 use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::{Axes, DType, Mesh, Op, Rank, Space, boxes};
 
@@ -239,7 +239,7 @@ pub enum Collective<A = Address, N = Int> {
         /// The count that [`Even`] defines.
         count: N,
     },
-    /// The filled rows of an all-to-all. Each member's block has `runs` runs of `rows` rows, of which the first are filled.
+    /// The filled rows of an all-to-all. Each member's block has runs of rows, of which the first are filled.
     /// Members have exchanged their counts, and rows that are not filled are zero where they are received. The host reads
     /// the counts; without them all rows are exchanged.
     Filled {
@@ -251,12 +251,12 @@ pub enum Collective<A = Address, N = Int> {
         outgoing: A,
         /// The same of each run that it receives.
         incoming: A,
-        /// Runs for each member.
-        runs: N,
-        /// Rows of a run.
-        rows: N,
-        /// Elements of a row.
-        width: N,
+        /// The runs for each member.
+        runs: Runs,
+        /// Where they are in this rank's elements.
+        sent: RunPlaces,
+        /// Where they are in this rank's result.
+        received: RunPlaces,
     },
     /// A reduce-scatter of blocks of different sizes, in one group: each block is summed to its peer.
     Reduce {
@@ -375,14 +375,14 @@ impl<A, N> Collective<A, N> {
             Collective::Reduce { blocks: of, to } => {
                 Collective::Reduce { blocks: blocks(of, &mut address), to: address(to) }
             }
-            Collective::Filled { from, to, outgoing, incoming, runs, rows, width } => Collective::Filled {
+            Collective::Filled { from, to, outgoing, incoming, runs, sent, received } => Collective::Filled {
                 from: address(from),
                 to: address(to),
                 outgoing: address(outgoing),
                 incoming: address(incoming),
-                runs: number(runs),
-                rows: number(rows),
-                width: number(width),
+                runs: *runs,
+                sent: *sent,
+                received: *received,
             },
             Collective::Even { kind, from, to, count } => {
                 Collective::Even { kind: *kind, from: address(from), to: address(to), count: number(count) }

@@ -332,6 +332,14 @@ structs! {
         width: i64,
     }
 
+    /// The places of the runs of members' blocks.
+    MemberRuns "ithaca::kernel::MemberRuns" {
+        runs: i64,
+        adjacent: i64,
+        again: i64,
+        member: i64,
+    }
+
     /// The rows that are padding.
     Padding "ithaca::kernel::Padding" {
         n: i32,

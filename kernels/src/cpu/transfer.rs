@@ -1,5 +1,7 @@
 //! Pack, exchange and unpack of the tensors that one collective carries, as documented in the runtime's contract of tasks.
 
+use std::borrow::Cow;
+
 use ithaca_ir::boxes::{self, Region, Side};
 use ithaca_ir::message::{self, Parcel, Runs, Sent, Wire};
 use ithaca_ir::schedule::{Content, Stream};
@@ -95,10 +97,11 @@ impl LocalTransfer<'_> {
                     .extend(sent.elements.iter().map(|&n| if n == 0 { Vec::new() } else { whole.to_vec() })),
             }
         } else {
-            if is_tensor(ends.0) {
-                self.need_in_order(&self.space.local_box(from, self.rank), &sent, "read")?;
-            }
-            let mut rest = data;
+            let gathered = match ends.0 {
+                Content::Tensor(_) => self.in_order(data, &sent)?,
+                Content::Wire { .. } => Cow::Borrowed(data),
+            };
+            let mut rest = &*gathered;
             for &n in &sent.elements {
                 let (block, after) = self.cut(rest, index(n))?;
                 blocks.push(block.to_vec());
@@ -106,12 +109,14 @@ impl LocalTransfer<'_> {
             }
         }
         let sums = matches!(op, Op::ReduceScatter { .. });
-        if !sums && is_tensor(ends.1) && self.space.holds(to, self.rank) {
+        let lies_apart = is_tensor(ends.1) && self.lie_in_tensor(Side::Received);
+        if !sums && is_tensor(ends.1) && !lies_apart && self.space.holds(to, self.rank) {
             self.need_in_order(&self.space.local_box(to, self.rank), &received, "written")?;
         }
         if let Some(runs) = message::runs(self.space, self.parcels, self.rank) {
             let (blocks, bytes) = self.exchange_filled(runs, &sent.group, blocks, communicator)?;
-            return Ok((blocks.concat(), bytes));
+            let wire = blocks.concat();
+            return Ok((if lies_apart { self.unpack(&wire)?.concat() } else { wire }, bytes));
         }
         let expected: Vec<usize> = received.elements.iter().map(|&n| index(n)).collect();
         let arrived = communicator.exchange((self.stream, self.rank), &sent.group, blocks, &expected)?;
@@ -205,6 +210,20 @@ impl LocalTransfer<'_> {
             "the tensor {verb} by `{}` is not its blocks in order; it must be packed",
             self.parcels[0].op.name()
         )))
+    }
+
+    /// The blocks of the tensor that is sent, one after another.
+    fn in_order<'d>(&self, data: &'d [f32], sent: &Wire) -> Result<Cow<'d, [f32]>, RunError> {
+        if self.lie_in_tensor(Side::Sent) {
+            return Ok(Cow::Owned(self.pack(&[data])?));
+        }
+        self.need_in_order(&self.space.local_box(&self.parcels[0].from, self.rank), sent, "read")?;
+        Ok(Cow::Borrowed(data))
+    }
+
+    /// Whether runs of rows are sent and received wherever they are in the tensor.
+    fn lie_in_tensor(&self, side: Side) -> bool {
+        message::runs_lie_in_tensor(self.space, self.parcels, side)
     }
 
     fn wire(&self, side: Side) -> Wire {

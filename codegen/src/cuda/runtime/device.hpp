@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "source.hpp"
 #include "watch.hpp"
@@ -368,6 +369,14 @@ struct Blocks {
     int64_t count, n = 1, peer_step = 1, byte_step = 0;
 };
 
+// Runs of a member's block: `adjacent` of them side by side, the next ones `again` runs after those; the next member's `member` further.
+struct RunPlaces {
+    int64_t adjacent, again, member;
+    int64_t of(int64_t member_number, int64_t run) const {
+        return member_number * member + run / adjacent * again + run % adjacent;
+    }
+};
+
 // What a frame is called with.
 struct Scope {
     Device& device;
@@ -483,9 +492,10 @@ class Frame : NotCopied {
     // An all-to-all of filled rows: `runs` runs of `rows` rows for each member, of which the first are filled. The host reads the
     // counts, which members have exchanged; the rows that do not arrive are zero already.
     void filled_rows(int group, DType dtype, Address from, Address to, Address outgoing, Address incoming, int64_t runs, int64_t rows,
-                     int64_t width) {
-        const int64_t n = size(group) * runs, first = number(group) * runs, run = rows * width * bytes_of(dtype);
-        copy(to + first * run, from + first * run, runs * run);
+                     int64_t width, RunPlaces sends, RunPlaces receives) {
+        const int64_t n = size(group) * runs, own = number(group), first = own * runs, run = rows * width * bytes_of(dtype);
+        const int64_t together = std::gcd(sends.adjacent, receives.adjacent);
+        for (int64_t i = 0; i < runs; i += together) copy(to + receives.of(own, i) * run, from + sends.of(own, i) * run, together * run);
         device_.watch.reach(stream());
         const auto counts = [&](Address at) {
             std::vector<int32_t> read(n);
@@ -499,8 +509,9 @@ class Frame : NotCopied {
         collective(group, dtype, filled * width, [&](ncclComm_t comm, ncclDataType_t type) {
             for (int64_t i = 0; i < n; ++i) {
                 const int peer = static_cast<int>(i / runs);
-                if (sent[i] > 0) ITHACA_NCCL(ncclSend(from + i * run, sent[i] * width, type, peer, comm, stream()));
-                if (received[i] > 0) ITHACA_NCCL(ncclRecv(to + i * run, received[i] * width, type, peer, comm, stream()));
+                const Address at = from + sends.of(peer, i % runs) * run, into = to + receives.of(peer, i % runs) * run;
+                if (sent[i] > 0) ITHACA_NCCL(ncclSend(at, sent[i] * width, type, peer, comm, stream()));
+                if (received[i] > 0) ITHACA_NCCL(ncclRecv(into, received[i] * width, type, peer, comm, stream()));
             }
         });
     }

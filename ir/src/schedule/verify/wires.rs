@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
-use crate::message::Parcel;
+use crate::message::{self, Parcel};
 use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::schedule::verify::blocks::{Checked, Volumes};
@@ -131,12 +131,15 @@ impl Blocks<'_> {
         // Blocks of all ranks are cut along the same dimensions.
         let rank = crate::mesh::Rank(0);
         let exchange = boxes::exchange(self.space, op, from, to, rank);
-        for (is_there, ty, blocks, what) in
-            [(reads, from, &exchange.send, "read"), (writes, to, &exchange.recv, "written")]
-        {
+        for (is_there, side, ty, blocks, what) in [
+            (reads, Side::Sent, from, &exchange.send, "read"),
+            (writes, Side::Received, to, &exchange.recv, "written"),
+        ] {
             let whole = self.space.local_box(ty, rank);
             ensure!(
-                !is_there || boxes::lie_in_order(&whole, blocks.iter().flatten()),
+                !is_there
+                    || message::runs_lie_in_tensor(self.space, self.transfer.parcels(), side)
+                    || boxes::lie_in_order(&whole, blocks.iter().flatten()),
                 "S14",
                 "the tensor that is {what} is not its blocks one after another; it must be packed"
             );

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::layout::At;
-use ithaca_ir::message::{self, Parcel, Runs};
+use ithaca_ir::message::{self, Parcel, RunPlaces, Runs};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{BufferId, Schedule, Stream, Task, Transfer as TaskTransfer};
+use ithaca_ir::schedule::{BufferId, Content, Schedule, Stream, Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
@@ -19,6 +19,7 @@ use crate::error::LowerError;
 use crate::merge::Span;
 use crate::ops::view::{Cx, signed};
 use crate::record::{Block, Collective, Communicator, Even, Members, Record, Transfer};
+use crate::structs::MemberRuns;
 use crate::value::{Choice, Int, Varying};
 
 /// The distribution of a collective's elements among its members.
@@ -120,7 +121,36 @@ struct Message {
     dtype: DType,
     method: Method,
     /// The rows of blocks, where only filled rows are sent.
-    runs: Option<Runs>,
+    filled: Option<Filled>,
+}
+
+/// The rows of a message that sends filled rows only.
+#[derive(Clone, Copy)]
+struct Filled {
+    runs: Runs,
+    sent: RunPlaces,
+    received: RunPlaces,
+}
+
+impl Filled {
+    /// Those of one parcel; at either end is the tensor itself or a wire.
+    fn of(
+        space: &Space,
+        (parcels, rank): (&[Parcel], Rank),
+        [from, to]: [&Content; 2],
+    ) -> Result<Option<Self>, LowerError> {
+        let Some((runs, parcel)) = message::runs(space, parcels, rank).zip(parcels.first()) else {
+            return Ok(None);
+        };
+        let places = |content: &Content, side| {
+            let in_tensor = RunPlaces::in_tensor(space, parcel, side);
+            match content {
+                Content::Tensor(_) => in_tensor.unwrap_or(RunPlaces::in_order(runs.n)),
+                Content::Wire { .. } => RunPlaces::in_order(runs.n),
+            }
+        };
+        Ok(Some(Self { runs, sent: places(from, Side::Sent), received: places(to, Side::Received) }))
+    }
 }
 
 impl Message {
@@ -128,6 +158,7 @@ impl Message {
     fn of(
         space: &Space,
         (parcels, stream): (&[Parcel], Stream),
+        contents: [&Content; 2],
         ends: &BTreeMap<Rank, Vec<End>>,
     ) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
@@ -156,8 +187,11 @@ impl Message {
             Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
         };
         let rank = ends.keys().next().copied().unwrap_or(Rank(0));
-        let runs = message::runs(space, parcels, rank).filter(|_| method == Method::Even(Even::AllToAll));
-        Ok(Message { kind, communicator, dtype: first.from.dtype, method, runs })
+        let filled = Filled::of(space, (parcels, rank), contents)?;
+        if filled.is_some() && method != Method::Even(Even::AllToAll) {
+            return LowerError::unsupported("filled rows for some ranks of an axis");
+        }
+        Ok(Message { kind, communicator, dtype: first.from.dtype, method, filled })
     }
 
     fn number(&self, space: &Space, member: Rank) -> Int {
@@ -167,8 +201,8 @@ impl Message {
     /// Adds the record of one rank, whose parts are more than one if tensors are sent from where they are.
     fn trace(&self, cx: &Cx<'_>, parts: &[Part<'_>]) -> Result<(), LowerError> {
         let Some(&Part { end, from, to }) = parts.first() else { return Ok(()) };
-        if let Some(runs) = self.runs {
-            return self.trace_filled(cx, signed(end.group.len() as u64), (from, to), runs);
+        if let Some(filled) = self.filled {
+            return self.trace_filled(cx, signed(end.group.len() as u64), (from, to), filled);
         }
         let bytes = self.dtype.bytes();
         let count = |n: u64| Int::Const(signed(n));
@@ -231,15 +265,22 @@ impl Message {
         cx: &Cx<'_>,
         members: i64,
         (from, to): (Pointer, Pointer),
-        runs: Runs,
+        Filled { runs, sent, received }: Filled,
     ) -> Result<(), LowerError> {
         let [n, rows, width] = [runs.n, runs.rows, runs.width].map(signed);
+        let places = |at: RunPlaces| MemberRuns {
+            runs: n,
+            adjacent: signed(at.adjacent),
+            again: signed(at.again),
+            member: signed(at.member),
+        };
         let (all, t) = (members * n, c_type(self.dtype));
         let outgoing = Pointer { region: Region::Counts, bytes: 0 };
         let incoming = outgoing.offset(all.cast_unsigned() * COUNT_BYTES);
         let threads = all * rows * LANES;
         cx.launch("clear_counts", all, arguments![outgoing, all])?;
-        cx.launch(&format!("filled_rows<{t}>"), threads, arguments![from, outgoing, rows, width, threads])?;
+        let args = arguments![from, outgoing, places(sent), rows, width, threads];
+        cx.launch(&format!("filled_rows<{t}>"), threads, args)?;
         let [from, to_rows, outgoing_counts, incoming_counts] =
             [from, to, outgoing, incoming].map(Pointer::address);
         self.add(
@@ -252,7 +293,8 @@ impl Message {
                 count: Int::Const(n),
             },
         );
-        cx.launch(&format!("clear_rows<{t}>"), threads, arguments![to, incoming, rows, width, threads])?;
+        let args = arguments![to, incoming, places(received), rows, width, threads];
+        cx.launch(&format!("clear_rows<{t}>"), threads, args)?;
         self.add(
             cx,
             self.dtype,
@@ -261,9 +303,9 @@ impl Message {
                 to: to_rows,
                 outgoing: outgoing_counts,
                 incoming: incoming_counts,
-                runs: Int::Const(n),
-                rows: Int::Const(rows),
-                width: Int::Const(width),
+                runs,
+                sent,
+                received,
             },
         );
         Ok(())
@@ -314,7 +356,9 @@ impl<'a> Lowering<'a> {
             .filter(takes_part)
             .map(|rank| (rank, parts.iter().map(|parcels| End::of(space, parcels, rank)).collect()))
             .collect();
-        let message = Message::of(space, (parcels, task.stream), &ends)?;
+        let content = |buffers: &[BufferId]| &of.frame.buffers[buffers[0]].content;
+        let contents = [content(&task.reads), content(&task.writes)];
+        let message = Message::of(space, (parcels, task.stream), contents, &ends)?;
         let locate = |&buffer: &BufferId| self.locate(of, buffer);
         let sources = task.reads.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
         let targets = task.writes.iter().map(locate).collect::<Result<Vec<_>, _>>()?;

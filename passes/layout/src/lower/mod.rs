@@ -546,6 +546,11 @@ struct Ends {
 impl Ends {
     fn of(space: &Space, transfer: &Transfer) -> Ends {
         let Some(Parcel { op, from, to }) = transfer.only() else { return Ends { pack: true, unpack: true } };
+        // Runs of filled rows are sent one by one, wherever they are.
+        let runs_lie = |side| message::runs_lie_in_tensor(space, transfer.parcels(), side);
+        if message::sends_counts(space, transfer.parcels()) {
+            return Ends { pack: !runs_lie(Side::Sent), unpack: !runs_lie(Side::Received) };
+        }
         match *op {
             Op::AllToAll { split, concat, .. } => {
                 Ends { pack: !leads(space, from, split), unpack: !leads(space, to, concat) }
