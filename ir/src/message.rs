@@ -103,8 +103,9 @@ impl RunPlaces {
         Self { adjacent: n, again: n, member: n }
     }
 
-    /// In the tensor of a parcel; none where its rows are cut into blocks, too.
-    pub fn in_tensor(space: &Space, parcel: &Parcel, side: Side) -> Option<Self> {
+    /// In the tensor of a parcel, whose blocks may lie so many elements apart in another tensor; none where its rows are cut into
+    /// blocks, too.
+    pub fn in_tensor(space: &Space, parcel: &Parcel, side: Side, apart: Option<u64>) -> Option<Self> {
         let &Op::AllToAll { axis, split, concat, .. } = &parcel.op else { return None };
         let (ty, dim) = match side {
             Side::Sent => (&parcel.from, split),
@@ -115,7 +116,9 @@ impl RunPlaces {
         let inner: u64 = shape.get(cut + 1..ragged)?.iter().product();
         let members = space.mesh.size(axis);
         let adjacent = shape[cut] / members * inner;
-        Some(Self { adjacent, again: members * adjacent, member: adjacent })
+        let run: u64 = shape[ragged..].iter().product();
+        let member = apart.map_or(adjacent, |elements| elements / run.max(1));
+        Some(Self { adjacent, again: members * member, member })
     }
 
     /// The most runs that are side by side here and there, wherever that many of a block begin.
@@ -160,7 +163,7 @@ fn ragged_position(space: &Space, ty: &TensorType) -> Option<usize> {
 
 /// Whether the runs of a message that [`sends_counts`] can be sent from the tensor itself, or received in it.
 pub fn runs_lie_in_tensor(space: &Space, parcels: &[Parcel], side: Side) -> bool {
-    let lie = |parcel| RunPlaces::in_tensor(space, parcel, side).is_some();
+    let lie = |parcel| RunPlaces::in_tensor(space, parcel, side, None).is_some();
     sends_counts(space, parcels) && parcels.first().is_some_and(lie)
 }
 

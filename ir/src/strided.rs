@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie in the wire of a message, as a kernel can address them.
+//! Where the elements of a tensor lie in the wire of a message, or in a tensor that it is a part of, as a kernel can address them.
 //!
 //! A wire has, for each peer, the blocks of its tensors one after another ([`crate::message`]). Where all peers have blocks of
 //! one shape, the elements of one tensor are as far apart along each dimension as those of a dense tensor are, but for
@@ -8,7 +8,7 @@
 use std::ops::Mul;
 
 use crate::boxes::Side;
-use crate::dim::DimId;
+use crate::dim::{DimId, Part};
 use crate::message::{Parcel, is_shared};
 use crate::ops::table::op::Op;
 use crate::space::Space;
@@ -17,7 +17,7 @@ use crate::types::TensorType;
 /// Bytes that kernels load at once: a tensor in a wire starts at a multiple of it, and so does each of its blocks.
 pub const VECTOR: u64 = 16;
 
-/// Where the elements of a tensor lie, in elements from the start of a wire.
+/// Where the elements of a tensor lie, in elements from the start of a wire or of the tensor that it is a part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strided {
     /// The first element.
@@ -71,6 +71,29 @@ impl Strided {
         Some(Strided { start: before / blocks, strides, cut: (!is_dense).then_some(cut) })
     }
 
+    /// A tensor in another of which it is a part along the first dimension, the same on every rank; none where it is no such part.
+    /// Each run of the dimension has a block of it.
+    pub fn of_part(space: &Space, whole: &TensorType, part: &TensorType) -> Option<Strided> {
+        let (place, taken) = part_of(space, whole, part)?;
+        let fetched = |&d: &DimId| space.dims[d].fetched.is_some();
+        let even = |ty: &TensorType| {
+            ty.layout.moved.is_empty() && space.deals_evenly(ty) && !ty.dims.iter().any(fetched)
+        };
+        if whole.dtype != part.dtype || whole.layout != part.layout || !even(whole) || !even(part) {
+            return None;
+        }
+        let (all, own) = (space.max_local_shape(whole), space.max_local_shape(part));
+        let runs = taken.runs / space.mesh.degree(&part.layout.split[place]).max(1);
+        let is_first = own[..place].iter().all(|&n| n == 1);
+        if !is_first || runs == 0 || all[place] != taken.count * own[place] || own[place] % runs != 0 {
+            return None;
+        }
+        let strides = row_major(&own);
+        let len = own[place] / runs;
+        let cut = Cut { place, len, stride: taken.count * len * strides[place] };
+        Some(Strided { start: taken.index * len * strides[place], strides, cut: (runs > 1).then_some(cut) })
+    }
+
     /// Whether all that begins in it does so at a multiple of [`VECTOR`] for elements of `bytes`.
     pub fn is_aligned(&self, bytes: u64) -> bool {
         let blocks = self.cut.map_or(0, |cut| cut.stride);
@@ -86,6 +109,14 @@ impl Strided {
             Some(_) | None => vec![(extent, self.strides[place])],
         }
     }
+}
+
+/// The dimension of `part` that is a part of one of `whole`, by its place, where all others are the same.
+pub fn part_of(space: &Space, whole: &TensorType, part: &TensorType) -> Option<(usize, Part)> {
+    let mut others = whole.dims.iter().zip(&part.dims).enumerate().filter(|(_, (a, b))| a != b);
+    let (place, (of, own)) = others.next()?;
+    let taken = space.dims[*own].part.filter(|taken| taken.of == *of)?;
+    (whole.dims.len() == part.dims.len() && others.next().is_none()).then_some((place, taken))
 }
 
 /// The type of a parcel's tensor on one side.

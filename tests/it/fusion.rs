@@ -4,12 +4,12 @@
 
 use ithaca_ir::schedule::{self, BufferId, Frame, Place, Stream, Task, Work};
 use ithaca_ir::timeline::Span;
-use ithaca_ir::{Module, Op, Rank, diagnostic, traffic};
+use ithaca_ir::{DimId, Module, Op, Rank, diagnostic, traffic};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile, compile_by, passes};
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::levels::{Choose, TwoLevel};
 use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
@@ -56,7 +56,7 @@ fn moved(compiled: &Compiled) -> usize {
             Work::Unpack(_) => &task.writes,
             Work::Compute(_) | Work::Exchange(_) | Work::Copy | Work::Call { .. } => return 0,
         };
-        let lies = |b: &BufferId| matches!(frame.buffers[*b].place, Place::Wire { .. });
+        let lies = |b: &BufferId| matches!(frame.buffers[*b].place, Place::Inside { .. });
         tensors.iter().filter(|b| !lies(b)).count()
     };
     let frames = compiled.schedule.frames.values();
@@ -84,12 +84,24 @@ const LAYOUTS: [(&str, &str, bool); 12] = [
     ("loongtrain", "outer=2,ring=2,ulysses=2", true),
 ];
 
+/// Layouts of models with experts, of which something can be cut.
+const EXPERTS: [(&str, &str, bool); 4] = [
+    ("ep", "ep=2", true),
+    ("ulysses+ep", "ulysses=2,ep=2", true),
+    ("data-parallel-ep", "dp=2,ep=2", true),
+    ("data-parallel+ep", "dp=4", true),
+];
+
 fn check(module: &Module, heads: &str) {
+    check_layouts(module, heads, &tier::one_in(2, LAYOUTS));
+}
+
+fn check_layouts(module: &Module, heads: &str, layouts: &[(&str, &str, bool)]) {
     let random = RandomTensors::of_module(module, 7);
     let whole = oracle::step::<f64>(module, &random, &random, Storage::Wide).unwrap();
     let mut wrong = Vec::new();
-    for (strategy, mesh, can) in tier::one_in(2, LAYOUTS) {
-        let zero = if strategy.starts_with("data-parallel+") { Zero::Parameters } else { Zero::Off };
+    for &(strategy, mesh, can) in layouts {
+        let zero = if strategy.starts_with("data-parallel") { Zero::Parameters } else { Zero::Off };
         let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
         let plain = compiled(module, &options, Fusion::NONE);
         let unfolded = |fusion: Fusion| match fusion.packing {
@@ -119,7 +131,8 @@ fn check(module: &Module, heads: &str) {
             }
             // Where heads travel there is something to pack.
             if folded.contains(&fusion)
-                && mesh.contains("ulysses")
+                && strategy.contains("ulysses")
+                && !strategy.ends_with("+ep")
                 && moved(&fused) >= moved(&unfolded(fusion))
             {
                 fail(format!("{} tensors are packed and unpacked", moved(&fused)));
@@ -150,6 +163,61 @@ fn chunks_of_a_training_step_are_the_whole() {
     let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(2, 32) };
     let module = program(&llama(16, 8), "m", &workload).unwrap();
     check(&module, "16/8");
+}
+
+fn experts(training: bool) -> Module {
+    let config = json!({
+        "model_type": "mixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 4, "vocab_size": 32, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": false,
+    });
+    let workload = Workload::prefill(4, 32);
+    let mode = if training { Mode::Train } else { workload.mode };
+    let training = Training { recompute: Recompute::FULL, ..Training::default() };
+    program(&config, "m", &Workload { mode, training, ..workload }).unwrap()
+}
+
+#[test]
+fn chunks_of_experts_are_the_whole() {
+    for training in [false, true] {
+        check_layouts(&experts(training), &format!("experts, training {training}"), &EXPERTS);
+    }
+}
+
+/// Slots are sent from where tokens were dealt to them and received where experts read them; experts of a chunk read their
+/// weights, and write their results, where all of them are.
+#[test]
+fn nothing_is_packed_or_joined_around_experts() {
+    for (strategy, mesh, _) in EXPERTS {
+        for (training, messages) in
+            [false, true].into_iter().flat_map(|t| [(t, Messages::Packed), (t, Messages::Chunked(2))])
+        {
+            let zero = if training { Zero::Parameters } else { Zero::Off };
+            let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+            let fusion = Fusion { messages, ..Fusion::NONE }.folded();
+            let schedule = compiled(&experts(training), &options, fusion).schedule;
+            let text = schedule::print(&schedule);
+            assert_eq!(schedule::parse(&text).unwrap(), schedule);
+            let space = &schedule.space;
+            let expert = |d: &DimId| space.dims[*d].name == "e" || space.dims[*d].name.starts_with("e_");
+            let moved = |frame: &Frame, task: &Task| {
+                let moves = matches!(
+                    task.work,
+                    Work::Pack(_) | Work::Unpack(_) | Work::Compute(Op::Take { .. } | Op::Join { .. })
+                );
+                let of_experts =
+                    |b: &BufferId| frame.buffers[*b].tensor().is_some_and(|ty| ty.dims.iter().any(expert));
+                let is_weight =
+                    |b: &BufferId| frame.buffers[*b].tensor().is_some_and(|ty| ty.dims.len() == 3);
+                let touched = || task.reads.iter().chain(&task.writes);
+                moves && touched().any(of_experts) && !touched().any(is_weight)
+            };
+            for frame in schedule.frames.values() {
+                let found = frame.tasks.iter().find(|task| moved(frame, task));
+                assert!(found.is_none(), "{strategy} {mesh} {fusion}: `@{}`, {found:?}\n{text}", frame.name);
+            }
+        }
+    }
 }
 
 /// Axes in two levels: which fit, and how many collectives of each kind a layer has along them.

@@ -96,7 +96,7 @@ impl Printer<'_, '_, '_> {
                 Place::Weight(_) | Place::State(_) | Place::Input(_) => {
                     self.source(id).map_or_else(String::new, |source| self.source_address(source))
                 }
-                Place::Wire { .. } => continue,
+                Place::Inside { .. } => continue,
             };
             let name = &self.names[id.index()];
             let _ = writeln!(out, "    const Address {name} = {place};  // {}", names::comment(&content));
@@ -111,7 +111,7 @@ impl Printer<'_, '_, '_> {
             Place::Weight(binding) => (SourceFile::Weights, binding),
             Place::State(binding) => (SourceFile::States, binding),
             Place::Input(binding) => (SourceFile::Inputs, binding),
-            Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Wire { .. } => return None,
+            Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Inside { .. } => return None,
         };
         let Content::Tensor(ty) = &buffer.content else { return None };
         let ty = ty.located(None);

@@ -62,7 +62,7 @@ pub fn of_inputs(schedule: &Schedule) -> BTreeMap<String, Integers> {
             match &frame.buffers[buffer].place {
                 Place::Input(binding) => add(&mut inputs, binding.name.clone(), integers),
                 Place::Argument(i) => add(&mut of_arguments, *i, integers),
-                Place::Wire { .. }
+                Place::Inside { .. }
                 | Place::Frame(_)
                 | Place::Result(_)
                 | Place::Weight(_)

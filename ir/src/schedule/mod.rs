@@ -14,7 +14,7 @@ mod streams;
 mod text;
 mod verify;
 
-pub use reach::{Operand, reaches};
+pub use reach::{Operand, reaches, reaches_part};
 pub use streams::{Stream, Streams};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
@@ -39,7 +39,7 @@ use crate::ops::table::source::{Binding, Target};
 use crate::ops::table::structure::{Scan, Stage};
 use crate::phase::Phase;
 use crate::space::Space;
-use crate::strided::Strided;
+use crate::strided::{self, Strided};
 use crate::types::TensorType;
 
 entity!(
@@ -220,18 +220,39 @@ impl Frame {
         })
     }
 
-    /// Where the elements of a buffer that lies in a wire are; none where it lies in no wire, or where no kernel could
-    /// address it.
+    /// Where the elements of a buffer that lies in another are; none where it lies in none, or where no kernel could address it.
     pub fn strided(&self, space: &Space, buffer: BufferId) -> Option<Strided> {
-        let Place::Wire { wire, part } = self.buffers.get(buffer)?.place else { return None };
-        let (transfer, side) = self.carried(wire)?;
-        Strided::of(space, transfer.parcels(), side, part)
+        let Buffer { content, place, .. } = self.buffers.get(buffer)?;
+        let &Place::Inside { whole, part } = place else { return None };
+        match (&self.buffers.get(whole)?.content, content) {
+            (Content::Wire { .. }, _) => {
+                let (transfer, side) = self.carried(whole)?;
+                Strided::of(space, transfer.parcels(), side, part)
+            }
+            (Content::Tensor(whole), Content::Tensor(part)) => Strided::of_part(space, whole, part),
+            (Content::Tensor(_), Content::Wire { .. }) => None,
+        }
     }
 
-    /// The buffer whose bytes a buffer has: the wire that contains it, or itself.
+    /// The number of tensors that a wire or a tensor consists of, where others are inside.
+    pub fn n_parts(&self, space: &Space, whole: BufferId) -> usize {
+        match self.buffers.get(whole).map(|buffer| &buffer.content) {
+            Some(Content::Wire { .. }) => {
+                self.carried(whole).map_or(0, |(transfer, _)| transfer.parcels().len())
+            }
+            Some(Content::Tensor(of)) => {
+                let mut parts = self.buffers.ids().filter(|&b| b != whole && self.holder(b) == whole);
+                let ty = parts.next().and_then(|b| self.buffers[b].tensor());
+                ty.and_then(|ty| strided::part_of(space, of, ty)).map_or(0, |(_, part)| part.count as usize)
+            }
+            None => 0,
+        }
+    }
+
+    /// The buffer whose bytes a buffer has: the one that contains it, or itself.
     pub fn holder(&self, buffer: BufferId) -> BufferId {
         match self.buffers.get(buffer).map(|b| &b.place) {
-            Some(Place::Wire { wire, .. }) => *wire,
+            Some(Place::Inside { whole: wire, .. }) => *wire,
             Some(_) | None => buffer,
         }
     }
@@ -364,12 +385,12 @@ pub enum Place {
     /// Where the caller wants the result. It may be where the caller has the argument of the same number: a frame
     /// writes it only when that argument has been read for the last time.
     Result(usize),
-    /// In a wire, where the transfer wants or brought it ([`Frame::strided`]): a kernel writes it there, so it need not be
-    /// packed, or reads it there, so it need not be unpacked.
-    Wire {
-        /// The wire.
-        wire: BufferId,
-        /// Which tensor of the message it is.
+    /// In another buffer ([`Frame::strided`]): in a wire, where the transfer wants or brought it, so that nothing packs or unpacks
+    /// it; or in a tensor of which it is a part, so that nothing takes it from there or joins it.
+    Inside {
+        /// The wire or the tensor.
+        whole: BufferId,
+        /// Which tensor of the message it is, or which part of the tensor.
         part: usize,
     },
     /// Loaded from the file of parameters before the run, one for each layer where the name has `{layer}`; outside the arena.
@@ -387,7 +408,7 @@ impl Place {
             Place::Weight(binding) => Some((Target::Param, binding)),
             Place::State(binding) => Some((Target::State, binding)),
             Place::Frame(_)
-            | Place::Wire { .. }
+            | Place::Inside { .. }
             | Place::Argument(_)
             | Place::Result(_)
             | Place::Input(_) => None,

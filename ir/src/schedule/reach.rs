@@ -1,11 +1,13 @@
-//! The tasks that can use a tensor in a wire.
+//! The tasks that can use a tensor in a wire, or in another tensor.
 //!
 //! A tensor that is dense there is one like any other. Where a dimension is cut into blocks, a kernel must be told two
 //! strides along it: those of attention, rotary embeddings, products and
 //! parts of dimensions are, as far as stands here. Lowering asks before it
 //! puts a tensor in a wire, the verifier asks again, and the runtimes rely on it.
 
+use crate::boxes::Side;
 use crate::dim::DimId;
+use crate::message;
 use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Content, Frame, Place, Task, Work};
@@ -72,6 +74,27 @@ pub fn reaches(
     }
 }
 
+/// As [`reaches`], of a tensor that is a part of another. A collective takes it as it takes a tensor that is dense; one that sends
+/// filled rows only sends and receives the blocks of its members wherever they are.
+pub fn reaches_part(
+    frame: &Frame,
+    space: &Space,
+    task: &Task,
+    operand: Operand,
+    (ty, strided): (&TensorType, &Strided),
+) -> bool {
+    let Work::Exchange(transfer) = &task.work else {
+        return reaches(frame, space, task, operand, (ty, strided));
+    };
+    let Some(cut) = strided.cut else { return true };
+    let (side, blocks) = match (operand, transfer.only().map(|parcel| &parcel.op)) {
+        (Operand::Read(_), Some(Op::AllToAll { split, .. })) => (Side::Sent, ty.position(*split)),
+        (Operand::Write(_), Some(Op::AllToAll { concat, .. })) => (Side::Received, ty.position(*concat)),
+        _ => return false,
+    };
+    blocks == Some(cut.place) && message::runs_lie_in_tensor(space, transfer.parcels(), side)
+}
+
 /// The place of a dimension in the tensor of a buffer.
 fn position(frame: &Frame, buffer: BufferId, dim: DimId) -> Option<usize> {
     match &frame.buffers.get(buffer)?.content {
@@ -88,9 +111,9 @@ fn runs_fit(space: &Space, ty: &TensorType, cut: &Cut) -> bool {
     run > 0 && (cut.len.is_multiple_of(run) || run.is_multiple_of(cut.len.max(1)))
 }
 
-/// Whether a buffer is in a wire, with a dimension cut into blocks.
+/// Whether a buffer is in another, with a dimension cut into blocks.
 fn is_cut(frame: &Frame, space: &Space, buffer: BufferId) -> bool {
     let Some(found) = frame.buffers.get(buffer) else { return false };
-    let in_wire = matches!((&found.content, &found.place), (Content::Tensor(_), Place::Wire { .. }));
-    in_wire && frame.strided(space, buffer).is_none_or(|strided| strided.cut.is_some())
+    let is_inside = matches!((&found.content, &found.place), (Content::Tensor(_), Place::Inside { .. }));
+    is_inside && frame.strided(space, buffer).is_none_or(|strided| strided.cut.is_some())
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Scan, structure};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, FrameId, Place, Task};
-use ithaca_ir::{DType, Rank, TensorType};
+use ithaca_ir::strided::Strided;
+use ithaca_ir::{Rank, TensorType};
 
 use super::claims::{self, MemoryRange};
 use super::context::RunContext;
@@ -23,7 +24,7 @@ pub(super) enum Area<'a> {
     Private(MemoryRange),
 }
 
-/// Rows of a tensor in a wire: their range in the dense tensor and their range in the wire.
+/// Rows of a tensor in another buffer: their range in the dense tensor and their range in the buffer.
 pub(super) type Rows = Vec<(Range<usize>, Range<usize>)>;
 
 /// For each argument and result of a call, the elements of a layer's slice; `None` where all layers share the buffer.
@@ -78,7 +79,10 @@ impl<'a> Buffers<'a> {
         let buffer = self.buffer(scope, id)?;
         let found = match &buffer.place {
             Place::Frame(offset) => Some(Location::Arena(scope.base + self.context.shape.slot(*offset)?)),
-            Place::Wire { wire, .. } => Some(self.wire(scope, *wire)?),
+            Place::Inside { whole, .. } => {
+                let start = self.part(scope, id)?.map_or(0, |strided| index(strided.start));
+                Some(self.locate(scope, *whole)?.further(start))
+            }
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {
@@ -88,26 +92,35 @@ impl<'a> Buffers<'a> {
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
     }
 
-    /// The start of the wire that contains a tensor.
-    fn wire(&self, scope: &Scope<'_>, wire: BufferId) -> Result<Location, RunError> {
-        match self.buffer(scope, wire)?.place {
-            Place::Frame(offset) => Ok(Location::Arena(scope.base + self.context.shape.slot(offset)?)),
-            _ => Err(RunError::invalid("a tensor is placed in a buffer that is not a wire")),
+    /// Where a tensor is that is in a wire, or in another tensor; `None` for one that is not.
+    fn strided(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Strided>, RunError> {
+        if !matches!(self.buffer(scope, id)?.place, Place::Inside { .. }) {
+            return Ok(None);
         }
+        let schedule = self.context.schedule;
+        let strided = schedule.frames[scope.frame].strided(&schedule.space, id);
+        let missing = || RunError::invalid("a tensor is placed in a buffer that does not have its region");
+        strided.map(Some).ok_or_else(missing)
     }
 
-    /// The rows of a tensor in its wire; `None` for a tensor that is not in a wire.
+    /// Where a tensor is that is one piece of another tensor.
+    pub(super) fn part(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Strided>, RunError> {
+        let Place::Inside { whole, .. } = self.buffer(scope, id)?.place else { return Ok(None) };
+        let is_tensor = matches!(self.buffer(scope, whole)?.content, Content::Tensor(_));
+        Ok(self.strided(scope, id)?.filter(|strided| is_tensor && strided.cut.is_none()))
+    }
+
+    /// The rows of a tensor in its wire, or in the tensor of which it is several pieces; `None` for one that is dense.
     pub(super) fn rows(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Rows>, RunError> {
-        let schedule = self.context.schedule;
-        let (Place::Wire { .. }, Content::Tensor(ty)) =
-            (&self.buffer(scope, id)?.place, &self.buffer(scope, id)?.content)
+        let (strided, Content::Tensor(ty)) = (self.strided(scope, id)?, &self.buffer(scope, id)?.content)
         else {
             return Ok(None);
         };
-        let strided = schedule.frames[scope.frame].strided(&schedule.space, id);
-        let strided = strided
-            .ok_or_else(|| RunError::invalid("a tensor is placed in a wire that does not have its region"))?;
-        Ok(Some(wire_rows::rows(&strided, &extents(&schedule.space.local_box(ty, self.rank)))))
+        if self.part(scope, id)?.is_some() {
+            return Ok(None);
+        }
+        let shape = extents(&self.context.schedule.space.local_box(ty, self.rank));
+        Ok(strided.map(|strided| wire_rows::rows(&strided, &shape)))
     }
 
     /// The number of elements of a buffer on the rank.
@@ -120,10 +133,10 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// Those elements; for a tensor in a wire, the whole wire.
+    /// Those elements; for a tensor in a wire, or in pieces in another, the whole of it.
     pub(super) fn area(&self, scope: &Scope<'_>, id: BufferId) -> Result<Area<'a>, RunError> {
         let n = match self.buffer(scope, id)?.place {
-            Place::Wire { wire, .. } => self.length(scope, wire)?,
+            Place::Inside { whole, .. } if self.part(scope, id)?.is_none() => self.length(scope, whole)?,
             _ => self.length(scope, id)?,
         };
         Ok(match self.locate(scope, id)? {
@@ -140,16 +153,23 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// The elements that an area occupies: in the arena an element takes the slots of its type.
-    pub(super) fn footprint(&self, extent: &MemoryRange, dtype: DType) -> MemoryRange {
+    /// The elements that the area of a buffer occupies: in the arena an element takes the slots of its type, those of one piece of
+    /// another tensor in the slots of that one.
+    pub(super) fn footprint(
+        &self,
+        scope: &Scope<'_>,
+        id: BufferId,
+        extent: &MemoryRange,
+    ) -> Result<MemoryRange, RunError> {
         let MemoryRange { part, range } = extent.clone();
-        match part {
-            claims::ARENA => {
+        Ok(match part {
+            claims::ARENA if self.part(scope, id)?.is_none() => {
+                let dtype = self.buffer(scope, id)?.dtype();
                 let end = range.start + self.context.shape.slots_of(range.len(), dtype);
                 MemoryRange { part, range: range.start..end }
             }
             _ => MemoryRange { part, range },
-        }
+        })
     }
 
     /// The slices of the layers of a call.

@@ -387,7 +387,7 @@ pub(crate) fn loaded_buffers(schedule: &Schedule) -> Result<Vec<LoadedBuffer<'_>
                 Place::Weight(binding) => (File::Weights, binding),
                 Place::Input(binding) => (File::Inputs, binding),
                 Place::State(binding) => (File::States, binding),
-                Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+                Place::Frame(_) | Place::Inside { .. } | Place::Argument(_) | Place::Result(_) => continue,
             };
             let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
             let Content::Tensor(ty) = &buffer.content else {

@@ -17,7 +17,7 @@ use super::transfer::LocalTransfer;
 use super::{attention, elementwise, gemm};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, pages, random};
-use crate::tensor::place_in;
+use crate::tensor::{index, place_in};
 
 /// The stream of a task, and its order with the other streams.
 #[derive(Clone, Copy)]
@@ -76,7 +76,7 @@ impl<'a> Running<'a> {
             |conflict| {
                 let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
                     Ok(Area::Private(extent)) => {
-                        buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+                        buffers.footprint(scope, **id, &extent).is_ok_and(|own| own == conflict.extent)
                     }
                     Ok(Area::Shared(_)) | Err(_) => false,
                 };
@@ -289,13 +289,15 @@ impl<'a> Running<'a> {
             return Err(RunError::invalid("it writes an input or data that ranks share"));
         };
         let rows = self.buffers.rows(self.scope, id)?;
+        let ahead = self.buffers.part(self.scope, id)?.map_or(0, |strided| index(strided.start));
         let fits = match (&buffer.content, &rows) {
             (Content::Tensor(_), None) => data.len() == range.len(),
             (Content::Tensor(_), Some(_)) | (Content::Wire { .. }, _) => data.len() <= range.len(),
         };
         for (dense, place) in rows.unwrap_or_else(|| vec![(0..data.len(), 0..data.len())]) {
             if part == ARENA {
-                let end = context.shape.bytes(range.start) + place.end as u64 * buffer.dtype().bytes();
+                let elements = (ahead + place.end) as u64;
+                let end = context.shape.bytes(range.start - ahead) + elements * buffer.dtype().bytes();
                 self.arena_used = self.arena_used.max(aligned(end));
             }
             let extent = MemoryRange { part, range: range.start + place.start..range.start + place.end };
@@ -338,13 +340,12 @@ enum Held {
 }
 
 fn held(buffers: Buffers<'_>, scope: &Scope<'_>, id: BufferId, memory: &Memory) -> Result<Held, RunError> {
-    let buffer = buffers.buffer(scope, id)?;
     if !buffers.holds(scope, id) {
         return Ok(Held::Elsewhere);
     }
     match buffers.area(scope, id)? {
         Area::Shared(_) => Ok(Held::Shared),
-        Area::Private(extent) => match buffers.footprint(&extent, buffer.dtype()) {
+        Area::Private(extent) => match buffers.footprint(scope, id, &extent)? {
             footprint if memory.has(&footprint) => Ok(Held::Private(footprint)),
             _ => Err(buffers.outside(scope, id)),
         },

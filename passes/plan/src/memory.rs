@@ -204,7 +204,7 @@ fn of_place(cluster: &Cluster, (schedule, runs): (&Schedule, &[Runs]), at: Optio
             Place::State(binding) if is_gradient(&binding.name) => (&mut memory.gradients, binding),
             Place::State(binding) if binding.name.starts_with(OPTIMIZER) => (&mut memory.optimizer, binding),
             Place::State(binding) => (&mut memory.states, binding),
-            Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+            Place::Frame(_) | Place::Inside { .. } | Place::Argument(_) | Place::Result(_) => continue,
         };
         // A per-layer tensor of a frame that is run without layers is read once, as layer 0.
         let n_layers = || joined(layers).iter().map(|l| l.end - l.start).sum::<u64>().max(1);

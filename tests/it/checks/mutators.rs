@@ -381,10 +381,10 @@ fn swap_parcels(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     })
 }
 
-/// Where a buffer lies in a wire.
+/// Where a buffer lies in another.
 fn inside(frame: &Frame, buffer: BufferId) -> Option<(BufferId, usize)> {
     match frame.buffers[buffer].place {
-        Place::Wire { wire, part } => Some((wire, part)),
+        Place::Inside { whole: wire, part } => Some((wire, part)),
         _ => None,
     }
 }
@@ -393,7 +393,7 @@ fn change_part(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     let (frame, b) = buffer(schedule, choices, |f, b| inside(f, b).is_some())?;
     let other = choices.below(4);
     Mutant::of(schedule, frame, |f| {
-        if let Place::Wire { part, .. } = &mut f.buffers[b].place {
+        if let Place::Inside { part, .. } = &mut f.buffers[b].place {
             *part = other;
         }
     })
@@ -421,12 +421,15 @@ fn swap_parts(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
 fn change_wire(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     let (frame, b) = buffer(schedule, choices, |f, b| inside(f, b).is_some())?;
     let f = &schedule.frames[frame];
-    let is_wire = |b: &BufferId| matches!(f.buffers[*b].content, Content::Wire { .. });
-    let wires: Vec<BufferId> = f.buffers.ids().filter(is_wire).collect();
-    let other = choices.one_of(&wires);
+    let holds = |b: &BufferId| {
+        let is_wire = matches!(f.buffers[*b].content, Content::Wire { .. });
+        is_wire || f.buffers.ids().any(|other| other != *b && f.holder(other) == *b)
+    };
+    let holders: Vec<BufferId> = f.buffers.ids().filter(holds).collect();
+    let other = choices.one_of(&holders);
     Mutant::of(schedule, frame, |f| {
-        if let Place::Wire { wire, .. } = &mut f.buffers[b].place {
-            *wire = other;
+        if let Place::Inside { whole, .. } = &mut f.buffers[b].place {
+            *whole = other;
         }
     })
 }

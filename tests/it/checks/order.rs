@@ -243,8 +243,8 @@ impl<'s> Reader<'s> {
             Place::Frame(offset) => {
                 Region::Bytes(*offset..offset.saturating_add(buffer.bytes(&self.schedule.space)))
             }
-            Place::Wire { wire, part } => match self.region(*wire) {
-                Region::Bytes(bytes) => Region::Part(bytes, *wire, *part),
+            Place::Inside { whole, part } => match self.region(*whole) {
+                Region::Bytes(bytes) => Region::Part(self.piece(b, bytes), *whole, *part),
                 other => other,
             },
             Place::Argument(i) | Place::Result(i) => Region::Port(*i),
@@ -253,18 +253,36 @@ impl<'s> Reader<'s> {
         }
     }
 
+    /// Of the bytes of a wire or of a tensor those of a part: all of them where it is not one piece.
+    fn piece(&self, b: BufferId, whole: Range<u64>) -> Range<u64> {
+        let space = &self.schedule.space;
+        let own = &self.frame.buffers[b];
+        let is_wire = matches!(self.frame.buffers[self.frame.holder(b)].content, Content::Wire { .. });
+        match self.frame.strided(space, b).filter(|strided| !is_wire && strided.cut.is_none()) {
+            Some(strided) => {
+                let start = whole.start + strided.start * own.dtype().bytes();
+                start..start + own.bytes(space)
+            }
+            None => whole,
+        }
+    }
+
     fn held(&self, buffers: &[BufferId]) -> Vec<(BufferId, Region)> {
         let here = |b: &BufferId| self.at.is_none() || self.frame.at(*b).is_none_or(|at| Some(at) == self.at);
         buffers.iter().copied().filter(here).map(|b| (b, self.region(b))).collect()
     }
 
-    /// The tensors that lie in a wire to be sent, in order of parts.
-    fn sent_from(&self, wire: BufferId) -> Vec<BufferId> {
-        if !matches!(self.frame.carried(wire), Some((_, Side::Sent))) {
+    /// The tensors that are written one by one in a wire to be sent, or in another tensor, in order of parts.
+    fn sent_from(&self, whole: BufferId) -> Vec<BufferId> {
+        let is_whole = match self.frame.buffers[whole].content {
+            Content::Wire { .. } => !matches!(self.frame.carried(whole), Some((_, Side::Sent))),
+            Content::Tensor(_) => self.frame.tasks.iter().any(|task| task.writes.contains(&whole)),
+        };
+        if is_whole {
             return Vec::new();
         }
         let part = |b: &BufferId| match self.frame.buffers[*b].place {
-            Place::Wire { wire: own, part } if own == wire => Some(part),
+            Place::Inside { whole: own, part } if own == whole => Some(part),
             _ => None,
         };
         let mut inside: Vec<BufferId> = self.frame.buffers.ids().filter(|b| part(b).is_some()).collect();
@@ -422,7 +440,8 @@ impl<'s> Reader<'s> {
             self.tasks.iter().map(|&i| (i, (self.read(i), self.written(i), self.called(i)))).collect();
         let size = self.frame.bytes;
         let inside = |r: &Region| match r {
-            Region::Bytes(r) | Region::Part(r, ..) => r.start % 256 == 0 && r.end <= size && r.start <= r.end,
+            Region::Bytes(r) => r.start % 256 == 0 && r.end <= size && r.start <= r.end,
+            Region::Part(r, ..) => r.end <= size && r.start <= r.end,
             _ => true,
         };
         for (&i, (reads, writes, called)) in &touched {
@@ -440,7 +459,8 @@ impl<'s> Reader<'s> {
                     work.push_str(&format!(" {ty:?}"));
                 }
                 // What an unpack gives is told by its number; what stays in the wire is the exchange's.
-                if let (Place::Wire { part, .. }, Work::Pack(_)) = (&self.frame.buffers[*b].place, &task.work)
+                if let (Place::Inside { part, .. }, Work::Pack(_)) =
+                    (&self.frame.buffers[*b].place, &task.work)
                 {
                     work.push_str(&format!(" in part {part}"));
                 }
@@ -515,8 +535,9 @@ impl<'s> Reader<'s> {
                     if *written == b {
                         return Ok(Source::Task(before[i], result(i, b)));
                     }
-                    if let (Region::Part(_, wire, part), Region::Bytes(_)) = (region, r)
-                        && wire == written
+                    if let Place::Inside { whole, part } = self.frame.buffers[b].place
+                        && whole == *written
+                        && !matches!(r, Region::Part(..))
                     {
                         return Ok(Source::Task(before[i], format!("{} part {part}", result(i, *written))));
                     }

@@ -12,9 +12,11 @@ use ithaca_kernels::store::{Layered, RandomTensors, Renamed, SafeTensorsFile, Te
 use ithaca_kernels::{compare, cpu};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Capacity, ExpertBound, Mode, Workload, program};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
 use serde_json::Value;
 
 use super::device::steps_on_device;
@@ -63,7 +65,10 @@ fn training_with_experts_on_the_host() {
         (module, sources, expected)
     });
     let steps = layouts.iter().zip(&goldens).map(|((.., strategy, mesh), (module, sources, expected))| {
-        Step { module: module.clone(), options: options(strategy, mesh), sources, expected }
+        // Chunks of experts, whose slots lie in those of all experts.
+        let fusion = Fusion::overlap(2).folded();
+        let options = ShardOptions { fusion, ..options(strategy, mesh) };
+        Step { module: module.clone(), options, sources, expected }
     });
     check(&steps.collect::<Vec<_>>());
 }
@@ -75,17 +80,21 @@ fn filled_slots_are_sent_between_devices() {
         return;
     }
     let Golden { module, weights, io, .. } = Golden::open("mixtral");
-    let schedule = compile(&module, &options("ring+ep", "ring=4"), &Volume).unwrap().schedule;
-    let expected = cpu::execute(&schedule, &weights, &io, &cpu::Options::default()).unwrap();
-    let host = Host::new(device::kernels_for([&schedule]));
-    let collectives = InProcess::new(&host, 4).unwrap();
-    let found = cuda::execute_on(&schedule, &host, &collectives, (&weights, &io), &cuda::Options::default());
-    let found = found.unwrap();
-    assert_eq!(found.traffic, expected.traffic);
-    let exchange = found.traffic.iter().find(|row| row.kind == "all_to_all").unwrap();
-    assert!(exchange.filled_bytes_per_rank < Some(exchange.bytes_sent_per_rank), "{exchange:?}");
-    for comparison in compare::outputs(&found.outputs, &expected.outputs) {
-        assert!(comparison.verdict.within(CLOSE), "{comparison:?}");
+    for (mesh, fusion) in [("ring=4", Fusion::PACK), ("ring=2", Fusion::overlap(2).folded())] {
+        let options = ShardOptions { fusion, ..options("ring+ep", mesh) };
+        let schedule = compile(&module, &options, &Volume).unwrap().schedule;
+        let expected = cpu::execute(&schedule, &weights, &io, &cpu::Options::default()).unwrap();
+        let host = Host::new(device::kernels_for([&schedule]));
+        let collectives = InProcess::new(&host, options.mesh.ranks()).unwrap();
+        let found =
+            cuda::execute_on(&schedule, &host, &collectives, (&weights, &io), &cuda::Options::default());
+        let found = found.unwrap();
+        assert_eq!(found.traffic, expected.traffic);
+        let exchange = found.traffic.iter().find(|row| row.kind == "all_to_all").unwrap();
+        assert!(exchange.filled_bytes_per_rank < Some(exchange.bytes_sent_per_rank), "{exchange:?}");
+        for comparison in compare::outputs(&found.outputs, &expected.outputs) {
+            assert!(comparison.verdict.within(CLOSE), "{comparison:?}");
+        }
     }
 }
 

@@ -176,7 +176,7 @@ fn tensor_cores_on_several_ranks() {
         (&more, &of_more, folded),
     ]);
     let buffers = schedules[2].frames.values().flat_map(|frame| frame.buffers.values());
-    assert!(buffers.filter(|buffer| matches!(buffer.place, Place::Wire { .. })).count() > 3);
+    assert!(buffers.filter(|buffer| matches!(buffer.place, Place::Inside { .. })).count() > 3);
 }
 
 /// Compares the classes of a mask's tiles with every pair of a query and a key.

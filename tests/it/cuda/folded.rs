@@ -24,7 +24,7 @@ fn at_wires(schedule: &Schedule) -> Vec<&'static str> {
         for task in &frame.tasks {
             let Work::Compute(op) = &task.work else { continue };
             let mut buffers = task.reads.iter().chain(&task.writes);
-            if buffers.any(|&b| matches!(frame.buffers[b].place, Place::Wire { .. })) {
+            if buffers.any(|&b| matches!(frame.buffers[b].place, Place::Inside { .. })) {
                 names.push(op.name());
             }
         }

@@ -89,7 +89,7 @@ impl FrameReader<'_, '_> {
         }
         for (buffer, name, span, part) in std::mem::take(&mut self.inside) {
             let wire = find(&self.frame, &self.buffers, name, span)?;
-            self.frame.buffers[buffer].place = Place::Wire { wire, part };
+            self.frame.buffers[buffer].place = Place::Inside { whole: wire, part };
         }
         while !self.cx.eat(Token::Word("return")) {
             self.task()?;
@@ -121,7 +121,7 @@ impl FrameReader<'_, '_> {
                 // The wire may be declared later.
                 let own = self.frame.buffers.next();
                 self.inside.push((own, wire, span, part));
-                Place::Wire { wire: own, part }
+                Place::Inside { whole: own, part }
             }
             "argument" => Place::Argument(self.cx.count()?),
             "result" => Place::Result(self.cx.count()?),

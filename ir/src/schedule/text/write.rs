@@ -59,7 +59,7 @@ fn write_buffer(out: &mut String, space: &Space, frame: &Frame, buffer: &Buffer)
     }
     let (word, source) = match place {
         Place::Frame(offset) => return writeln!(out, " at {offset}"),
-        Place::Wire { wire, part } => {
+        Place::Inside { whole: wire, part } => {
             return writeln!(out, " in ${} part {part}", frame.buffers[*wire].name);
         }
         Place::Argument(i) => return writeln!(out, " argument {i}"),

@@ -78,11 +78,17 @@ impl Bytes {
             Some(held) if held.owner == Some(buffer) && held.end == range.end => return Found::Whole,
             _ => {}
         }
-        let other = self.overlapping(range).find(|(_, held)| held.owner != Some(buffer));
-        match other.and_then(|(_, held)| held.access.writer) {
-            Some(writer) => Found::Other(writer),
-            None => Found::Nothing,
+        // It may have been written, or read, piece by piece.
+        let mut end = range.start;
+        for (start, held) in self.overlapping(range) {
+            if held.owner != Some(buffer) {
+                return held.access.writer.map_or(Found::Nothing, Found::Other);
+            }
+            if start <= end {
+                end = held.end;
+            }
         }
+        if end >= range.end { Found::Whole } else { Found::Nothing }
     }
 
     /// Lets `task` read `range`; adds tasks that may still write it.
@@ -93,8 +99,12 @@ impl Bytes {
         (task, stream): (usize, usize),
         running: &mut Vec<usize>,
     ) {
-        let first = self.first_of(range);
-        for (_, held) in self.held.range_mut(first..range.end) {
+        if range.is_empty() {
+            return;
+        }
+        self.split(range.start);
+        self.split(range.end);
+        for (_, held) in self.held.range_mut(range.clone()) {
             running.extend(held.access.read(order, task, stream));
         }
     }
@@ -114,22 +124,22 @@ impl Bytes {
         for (_, held) in self.overlapping(range) {
             running.extend(held.access.written(order, task));
         }
-        // A region that reaches in from before is cut; one that starts inside is removed, up to its tail.
-        if let Some((&start, &before)) = self.held.range(..range.start).next_back()
-            && before.end > range.start
-        {
-            self.held.insert(start, Held { end: range.start, ..before });
-            if before.end > range.end {
-                self.held.insert(range.end, before);
-            }
-        }
-        while let Some((&start, &inside)) = self.held.range(range.clone()).next() {
+        self.split(range.start);
+        self.split(range.end);
+        while let Some((&start, _)) = self.held.range(range.clone()).next() {
             self.held.remove(&start);
-            if inside.end > range.end {
-                self.held.insert(range.end, inside);
-            }
         }
         self.held.insert(range.start, Held { end: range.end, owner, access: Access::by(task) });
+    }
+
+    /// Makes two regions of one that reaches beyond `at`.
+    fn split(&mut self, at: u64) {
+        if let Some((&start, &held)) = self.held.range(..at).next_back()
+            && held.end > at
+        {
+            self.held.insert(start, Held { end: at, ..held });
+            self.held.insert(at, held);
+        }
     }
 
     fn first_of(&self, range: &Range<u64>) -> u64 {

@@ -1,41 +1,48 @@
-//! Tensors in wires: in the wire of one exchange, as its parcel of that number, where all tasks that use them can
-//! address them; `S14`.
+//! Tensors in other buffers: in the wire of one exchange, as its parcel of that number, or in a tensor, as that part of its first
+//! dimension, where all tasks that use them can address them; `S14`.
 //!
-//! The place of a tensor in the wire follows from the exchange, so nothing else has to agree.
+//! The place of a tensor in the wire follows from the exchange, and that of a part from its dimension, so nothing else has to
+//! agree. A tensor that has parts is written either by part or whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::boxes::Side;
 use crate::diagnostic::{Diagnostics, MAX_DIAGNOSTICS};
 use crate::ops::error::OpError;
 use crate::schedule::verify::partner::{in_task, with_users};
 use crate::schedule::verify::report::{in_frame, name};
-use crate::schedule::{BufferId, Content, Frame, Operand, Place, Schedule, Task, Transfer, Work, reaches};
+use crate::schedule::{
+    BufferId, Content, Frame, Operand, Place, Schedule, Task, Transfer, Work, reaches, reaches_part,
+};
 use crate::strided::{self, Strided, VECTOR};
 use crate::text::show::show;
 
-/// A tensor in a wire.
+/// A tensor in a wire, or in a tensor.
 struct Inside<'s> {
-    wire: BufferId,
+    whole: BufferId,
     part: usize,
-    side: Side,
+    /// The side of the exchange whose wire it is.
+    side: Option<Side>,
     ty: &'s crate::types::TensorType,
     strided: Strided,
 }
 
-/// Adds the mistakes in tensors of a frame that are in wires.
+/// Adds the mistakes in tensors of a frame that are in other buffers.
 pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) {
     let mut inside: BTreeMap<BufferId, Inside<'_>> = BTreeMap::new();
     let mut taken: BTreeMap<(BufferId, usize), BufferId> = BTreeMap::new();
     let carried = carried(frame);
     for (id, buffer) in frame.buffers.iter() {
-        let Place::Wire { wire, part } = buffer.place else { continue };
-        let placed = place(schedule, frame, (id, wire, part), &carried);
-        let placed = placed.and_then(|placed| match taken.insert((wire, part), id) {
+        let Place::Inside { whole, part } = buffer.place else { continue };
+        let placed = match frame.buffers[whole].content {
+            Content::Wire { .. } => in_wire(schedule, frame, (id, whole, part), &carried),
+            Content::Tensor(_) => in_tensor(schedule, frame, (id, whole, part)),
+        };
+        let placed = placed.and_then(|placed| match taken.insert((whole, part), id) {
             None => Ok(placed),
             Some(other) => {
-                let (other, wire) = (name(frame, other), name(frame, wire));
-                Err(format!("`${other}` is part {part} of `${wire}` already"))
+                let (other, whole) = (name(frame, other), name(frame, whole));
+                Err(format!("`${other}` is part {part} of `${whole}` already"))
             }
         });
         match placed {
@@ -50,6 +57,7 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics)
     if inside.is_empty() {
         return;
     }
+    let written: BTreeSet<BufferId> = frame.tasks.iter().flat_map(|task| &task.writes).copied().collect();
     for (i, task) in frame.tasks.iter().enumerate() {
         if found.len() >= MAX_DIAGNOSTICS {
             return;
@@ -58,8 +66,13 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics)
         let writes = task.writes.iter().enumerate().map(|(n, &b)| (Operand::Write(n), b));
         for (operand, buffer) in reads.chain(writes) {
             let Some(placed) = inside.get(&buffer) else { continue };
-            if let Err(message) = used(schedule, frame, task, operand, placed) {
-                let message = format!("`${}` lies in a wire, {message}", name(frame, buffer));
+            let used = match placed.side {
+                Some(side) => used(schedule, frame, task, operand, (placed, side)),
+                None => used_part(schedule, frame, task, operand, (placed, &written)),
+            };
+            if let Err(message) = used {
+                let within = if placed.side.is_some() { "a wire" } else { "another tensor" };
+                let message = format!("`${}` lies in {within}, {message}", name(frame, buffer));
                 found.push(in_task(frame, i, OpError::new("S14", message)));
             }
         }
@@ -78,7 +91,63 @@ fn carried(frame: &Frame) -> BTreeMap<BufferId, Vec<(&Transfer, Side)>> {
     carried
 }
 
-fn place<'s>(
+/// A tensor as a part of another.
+fn in_tensor<'s>(
+    schedule: &Schedule,
+    frame: &'s Frame,
+    (id, whole, part): (BufferId, BufferId, usize),
+) -> Result<Inside<'s>, String> {
+    let space = &schedule.space;
+    let shown = name(frame, whole);
+    let (Content::Tensor(ty), Content::Tensor(of)) =
+        (&frame.buffers[id].content, &frame.buffers[whole].content)
+    else {
+        return Err("blocks lie in a tensor".to_owned());
+    };
+    let declared = strided::part_of(space, of, ty).map(|(_, declared)| declared.index);
+    if declared != Some(part as u64) {
+        let (of, ty) = (show(space, of), show(space, ty));
+        return Err(format!("{ty} is not part {part} of a dimension of `${shown}`, {of}"));
+    }
+    let parts = frame.buffers.ids().filter(|&b| b != id && b != whole && frame.holder(b) == whole);
+    let mut dims = parts.filter_map(|b| frame.buffers[b].tensor());
+    let dim = |ty| strided::part_of(space, of, ty).map(|(place, part)| (place, part.count, part.runs));
+    if dims.any(|other| dim(other) != dim(ty)) {
+        return Err(format!("`${shown}` has parts of another dimension, or of another number"));
+    }
+    let strided = Strided::of_part(space, of, ty)
+        .ok_or_else(|| format!("part {part} of `${shown}` does not lie there in equal blocks"))?;
+    if strided.is_aligned(ty.dtype.bytes()) {
+        Ok(Inside { whole, part, side: None, ty, strided })
+    } else {
+        Err(format!("part {part} of `${shown}` does not begin at multiples of {VECTOR} bytes"))
+    }
+}
+
+fn used_part(
+    schedule: &Schedule,
+    frame: &Frame,
+    task: &Task,
+    operand: Operand,
+    (placed, written): (&Inside<'_>, &BTreeSet<BufferId>),
+) -> Result<(), String> {
+    let whole = name(frame, placed.whole);
+    if let Operand::Write(_) = operand {
+        if written.contains(&placed.whole) {
+            return Err(format!("and `${whole}` is written whole"));
+        }
+        if !matches!(frame.buffers[placed.whole].place, Place::Frame(_)) {
+            return Err(format!("and `${whole}` is not the frame's to write"));
+        }
+    }
+    if reaches_part(frame, &schedule.space, task, operand, (placed.ty, &placed.strided)) {
+        Ok(())
+    } else {
+        Err(format!("where this task does not address it: `${whole}`"))
+    }
+}
+
+fn in_wire<'s>(
     schedule: &Schedule,
     frame: &'s Frame,
     (id, wire, part): (BufferId, BufferId, usize),
@@ -103,7 +172,7 @@ fn place<'s>(
     let strided = Strided::of(space, transfer.parcels(), *side, part)
         .ok_or_else(|| format!("part {part} of `${shown}` is not cut into equal blocks"))?;
     if strided.is_aligned(ty.dtype.bytes()) {
-        Ok(Inside { wire, part, side: *side, ty, strided })
+        Ok(Inside { whole: wire, part, side: Some(*side), ty, strided })
     } else {
         Err(format!("part {part} of `${shown}` does not begin at multiples of {VECTOR} bytes"))
     }
@@ -122,15 +191,15 @@ fn used(
     frame: &Frame,
     task: &Task,
     operand: Operand,
-    placed: &Inside<'_>,
+    (placed, side): (&Inside<'_>, Side),
 ) -> Result<(), String> {
-    let wire = name(frame, placed.wire);
-    match (&task.work, operand, placed.side) {
+    let wire = name(frame, placed.whole);
+    match (&task.work, operand, side) {
         // A tensor at the place it is packed to, or unpacked from, stays there.
-        (Work::Pack(_), Operand::Read(n), Side::Sent) if task.writes.contains(&placed.wire) => {
+        (Work::Pack(_), Operand::Read(n), Side::Sent) if task.writes.contains(&placed.whole) => {
             return its_part(n, placed.part);
         }
-        (Work::Unpack(_), Operand::Write(n), Side::Received) if task.reads.first() == Some(&placed.wire) => {
+        (Work::Unpack(_), Operand::Write(n), Side::Received) if task.reads.first() == Some(&placed.whole) => {
             return its_part(n, placed.part);
         }
         (_, Operand::Write(_), Side::Received) => {

@@ -59,12 +59,12 @@ impl<'s> Lasting<'s> {
 
     /// The number of the written weight or state that a buffer is.
     pub(super) fn number(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
-        self.written.get(frame.buffers.get(buffer)?.place.home()?)
+        self.written.get(frame.buffers.get(frame.holder(buffer))?.place.home()?)
     }
 
     /// The same, and of one of the next layer that of the layer: callers run frames for many layers.
     fn number_of_layer(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
-        let (target, binding) = frame.buffers.get(buffer)?.place.home()?;
+        let (target, binding) = frame.buffers.get(frame.holder(buffer))?.place.home()?;
         self.written.get((target, &binding.of_own_layer().0))
     }
 

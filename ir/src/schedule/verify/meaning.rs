@@ -26,6 +26,8 @@ use crate::schedule::verify::partner;
 use crate::schedule::verify::partner::in_task;
 use crate::schedule::verify::report::{describe, in_frame, name};
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Transfer, Work};
+use crate::space::Space;
+use crate::strided;
 use crate::types::TensorType;
 use crate::verify::Verified;
 
@@ -58,7 +60,7 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
         }
         let mut values = Values::new(&effects);
         let summary = values.of_function(function, id);
-        values.of_frame(frame, &summary, &mut found);
+        values.of_frame((&schedule.space, frame), &summary, &mut found);
         if found.len() >= MAX_DIAGNOSTICS {
             break;
         }
@@ -378,10 +380,20 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn of_frame(&mut self, frame: &'a Frame, summary: &Summary<'_>, found: &mut Diagnostics) {
+    fn of_frame(
+        &mut self,
+        (space, frame): (&'a Space, &'a Frame),
+        summary: &Summary<'_>,
+        found: &mut Diagnostics,
+    ) {
         let n = frame.buffers.len();
-        let mut reader =
-            Reader { frame, held: vec![None; n], wires: vec![Vec::new(); n], lasting: Lasting::default() };
+        let mut reader = Reader {
+            space,
+            frame,
+            held: vec![None; n],
+            parts: vec![Vec::new(); n],
+            lasting: Lasting::default(),
+        };
         let mut writers: Vec<Option<usize>> = vec![None; frame.buffers.len()];
         for (i, task) in frame.tasks.iter().enumerate() {
             if let Err(message) = reader.task(self, task) {
@@ -425,15 +437,17 @@ impl<'a> Values<'a> {
 
 /// The content of buffers while a frame is read.
 struct Reader<'a> {
+    space: &'a Space,
     frame: &'a Frame,
     held: Vec<Option<Symbol>>,
-    /// The tensors that are on each wire, by buffer, as far as they are there; none where nothing was packed.
-    wires: Vec<Vec<Option<Symbol>>>,
+    /// The tensors that are on each wire, and the parts of each tensor, by buffer, as far as they are there; none where nothing was
+    /// packed, or written by part.
+    parts: Vec<Vec<Option<Symbol>>>,
     lasting: Lasting<'a>,
 }
 
 fn home(frame: &Frame, buffer: BufferId) -> Option<Home<'_>> {
-    frame.buffers[buffer].place.home()
+    frame.buffers[frame.holder(buffer)].place.home()
 }
 
 impl<'a> Reader<'a> {
@@ -448,10 +462,24 @@ impl<'a> Reader<'a> {
             Place::Weight(binding) => Ok(values.content(&self.lasting, (Target::Param, binding), ty)),
             Place::State(binding) => Ok(values.content(&self.lasting, (Target::State, binding), ty)),
             Place::Frame(_) | Place::Result(_) => {
-                self.held[buffer.index()].ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))
+                let held = self.held[buffer.index()].or_else(|| self.joined(values, buffer, ty));
+                held.ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))
             }
-            Place::Wire { wire, part } => {
-                let on_wire = self.wires[wire.index()].get(*part).copied().flatten();
+            Place::Inside { whole, part } if !is_wire(frame, *whole) => {
+                match self.parts[whole.index()].get(*part).copied().flatten() {
+                    Some(written) => Ok(written),
+                    None => {
+                        let of = self.read(values, *whole)?;
+                        let whole = frame.buffers[*whole].tensor();
+                        let place = whole.and_then(|whole| strided::part_of(self.space, whole, ty));
+                        let (place, _) = place.ok_or_else(|| "it is no part of a tensor".to_owned())?;
+                        let op = Cow::Owned(Op::Take { to: ty.dims[place] });
+                        Ok(values.make(op, vec![of], vec![Arc::clone(ty)], 0).0[0])
+                    }
+                }
+            }
+            Place::Inside { whole: wire, part } => {
+                let on_wire = self.parts[wire.index()].get(*part).copied().flatten();
                 let on_wire = on_wire.ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))?;
                 match frame.carried(*wire) {
                     Some((transfer, Side::Received)) => {
@@ -467,11 +495,21 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The tensor of which all parts were written.
+    fn joined(&self, values: &mut Values<'a>, buffer: BufferId, ty: &Arc<TensorType>) -> Option<Symbol> {
+        let n = self.frame.n_parts(self.space, buffer);
+        let parts: Vec<Symbol> = self.parts[buffer.index()].iter().copied().collect::<Option<_>>()?;
+        let one = self.frame.buffers.ids().find(|&b| b != buffer && self.frame.holder(b) == buffer)?;
+        let (place, _) = strided::part_of(self.space, ty, self.frame.buffers[one].tensor()?)?;
+        let op = Cow::Owned(Op::Join { to: ty.dims[place] });
+        (parts.len() == n).then(|| values.make(op, parts, vec![Arc::clone(ty)], 0).0[0])
+    }
+
     /// The tensor of a buffer, or those that are on a wire.
     fn read_all(&self, values: &mut Values<'a>, buffer: BufferId) -> Result<Vec<Symbol>, String> {
         match &self.frame.buffers[buffer].content {
             Content::Tensor(_) => Ok(vec![self.read(values, buffer)?]),
-            Content::Wire { .. } => match &self.wires[buffer.index()] {
+            Content::Wire { .. } => match &self.parts[buffer.index()] {
                 wire if wire.is_empty() => Err(format!("`${}` holds nothing", name(self.frame, buffer))),
                 wire => {
                     let missing = || format!("part of `${}` holds nothing", name(self.frame, buffer));
@@ -482,9 +520,9 @@ impl<'a> Reader<'a> {
     }
 
     fn write(&mut self, values: &Values<'a>, buffer: BufferId, symbol: Symbol) {
-        if let Place::Wire { wire, part } = self.frame.buffers[buffer].place {
-            let n = self.frame.carried(wire).map_or(0, |(transfer, _)| transfer.parcels().len());
-            let parts = &mut self.wires[wire.index()];
+        if let Place::Inside { whole, part } = self.frame.buffers[buffer].place {
+            let n = self.frame.n_parts(self.space, whole);
+            let parts = &mut self.parts[whole.index()];
             parts.resize(n.max(part + 1), None);
             parts[part] = Some(symbol);
             return;
@@ -539,13 +577,13 @@ impl<'a> Reader<'a> {
             }
         };
         if let Some(wire) = wire {
-            self.wires[wire.index()] = results.into_iter().map(Some).collect();
+            self.parts[wire.index()] = results.into_iter().map(Some).collect();
             return Ok(());
         }
         for (&buffer, symbol) in task.writes.iter().zip(results) {
             // Elements received in a wire stay as they arrived.
             let arrived = matches!(task.work, Work::Unpack(_))
-                && matches!(frame.buffers[buffer].place, Place::Wire { .. });
+                && matches!(frame.buffers[buffer].place, Place::Inside { .. });
             if !arrived {
                 self.write(values, buffer, symbol);
             }

@@ -22,19 +22,20 @@ use crate::schedule::verify::partner::in_task;
 use crate::schedule::verify::report::{describe, in_frame, name};
 use crate::schedule::verify::work::is_sliced;
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
+use crate::space::Space;
 
 /// The memory that a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Region {
     /// Bytes of the frame.
     Bytes(Range<u64>),
-    /// A part of a wire, which has these bytes of the frame; of several parts each has some of its own.
+    /// A part of a wire, or one in pieces of a tensor, which has these bytes of the frame; of several parts each has some of its own.
     Part {
-        /// The wire.
+        /// The wire, or the tensor.
         wire: BufferId,
         /// The number of the part.
         part: usize,
-        /// The bytes of the wire.
+        /// The bytes of the wire, or of the tensor.
         of: Range<u64>,
     },
     /// Memory outside of the frame.
@@ -120,8 +121,14 @@ pub(super) fn check(
         use crate::entity::Entity;
         regions[buffer.index()].clone()
     };
-    let mut memory =
-        Memory { line, order, bytes: Bytes::default(), parts: BTreeMap::new(), slots: BTreeMap::new() };
+    let mut memory = Memory {
+        space: &schedule.space,
+        line,
+        order,
+        bytes: Bytes::default(),
+        parts: BTreeMap::new(),
+        slots: BTreeMap::new(),
+    };
     for &i in &line.tasks {
         if found.len() >= MAX_DIAGNOSTICS {
             return;
@@ -179,9 +186,11 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
     let buffer = &frame.buffers[id];
     match buffer.place {
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
-        Place::Wire { wire, part } => match region(schedule, frame, lasting, wire) {
-            Region::Bytes(of) => Region::Part { wire, part, of },
-            // A wire is in the frame.
+        Place::Inside { whole, part } => match region(schedule, frame, lasting, whole) {
+            Region::Bytes(of) => match one_piece(&schedule.space, frame, id) {
+                Some((start, end)) => Region::Bytes(of.start + start..of.start + end),
+                None => Region::Part { wire: whole, part, of },
+            },
             other => other,
         },
         Place::Argument(i) | Place::Result(i) => Region::Slot(Slot::Port(i)),
@@ -190,6 +199,14 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
         }
         Place::Input(_) => Region::Outside,
     }
+}
+
+/// The bytes of a tensor that a part of it has, where these are all of one piece.
+fn one_piece(space: &Space, frame: &Frame, id: BufferId) -> Option<(u64, u64)> {
+    let (own, whole) = (&frame.buffers[id], &frame.buffers[frame.holder(id)]);
+    let strided = whole.tensor().and_then(|_| frame.strided(space, id)).filter(|s| s.cut.is_none())?;
+    let start = strided.start * own.dtype().bytes();
+    Some((start, start + own.bytes(space)))
 }
 
 /// A task may write where it reads when element i of the result needs element i of the operand only; a call, when the
@@ -283,10 +300,11 @@ fn same_elements(frame: &Frame, a: BufferId, b: BufferId) -> bool {
 
 /// The content of memory, and the tasks that touched it last.
 struct Memory<'l> {
+    space: &'l Space,
     line: &'l Line<'l>,
     order: &'l Order,
     bytes: Bytes,
-    /// The writers of the parts of a wire that is filled part by part; none for one that was written whole.
+    /// The writers of the parts of a wire or of a tensor that is filled part by part; none for one that was written whole.
     parts: BTreeMap<BufferId, BTreeMap<usize, Access>>,
     slots: BTreeMap<Slot, Access>,
 }
@@ -311,14 +329,15 @@ impl Memory<'_> {
                 Region::Outside => {}
             }
         }
-        // Whoever reads a wire reads all its parts.
+        // Whoever reads the whole reads all its parts.
         for (wire, _) in &touched.reads {
             for access in self.parts.get_mut(wire).into_iter().flat_map(BTreeMap::values_mut) {
                 running.extend(access.read(order, task, stream));
             }
         }
         let callee = touched.callee.iter().map(|region| (None, region));
-        let writes = touched.writes.iter().map(|(buffer, region)| (Some(*buffer), region));
+        let holder = |buffer| self.line.frame.holder(buffer);
+        let writes = touched.writes.iter().map(|(buffer, region)| (Some(holder(*buffer)), region));
         for (owner, region) in callee.chain(writes) {
             match region {
                 Region::Bytes(range) => {
@@ -358,12 +377,11 @@ impl Memory<'_> {
                 self.parts.get(wire).is_none_or(|parts| parts.contains_key(part))
             }
             Region::Bytes(_) => self.parts.get(&buffer).is_none_or(|parts| {
-                let n = frame.carried(buffer).map_or(0, |(transfer, _)| transfer.parcels().len());
-                (0..n).all(|part| parts.contains_key(&part))
+                (0..frame.n_parts(self.space, buffer)).all(|part| parts.contains_key(&part))
             }),
             Region::Slot(_) | Region::Outside => true,
         };
-        match (region, &frame.buffers[buffer].place) {
+        match (region, &frame.buffers[frame.holder(buffer)].place) {
             (Region::Bytes(range) | Region::Part { of: range, .. }, _) if !range.is_empty() => {
                 match self.bytes.find(range, frame.holder(buffer)) {
                     Found::Whole if whole => Ok(()),

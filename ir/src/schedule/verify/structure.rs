@@ -52,7 +52,7 @@ pub(super) fn check_frame(schedule: &Schedule, id: FrameId, found: &mut Diagnost
         let fresh = match buffer.place {
             Place::Argument(i) => arguments.insert(i) && i < frame.n_arguments,
             Place::Result(i) => results.insert(i) && i < frame.outputs.len() && frame.name != "main",
-            Place::Frame(_) | Place::Wire { .. } | Place::Weight(_) | Place::Input(_) | Place::State(_) => {
+            Place::Frame(_) | Place::Inside { .. } | Place::Weight(_) | Place::Input(_) | Place::State(_) => {
                 true
             }
         };
@@ -102,10 +102,18 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
             Ok(())
         }
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
-        (Place::Wire { wire, .. }, Content::Tensor(_)) => match frame.buffers.get(*wire) {
-            Some(Buffer { content: Content::Wire { .. }, place: Place::Frame(_), .. }) => Ok(()),
-            Some(_) => Err(OpError::new("S03", "what it lies in is no wire")),
-            None => Err(OpError::new("S01", "the wire that it lies in is not there")),
+        (Place::Inside { whole, .. }, Content::Tensor(_)) => match frame.buffers.get(*whole) {
+            Some(Buffer { place: Place::Frame(_), .. }) => Ok(()),
+            Some(Buffer {
+                content: Content::Tensor(_),
+                place: Place::Argument(_) | Place::Result(_) | Place::Weight(_),
+                ..
+            }) => Ok(()),
+            Some(_) => Err(OpError::new(
+                "S03",
+                "what it lies in is no wire, and no tensor that it could be a part of",
+            )),
+            None => Err(OpError::new("S01", "the buffer that it lies in is not there")),
         },
         (Place::Weight(binding) | Place::Input(binding) | Place::State(binding), Content::Tensor(ty)) => {
             let cx = Context { space: &schedule.space, functions: &Arena::new() };
@@ -132,11 +140,11 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
                 frame.name == "main" && is_identifier(name) && names.insert(name.as_str())
             }
             (None, Place::Result(n)) => *n == i,
-            (Some(_), Place::Argument(_) | Place::Result(_) | Place::Wire { .. })
+            (Some(_), Place::Argument(_) | Place::Result(_) | Place::Inside { .. })
             | (
                 None,
                 Place::Frame(_)
-                | Place::Wire { .. }
+                | Place::Inside { .. }
                 | Place::Argument(_)
                 | Place::Weight(_)
                 | Place::Input(_)

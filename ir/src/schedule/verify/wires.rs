@@ -23,7 +23,8 @@ pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: 
     let sent = sent(frame);
     for (i, task) in frame.tasks.iter().enumerate() {
         for &written in &task.writes {
-            if let Place::Wire { wire, .. } = frame.buffers[written].place
+            if let Place::Inside { whole: wire, .. } = frame.buffers[written].place
+                && matches!(frame.buffers[wire].content, Content::Wire { .. })
                 && let Some(&transfer) = sent.get(&wire)
             {
                 // The name that a pack gave the wire stays.

@@ -40,7 +40,7 @@ impl<'s> Checker<'s> {
         for &written in &self.task.writes {
             match self.frame.buffers[written].place {
                 Place::Frame(_)
-                | Place::Wire { .. }
+                | Place::Inside { .. }
                 | Place::Result(_)
                 | Place::Weight(_)
                 | Place::State(_) => {}
@@ -345,7 +345,7 @@ impl<'s> Checker<'s> {
                     (here, format!("result {i}"))
                 }
                 Place::Frame(_)
-                | Place::Wire { .. }
+                | Place::Inside { .. }
                 | Place::Weight(_)
                 | Place::Input(_)
                 | Place::State(_) => continue,

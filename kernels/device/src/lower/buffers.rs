@@ -50,7 +50,9 @@ impl Sources {
                     Place::Weight(binding) => (SourceFile::Weights, binding),
                     Place::Input(binding) => (SourceFile::Inputs, binding),
                     Place::State(binding) => (SourceFile::States, binding),
-                    Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+                    Place::Frame(_) | Place::Inside { .. } | Place::Argument(_) | Place::Result(_) => {
+                        continue;
+                    }
                 };
                 let Content::Tensor(ty) = &buffer.content else {
                     return LowerError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name));
@@ -154,7 +156,7 @@ pub(super) fn slices(schedule: &Schedule, caller: &Frame, task: &Task) -> Slices
             Place::Argument(_)
             | Place::Result(_)
             | Place::Frame(_)
-            | Place::Wire { .. }
+            | Place::Inside { .. }
             | Place::Weight(_)
             | Place::Input(_)
             | Place::State(_) => {}
@@ -221,7 +223,7 @@ impl Alignments {
             Place::Argument(i) => of(arguments, *i),
             Place::Result(i) => of(results, *i),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => true,
-            Place::Wire { wire, .. } => {
+            Place::Inside { whole: wire, .. } => {
                 let first = frame.strided(space, buffer).map(|s| s.start * of_buffer.dtype().bytes());
                 first.is_some_and(|first| first.is_multiple_of(ALIGNMENT))
                     && self.starts_aligned(space, (id, frame), *wire)

@@ -51,8 +51,10 @@ impl<'a> Lowering<'a> {
         };
         let found = match &buffer.place {
             Place::Frame(offset) => Some(Pointer { region: Region::Frame, bytes: signed(*offset) }),
-            Place::Wire { wire, .. } => match of.frame.strided(self.space(), id) {
-                Some(strided) => Some(self.locate(of, *wire)?.offset(strided.start * buffer.dtype().bytes())),
+            Place::Inside { whole, .. } => match of.frame.strided(self.space(), id) {
+                Some(strided) => {
+                    Some(self.locate(of, *whole)?.offset(strided.start * buffer.dtype().bytes()))
+                }
                 None => None,
             },
             Place::Argument(i) => Some(Pointer { region: Region::Argument(*i), bytes: 0 }),

@@ -6,7 +6,7 @@ use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel, RunPlaces, Runs};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{BufferId, Content, Schedule, Stream, Task, Transfer as TaskTransfer};
+use ithaca_ir::schedule::{BufferId, Frame, Schedule, Stream, Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
@@ -133,23 +133,20 @@ struct Filled {
 }
 
 impl Filled {
-    /// Those of one parcel; at either end is the tensor itself or a wire.
+    /// Those of one parcel between two buffers: the tensor itself or a wire.
     fn of(
         space: &Space,
         (parcels, rank): (&[Parcel], Rank),
-        [from, to]: [&Content; 2],
-    ) -> Result<Option<Self>, LowerError> {
-        let Some((runs, parcel)) = message::runs(space, parcels, rank).zip(parcels.first()) else {
-            return Ok(None);
+        (frame, [from, to]): (&Frame, [BufferId; 2]),
+    ) -> Option<Self> {
+        let (runs, parcel) = message::runs(space, parcels, rank).zip(parcels.first())?;
+        let places = |buffer, side| {
+            let cut = frame.strided(space, buffer).and_then(|strided| strided.cut);
+            let in_tensor = || RunPlaces::in_tensor(space, parcel, side, cut.map(|cut| cut.stride));
+            let in_tensor = frame.buffers[buffer].tensor().and_then(|_| in_tensor());
+            in_tensor.unwrap_or(RunPlaces::in_order(runs.n))
         };
-        let places = |content: &Content, side| {
-            let in_tensor = RunPlaces::in_tensor(space, parcel, side);
-            match content {
-                Content::Tensor(_) => in_tensor.unwrap_or(RunPlaces::in_order(runs.n)),
-                Content::Wire { .. } => RunPlaces::in_order(runs.n),
-            }
-        };
-        Ok(Some(Self { runs, sent: places(from, Side::Sent), received: places(to, Side::Received) }))
+        Some(Self { runs, sent: places(from, Side::Sent), received: places(to, Side::Received) })
     }
 }
 
@@ -158,7 +155,7 @@ impl Message {
     fn of(
         space: &Space,
         (parcels, stream): (&[Parcel], Stream),
-        contents: [&Content; 2],
+        buffers: (&Frame, [BufferId; 2]),
         ends: &BTreeMap<Rank, Vec<End>>,
     ) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
@@ -187,7 +184,7 @@ impl Message {
             Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
         };
         let rank = ends.keys().next().copied().unwrap_or(Rank(0));
-        let filled = Filled::of(space, (parcels, rank), contents)?;
+        let filled = Filled::of(space, (parcels, rank), buffers);
         if filled.is_some() && method != Method::Even(Even::AllToAll) {
             return LowerError::unsupported("filled rows for some ranks of an axis");
         }
@@ -356,9 +353,8 @@ impl<'a> Lowering<'a> {
             .filter(takes_part)
             .map(|rank| (rank, parts.iter().map(|parcels| End::of(space, parcels, rank)).collect()))
             .collect();
-        let content = |buffers: &[BufferId]| &of.frame.buffers[buffers[0]].content;
-        let contents = [content(&task.reads), content(&task.writes)];
-        let message = Message::of(space, (parcels, task.stream), contents, &ends)?;
+        let buffers = (of.frame, [task.reads[0], task.writes[0]]);
+        let message = Message::of(space, (parcels, task.stream), buffers, &ends)?;
         let locate = |&buffer: &BufferId| self.locate(of, buffer);
         let sources = task.reads.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
         let targets = task.writes.iter().map(locate).collect::<Result<Vec<_>, _>>()?;

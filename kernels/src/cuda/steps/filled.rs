@@ -37,14 +37,20 @@ impl Steps<'_> {
         let mut sent = Vec::with_capacity(locals.len());
         for (&local, end) in locals.iter().zip(&mut exchange.ends) {
             self.enter(local, run);
-            sent.push((local, self.into_blocks(local, end, bytes, all_rows)?));
+            sent.push((local, self.replace_by_blocks(local, end, bytes, all_rows)?));
         }
         Ok(if all_rows { Vec::new() } else { sent })
     }
 
     /// Replaces the collective of a rank by its blocks of filled or of all rows, and copies its own block. Returns the elements that
     /// it sends to others.
-    fn into_blocks(&self, local: usize, end: &mut End, bytes: u64, all_rows: bool) -> Result<u64, CudaError> {
+    fn replace_by_blocks(
+        &self,
+        local: usize,
+        end: &mut End,
+        bytes: u64,
+        all_rows: bool,
+    ) -> Result<u64, CudaError> {
         let Collective::Filled { from, to, outgoing, incoming, runs, sent, received } = end.collective else {
             return Ok(0);
         };

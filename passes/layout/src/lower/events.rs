@@ -59,7 +59,16 @@ impl<'a> Touched<'a> {
     fn memory(&mut self, frame: &'a Frame, id: BufferId) -> Option<Memory> {
         let buffer = &frame.buffers[frame.holder(id)];
         match &buffer.place {
-            Place::Frame(offset) => Some(memory(Within::Frame, *offset..offset + buffer.bytes(self.space))),
+            Place::Frame(offset) => {
+                // A part that is one piece of a tensor touches no other part.
+                let own = &frame.buffers[id];
+                let part = buffer.tensor().and_then(|_| frame.strided(self.space, id));
+                let (start, bytes) = match part.filter(|part| part.cut.is_none()) {
+                    Some(part) => (part.start * own.dtype().bytes(), own.bytes(self.space)),
+                    None => (0, buffer.bytes(self.space)),
+                };
+                Some(memory(Within::Frame, offset + start..offset + start + bytes))
+            }
             Place::Argument(i) | Place::Result(i) => Some(numbered(Within::Slots, *i)),
             place => self.lasting(place, Cow::Borrowed),
         }
@@ -70,12 +79,12 @@ impl<'a> Touched<'a> {
         let (target, binding) = match place {
             Place::Weight(binding) => (Target::Param, binding),
             Place::State(binding) => (Target::State, binding),
-            // No task writes inputs, and a wire is part of the frame.
+            // No task writes inputs, and a holder is in no other buffer.
             Place::Frame(_)
             | Place::Argument(_)
             | Place::Result(_)
             | Place::Input(_)
-            | Place::Wire { .. } => return None,
+            | Place::Inside { .. } => return None,
         };
         let binding = bound(binding);
         let known = self.lasting.entry((target, binding.name.clone())).or_default();

@@ -14,9 +14,8 @@ use ithaca_ir::{Space, TensorType};
 
 use super::arena::UNPLACED;
 
-/// Folds packing and unpacking, in a frame whose buffers have no offsets yet.
-pub(super) fn fold(frame: &mut Frame, space: &Space) {
-    let mut folded = vec![false; frame.tasks.len()];
+/// Folds packing and unpacking, in a frame whose buffers have no offsets yet, and of which `folded` tasks are not needed.
+pub(super) fn fold(frame: &mut Frame, space: &Space, mut folded: Vec<bool>) {
     let users = users(frame);
     for exchange in 0..frame.tasks.len() {
         let task = &frame.tasks[exchange];
@@ -52,7 +51,7 @@ fn unpacking(frame: &Frame, users: &[usize], wire: BufferId) -> Option<usize> {
 }
 
 /// For each buffer the tasks that read or write it, in order.
-fn users(frame: &Frame) -> Vec<Vec<usize>> {
+pub(super) fn users(frame: &Frame) -> Vec<Vec<usize>> {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for buffer in task.reads.iter().chain(&task.writes) {
@@ -75,7 +74,10 @@ fn in_wire(
     let found = &frame.buffers[buffer];
     let Content::Tensor(ty) = &found.content else { return None };
     let strided = Strided::of(space, transfer.parcels(), side, part)?;
-    let is_free = found.place == UNPLACED && frame.outputs.iter().all(|output| output.buffer != buffer);
+    let contains = |b: BufferId| b != buffer && frame.holder(b) == buffer;
+    let is_free = found.place == UNPLACED
+        && frame.outputs.iter().all(|output| output.buffer != buffer)
+        && !frame.buffers.ids().any(contains);
     (is_free && strided.is_aligned(ty.dtype.bytes())).then_some(strided)
 }
 
@@ -93,7 +95,12 @@ fn can_use(frame: &Frame, space: &Space, task: usize, buffer: BufferId, strided:
 
 /// Whether a matrix product that is cut with its result is one batch of products that are large enough for the tiles of a
 /// device: of the rows, or columns, that are cut none are looped over outside of the blocks, and a block has enough.
-fn is_large(frame: &Frame, space: &Space, task: &Task, (ty, strided): (&TensorType, &Strided)) -> bool {
+pub(super) fn is_large(
+    frame: &Frame,
+    space: &Space,
+    task: &Task,
+    (ty, strided): (&TensorType, &Strided),
+) -> bool {
     const LEAST: u64 = 64;
     let Some(cut) = strided.cut else { return true };
     let has = |b: &BufferId, dim| match &frame.buffers[*b].content {
@@ -126,7 +133,7 @@ fn sent(
             _ => false,
         };
         if made {
-            frame.buffers[buffer].place = Place::Wire { wire, part };
+            frame.buffers[buffer].place = Place::Inside { whole: wire, part };
         }
     }
     tensors.iter().all(|&b| frame.holder(b) == wire)
@@ -159,7 +166,7 @@ fn received(
         return false;
     }
     for &(buffer, part) in &staying {
-        frame.buffers[buffer].place = Place::Wire { wire, part };
+        frame.buffers[buffer].place = Place::Inside { whole: wire, part };
     }
     staying.len() == tensors.len()
 }

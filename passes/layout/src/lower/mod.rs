@@ -2,7 +2,7 @@
 //!
 //! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
 //! pack, exchange and unpack; packing is omitted where the blocks are contiguous already, and, as an option, where
-//! kernels can write or read the wire buffer (`fold`). Then buffers get offsets from
+//! kernels can write or read the wire buffer (`fold`); so are takes and joins of parts that lie in their tensor (`inside`). Then buffers get offsets from
 //! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`). Weights and states that
 //! are assigned are written in place, if no task needs the old elements (`lasting`).
 
@@ -10,6 +10,7 @@ mod arena;
 mod events;
 mod fit;
 mod fold;
+mod inside;
 mod lasting;
 mod traffic;
 
@@ -192,7 +193,8 @@ impl<'a> Lowering<'a> {
         std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
         self.outputs();
         if self.packing == Packing::Folded {
-            fold::fold(&mut self.frame, self.space);
+            let folded = inside::fold(&mut self.frame, self.space);
+            fold::fold(&mut self.frame, self.space, folded);
         }
         arena::place(&mut self.frame, self.space, (self.frames, self.used));
         events::insert(&mut self.frame, self.space, (self.frames, self.used));

@@ -55,7 +55,10 @@ fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
     let products = frame.tasks.iter().filter(|task| is_product(&task.work));
     let weights = products.flat_map(|task| {
         let types: Vec<_> = task.reads.iter().chain(&task.writes).filter_map(|&id| tensor(id)).collect();
-        let read = task.reads.iter().filter(|&&id| matches!(frame.buffers[id].place, Place::Weight(_)));
+        let read = task
+            .reads
+            .iter()
+            .filter(|&&id| matches!(frame.buffers[frame.holder(id)].place, Place::Weight(_)));
         let bytes = read
             .filter_map(|&id| tensor(id))
             .map(|ty| space.max_local_bytes(ty) as f64 * filled.weights(space, ty, &types));

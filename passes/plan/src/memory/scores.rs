@@ -88,7 +88,7 @@ impl Account<'_> {
                 Place::Argument(i) => drop(held.arguments.insert(i, row)),
                 Place::Result(i) => drop(held.results.insert(i, row)),
                 Place::Frame(_)
-                | Place::Wire { .. }
+                | Place::Inside { .. }
                 | Place::Weight(_)
                 | Place::Input(_)
                 | Place::State(_) => {}

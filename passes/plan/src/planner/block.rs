@@ -379,7 +379,7 @@ fn hold(
             Place::State(binding) => (binding, Kind::States),
             Place::Input(_)
             | Place::Frame(_)
-            | Place::Wire { .. }
+            | Place::Inside { .. }
             | Place::Argument(_)
             | Place::Result(_) => continue,
         };
@@ -432,7 +432,8 @@ fn deferred(schedule: &Schedule, called: &Called<'_>) -> u64 {
             read.extend(reads);
         }
     }
-    let is_lasting = |b: &BufferId| matches!(frame.buffers[*b].place, Place::Weight(_) | Place::State(_));
+    let is_lasting =
+        |b: &BufferId| matches!(frame.buffers[frame.holder(*b)].place, Place::Weight(_) | Place::State(_));
     read.iter().filter(|b| !is_lasting(b)).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::layout::AxisList;
 use ithaca_ir::module::{Function, Node};
 use ithaca_ir::ops::Unit;
 use ithaca_ir::order::Order;
@@ -17,6 +18,8 @@ pub(super) struct Region {
     pub(super) nodes: Vec<usize>,
     /// The dimension to cut; for attention, both head dimensions, which count as one.
     pub(super) dims: Vec<DimId>,
+    /// The axes that split the dimension, where anything does.
+    axes: AxisList,
     /// The number of shards of the dimension at its highest degree; each shard is cut.
     pub(super) runs: u64,
 }
@@ -89,8 +92,9 @@ impl Region {
         seed: usize,
         dims: &[DimId],
     ) -> Option<Self> {
-        let runs = runs(space, function, dims)?;
-        let mut region = Region { nodes: Vec::new(), dims: dims.to_vec(), runs };
+        let axes = axes(space, function, &function.nodes[seed], dims)?;
+        let runs = if axes.is_empty() { 1 } else { space.mesh.degree(&axes) };
+        let mut region = Region { nodes: Vec::new(), dims: dims.to_vec(), axes, runs };
         let fits = |i: usize| region.is_parallel(space, function, flow, &function.nodes[i]);
         if !fits(seed) {
             return None;
@@ -112,13 +116,29 @@ impl Region {
     fn is_parallel(&self, space: &Space, function: &Function, flow: &Flow<'_>, node: &Node) -> bool {
         let (dims, runs) = (self.dims.as_slice(), self.runs);
         let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
-        // Weights are never cut: it would copy them.
-        let is_weight = |v: &ValueId| {
-            let maker = flow.maker(*v).map(|i| &function.nodes[i].op);
-            matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
-        };
         let (operands, results) = (function.operand_types(node), function.result_types(node));
-        if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(is_weight) {
+        // Weights are not cut, which would copy them, but for a batch of products, each with its own piece.
+        let is_batch = || is_heavy(&node.op) && operands.iter().chain(&results).all(|ty| has(ty));
+        let is_piece = |ty: &TensorType| {
+            ty.dims.first().is_some_and(|d| dims.contains(d) && ty.axes_of(*d) == self.axes.as_slice())
+        };
+        let copies = |v: &ValueId| {
+            let ty = function.ty(*v);
+            has(ty)
+                && match flow.maker(*v).map(|i| &function.nodes[i].op) {
+                    Some(Op::Param(_)) => !is_piece(ty) || !is_batch(),
+                    // It is written in its place.
+                    Some(Op::State(_)) => true,
+                    _ => false,
+                }
+        };
+        if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(copies) {
+            return false;
+        }
+        let splits = |ty: &&TensorType| {
+            dims.iter().map(|&d| ty.axes_of(d)).all(|a| a.is_empty() || a == self.axes.as_slice())
+        };
+        if !operands.iter().chain(&results).all(splits) {
             return false;
         }
         match &node.op {
@@ -192,8 +212,9 @@ impl Region {
     }
 }
 
-/// The number of ranks that hold different parts of the dimensions, if all splits agree and parts can be declared.
-fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
+/// The axes that split the dimensions, if parts can be declared: of all values, or, where they disagree, of those of an
+/// all-to-all.
+fn axes(space: &Space, function: &Function, collective: &Node, dims: &[DimId]) -> Option<AxisList> {
     let plain = |d: &DimId| {
         let dim = &space.dims[*d];
         let own = dim.copies.is_none() && dim.fetched.is_none() && dim.part.is_none();
@@ -202,20 +223,19 @@ fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
     if !dims.iter().all(plain) {
         return None;
     }
-    let mut splits: Vec<&[_]> = Vec::new();
-    for value in function.values.values() {
-        for &d in dims {
-            let axes = value.ty.axes_of(d);
-            if !axes.is_empty() && !splits.contains(&axes) {
-                splits.push(axes);
+    let agree = |types: &mut dyn Iterator<Item = &TensorType>| -> Option<AxisList> {
+        let mut found = AxisList::new();
+        for axes in types.flat_map(|ty| dims.iter().map(|&d| ty.axes_of(d))).filter(|axes| !axes.is_empty()) {
+            if !found.is_empty() && found.as_slice() != axes {
+                return None;
             }
+            found = axes.into();
         }
-    }
-    match splits[..] {
-        [] => Some(1),
-        [axes] => Some(space.mesh.degree(axes)),
-        _ => None,
-    }
+        Some(found)
+    };
+    let all = agree(&mut function.values.values().map(|value| &*value.ty));
+    let mut own = collective.operands.iter().chain(&collective.results).map(|&v| function.ty(v));
+    all.or_else(|| if matches!(collective.op, Op::AllToAll { .. }) { agree(&mut own) } else { None })
 }
 
 /// Whether the dimensions are one parallel factor of every result by the rule.
