@@ -50,6 +50,15 @@ enum ValueKind {
     Sum,
 }
 
+/// The function that computes the loss, if `main` gets it from a single call.
+pub(super) fn head(module: &Module, (main, loss): (FuncId, ValueId)) -> Option<FuncId> {
+    let made = module.functions[main].nodes.iter().find(|node| node.results.contains(&loss));
+    match made.map(|node| &node.op) {
+        Some(Op::Call { callee, layers, scan: None, .. }) if layers.end - layers.start == 1 => Some(*callee),
+        _ => None,
+    }
+}
+
 /// Splits the head of `module` into `n` parts; declares the parts in `space`.
 ///
 /// # Errors
@@ -63,11 +72,8 @@ pub(super) fn of(
     let refuse =
         |what: &str| OpError::new("P57", format!("the loss cannot be computed in {n} parts: {what}"));
     let calls = || module.functions.values().flat_map(|f| &f.nodes);
-    let made = module.functions[main].nodes.iter().find(|node| node.results.contains(&loss));
-    let head = match made.map(|node| &node.op) {
-        Some(Op::Call { callee, layers, scan: None, .. }) if layers.end - layers.start == 1 => *callee,
-        _ => return Err(refuse("`@main` does not get it from a single call of a function")),
-    };
+    let missing = || refuse("`@main` does not get it from a single call of a function");
+    let head = head(module, (main, loss)).ok_or_else(missing)?;
     let called = |node: &&Node| matches!(node.op, Op::Call { callee, .. } if callee == head);
     if calls().filter(called).count() != 1 || module.functions[head].outputs.len() != 1 {
         return Err(refuse("the function that returns it has other results or runs twice"));

@@ -170,6 +170,10 @@ fn stepped(
         1 => None,
         n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
     };
+    // The backward pass of the head follows its forward pass at once, unless all micro-batches go forward first: nothing is saved
+    // for long, and what is computed again would be held as long.
+    let goes_back = pipeline.is_none() || training.pipeline != PipelineOrder::Gpipe;
+    let head = chunked::head(module, (main, loss)).filter(|_| goes_back);
     let activity = Activity::of(module);
     let accumulation = |reader: FuncId, binding: &Binding| {
         let name = &module.functions[reader].name;
@@ -218,7 +222,7 @@ fn stepped(
         let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
         let runs = if looped { Repetition::Looped } else { Repetition::Once };
         // Layers of a group that is recomputed save every value.
-        let recompute = if is_member { Recompute::None } else { training.recompute };
+        let recompute = if is_member || head == Some(id) { Recompute::None } else { training.recompute };
         let of = (&stepped.space, &stepped.functions);
         let mut halves = split(of, id, function, &joint, &activity, (runs, recompute))?;
         let plain = is_member.then(|| stepped.functions.push(function.clone()));

@@ -162,7 +162,9 @@ impl Block {
         if has != Recompute::None || policy == Recompute::None {
             return block;
         }
-        for call in block.calls.iter_mut().filter(|call| call.saved > 0) {
+        // The head keeps what it saves for its backward pass, which is the next call.
+        let (_, others) = block.calls.split_last_mut().expect("a block has calls");
+        for call in others.iter_mut().filter(|call| call.saved > 0) {
             let seconds = &mut call.seconds;
             let others = seconds.forward - seconds.products;
             // A function keeps its argument, and all else that it saves is in its frame.
