@@ -19,6 +19,9 @@ use crate::job::{self, Job, Large};
 /// The fewest tokens per sequence of a small model; a large mesh needs more.
 pub const TOKENS: u64 = 64;
 
+/// The most chunks of experts that small models keep; 720 720 has all numbers up to it.
+const MOST_CHUNKS: u64 = 16;
+
 /// FLOPs of a model that is small as it is: it takes seconds.
 const SMALL: u128 = 4_000_000_000;
 
@@ -116,7 +119,9 @@ fn small(
         Recompute::Full { every } => every,
         Recompute::None | Recompute::Selective | Recompute::KeepAttention => 1,
     };
-    let shrink = Shrink { tokens, multiple: ranks, chunks: training.n_chunks(), every, detail };
+    // A rank's experts are cut into as many chunks, up to so many, as divide them.
+    let experts = ranks.saturating_mul((2..=chunks.min(MOST_CHUNKS)).fold(1, lcm));
+    let shrink = Shrink { tokens, multiple: ranks, experts, chunks: training.n_chunks(), every, detail };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let micro_batches = training.micro_batches;
     let batch = if workload.batch.is_multiple_of(micro_batches) {

@@ -103,9 +103,9 @@ impl RunPlaces {
         Self { adjacent: n, again: n, member: n }
     }
 
-    /// In the tensor of a parcel, whose blocks may lie so many elements apart in another tensor; none where its rows are cut into
-    /// blocks, too.
-    pub fn in_tensor(space: &Space, parcel: &Parcel, side: Side, apart: Option<u64>) -> Option<Self> {
+    /// In the tensor of a parcel; `apart`, where it lies in pieces in another tensor, are the indices of a piece and the elements
+    /// from one to the next. None where its rows are cut into blocks, too, or blocks are not whole pieces.
+    pub fn in_tensor(space: &Space, parcel: &Parcel, side: Side, apart: Option<[u64; 2]>) -> Option<Self> {
         let &Op::AllToAll { axis, split, concat, .. } = &parcel.op else { return None };
         let (ty, dim) = match side {
             Side::Sent => (&parcel.from, split),
@@ -115,10 +115,14 @@ impl RunPlaces {
             (space.max_local_shape(ty), ty.position(dim)?, ragged_position(space, ty)?);
         let inner: u64 = shape.get(cut + 1..ragged)?.iter().product();
         let members = space.mesh.size(axis);
-        let adjacent = shape[cut] / members * inner;
-        let run: u64 = shape[ragged..].iter().product();
-        let member = apart.map_or(adjacent, |elements| elements / run.max(1));
-        Some(Self { adjacent, again: members * member, member })
+        let block = shape[cut] / members;
+        let Some([len, elements]) = apart else {
+            return Some(Self { adjacent: block * inner, again: shape[cut] * inner, member: block * inner });
+        };
+        // A dimension that is cut into pieces comes first.
+        let again = elements / shape[ragged..].iter().product::<u64>().max(1);
+        let is_whole = len > 0 && block.is_multiple_of(len) && shape[..cut].iter().all(|&n| n == 1);
+        is_whole.then(|| Self { adjacent: len * inner, again, member: block / len * again })
     }
 
     /// The most runs that are side by side here and there, wherever that many of a block begin.

@@ -7,7 +7,7 @@
 
 use crate::boxes::Side;
 use crate::dim::DimId;
-use crate::message;
+use crate::message::{self, RunPlaces};
 use crate::ops::table::fused::Fused;
 use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Content, Frame, Place, Task, Work};
@@ -92,7 +92,11 @@ pub fn reaches_part(
         (Operand::Write(_), Some(Op::AllToAll { concat, .. })) => (Side::Received, ty.position(*concat)),
         _ => return false,
     };
-    blocks == Some(cut.place) && message::runs_lie_in_tensor(space, transfer.parcels(), side)
+    let parcel = transfer.only().filter(|_| message::runs_lie_in_tensor(space, transfer.parcels(), side));
+    blocks == Some(cut.place)
+        && parcel.is_some_and(|parcel| {
+            RunPlaces::in_tensor(space, parcel, side, Some([cut.len, cut.stride])).is_some()
+        })
 }
 
 /// The place of a dimension in the tensor of a buffer.

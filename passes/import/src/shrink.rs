@@ -21,6 +21,8 @@ pub struct Shrink {
     /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
     /// number of ranks, for example.
     pub multiple: u64,
+    /// The same of experts, which may be cut into chunks on each rank.
+    pub experts: u64,
     /// The chunks of layers, each of which keeps some: those of a pipeline.
     pub chunks: u64,
     /// The layers that are recomputed together.
@@ -180,7 +182,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         set("moe_intermediate_size", json!(alike(experts.ffn, multiple, 16)));
     }
     if let Some(experts) = &spec.experts {
-        let (count, top) = fewer(experts, multiple);
+        let (count, top) = fewer(experts, shrink.experts);
         let name = match spec.spelling {
             Spelling::Latent => "n_routed_experts",
             Spelling::DenseLayers => "num_experts",
@@ -287,7 +289,7 @@ impl Shrink {
     /// alone.
     pub fn to(sequence: u64, small_sequence: u64, ranks: u64) -> Self {
         let tokens = SmallTokens::halves(sequence, small_sequence, ranks);
-        Self { tokens, multiple: ranks, chunks: 1, every: 1, detail: Detail::default() }
+        Self { tokens, multiple: ranks, experts: ranks, chunks: 1, every: 1, detail: Detail::default() }
     }
 
     /// The layers of a stack of `n`: two, or some groups and the layers that are left of a chunk.

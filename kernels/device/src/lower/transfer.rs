@@ -142,7 +142,8 @@ impl Filled {
         let (runs, parcel) = message::runs(space, parcels, rank).zip(parcels.first())?;
         let places = |buffer, side| {
             let cut = frame.strided(space, buffer).and_then(|strided| strided.cut);
-            let in_tensor = || RunPlaces::in_tensor(space, parcel, side, cut.map(|cut| cut.stride));
+            let in_tensor =
+                || RunPlaces::in_tensor(space, parcel, side, cut.map(|cut| [cut.len, cut.stride]));
             let in_tensor = frame.buffers[buffer].tensor().and_then(|_| in_tensor());
             in_tensor.unwrap_or(RunPlaces::in_order(runs.n))
         };

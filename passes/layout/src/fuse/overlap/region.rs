@@ -135,9 +135,7 @@ impl Region {
         if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(copies) {
             return false;
         }
-        let splits = |ty: &&TensorType| {
-            dims.iter().map(|&d| ty.axes_of(d)).all(|a| a.is_empty() || a == self.axes.as_slice())
-        };
+        let splits = |ty: &&TensorType| dims.iter().all(|&d| self.axes.starts_with(ty.axes_of(d)));
         if !operands.iter().chain(&results).all(splits) {
             return false;
         }
@@ -212,8 +210,8 @@ impl Region {
     }
 }
 
-/// The axes that split the dimensions, if parts can be declared: of all values, or, where they disagree, of those of an
-/// all-to-all.
+/// The axes that split the dimensions, if parts can be declared: of all values, or, where they disagree, of those of
+/// all-to-alls.
 fn axes(space: &Space, function: &Function, collective: &Node, dims: &[DimId]) -> Option<AxisList> {
     let plain = |d: &DimId| {
         let dim = &space.dims[*d];
@@ -223,19 +221,23 @@ fn axes(space: &Space, function: &Function, collective: &Node, dims: &[DimId]) -
     if !dims.iter().all(plain) {
         return None;
     }
-    let agree = |types: &mut dyn Iterator<Item = &TensorType>| -> Option<AxisList> {
-        let mut found = AxisList::new();
-        for axes in types.flat_map(|ty| dims.iter().map(|&d| ty.axes_of(d))).filter(|axes| !axes.is_empty()) {
-            if !found.is_empty() && found.as_slice() != axes {
-                return None;
-            }
-            found = axes.into();
-        }
-        Some(found)
-    };
-    let all = agree(&mut function.values.values().map(|value| &*value.ty));
-    let mut own = collective.operands.iter().chain(&collective.results).map(|&v| function.ty(v));
-    all.or_else(|| if matches!(collective.op, Op::AllToAll { .. }) { agree(&mut own) } else { None })
+    let lists = |ty: &'_ TensorType| dims.iter().map(|&d| AxisList::from(ty.axes_of(d))).collect::<Vec<_>>();
+    let of_all: Vec<AxisList> = function.values.values().flat_map(|value| lists(&value.ty)).collect();
+    let split = || of_all.iter().filter(|axes| !axes.is_empty());
+    if split().all(|axes| Some(axes) == split().next()) {
+        return Some(split().next().cloned().unwrap_or_default());
+    }
+    // Parts of the first dimension lie in the tensor, however many all-to-alls in turn split it.
+    let is_exchange = |node: &Node| matches!(node.op, Op::AllToAll { .. });
+    let is_first = |&v: &ValueId| function.ty(v).dims.first().is_some_and(|d| dims == [*d]);
+    if !is_exchange(collective) || !collective.operands.iter().all(is_first) {
+        return None;
+    }
+    let ends = function.nodes.iter().filter(|node| is_exchange(node));
+    let ends = ends.flat_map(|node| node.operands.iter().chain(&node.results));
+    let of_ends: Vec<AxisList> = ends.flat_map(|&v| lists(function.ty(v))).collect();
+    let most = of_ends.iter().max_by_key(|axes| axes.len())?;
+    of_ends.iter().all(|axes| most.starts_with(axes)).then(|| most.clone())
 }
 
 /// Whether the dimensions are one parallel factor of every result by the rule.
