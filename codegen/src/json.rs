@@ -112,8 +112,8 @@ fn buffer(space: &Space, frame: &Frame, buffer: &Buffer) -> Value {
     let ty = buffer.tensor().map(|ty| show(space, ty));
     let place = match &buffer.place {
         Place::Frame(offset) => json!({ "frame": offset }),
-        Place::Inside { whole: wire, part } => {
-            json!({ "inside": { "buffer": frame.buffers[*wire].name, "part": part } })
+        Place::Inside { whole, part } => {
+            json!({ "inside": { "buffer": frame.buffers[*whole].name, "part": part } })
         }
         Place::Argument(i) => json!({ "argument": i }),
         Place::Result(i) => json!({ "result": i }),

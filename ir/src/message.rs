@@ -125,15 +125,6 @@ impl RunPlaces {
         is_whole.then(|| Self { adjacent: len * inner, again, member: block / len * again })
     }
 
-    /// The most runs that are side by side here and there, wherever that many of a block begin.
-    pub fn together(&self, other: &Self) -> u64 {
-        let (mut a, mut b) = (self.adjacent, other.adjacent);
-        while b > 0 {
-            (a, b) = (b, a % b);
-        }
-        a.max(1)
-    }
-
     /// The place of run `run` of the block of `member`.
     pub fn of(&self, member: u64, run: u64) -> u64 {
         member * self.member + run / self.adjacent * self.again + run % self.adjacent

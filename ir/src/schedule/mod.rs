@@ -20,6 +20,7 @@ pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -220,7 +221,7 @@ impl Frame {
         })
     }
 
-    /// Where the elements of a buffer that lies in another are; none where it lies in none, or where no kernel could address it.
+    /// The places of the elements of a buffer inside of another; none for other buffers, and where no kernel could address them.
     pub fn strided(&self, space: &Space, buffer: BufferId) -> Option<Strided> {
         let Buffer { content, place, .. } = self.buffers.get(buffer)?;
         let &Place::Inside { whole, part } = place else { return None };
@@ -232,6 +233,15 @@ impl Frame {
             (Content::Tensor(whole), Content::Tensor(part)) => Strided::of_part(space, whole, part),
             (Content::Tensor(_), Content::Wire { .. }) => None,
         }
+    }
+
+    /// The bytes of a tensor that a part of it has, from its start, where these are one piece.
+    pub fn piece(&self, space: &Space, buffer: BufferId) -> Option<Range<u64>> {
+        let own = self.buffers.get(buffer)?;
+        self.buffers.get(self.holder(buffer))?.tensor()?;
+        let strided = self.strided(space, buffer).filter(|strided| strided.cut.is_none())?;
+        let start = strided.start * own.dtype().bytes();
+        Some(start..start + own.bytes(space))
     }
 
     /// The number of tensors that a wire or a tensor consists of, where others are inside.
@@ -252,7 +262,7 @@ impl Frame {
     /// The buffer whose bytes a buffer has: the one that contains it, or itself.
     pub fn holder(&self, buffer: BufferId) -> BufferId {
         match self.buffers.get(buffer).map(|b| &b.place) {
-            Some(Place::Inside { whole: wire, .. }) => *wire,
+            Some(Place::Inside { whole, .. }) => *whole,
             Some(_) | None => buffer,
         }
     }

@@ -21,7 +21,8 @@ pub struct Shrink {
     /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
     /// number of ranks, for example.
     pub multiple: u64,
-    /// The same of experts, which may be cut into chunks on each rank.
+    /// A divisor of it divides the number of small experts if and only if it divides that of large ones: the ranks, times the
+    /// chunks that a rank's experts are cut into.
     pub experts: u64,
     /// The chunks of layers, each of which keeps some: those of a pipeline.
     pub chunks: u64,

@@ -59,8 +59,8 @@ fn write_buffer(out: &mut String, space: &Space, frame: &Frame, buffer: &Buffer)
     }
     let (word, source) = match place {
         Place::Frame(offset) => return writeln!(out, " at {offset}"),
-        Place::Inside { whole: wire, part } => {
-            return writeln!(out, " in ${} part {part}", frame.buffers[*wire].name);
+        Place::Inside { whole, part } => {
+            return writeln!(out, " in ${} part {part}", frame.buffers[*whole].name);
         }
         Place::Argument(i) => return writeln!(out, " argument {i}"),
         Place::Result(i) => return writeln!(out, " result {i}"),

@@ -187,8 +187,8 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
     match buffer.place {
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
         Place::Inside { whole, part } => match region(schedule, frame, lasting, whole) {
-            Region::Bytes(of) => match one_piece(&schedule.space, frame, id) {
-                Some((start, end)) => Region::Bytes(of.start + start..of.start + end),
+            Region::Bytes(of) => match frame.piece(&schedule.space, id) {
+                Some(piece) => Region::Bytes(of.start + piece.start..of.start + piece.end),
                 None => Region::Part { wire: whole, part, of },
             },
             other => other,
@@ -199,14 +199,6 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
         }
         Place::Input(_) => Region::Outside,
     }
-}
-
-/// The bytes of a tensor that a part of it has, where these are all of one piece.
-fn one_piece(space: &Space, frame: &Frame, id: BufferId) -> Option<(u64, u64)> {
-    let (own, whole) = (&frame.buffers[id], &frame.buffers[frame.holder(id)]);
-    let strided = whole.tensor().and_then(|_| frame.strided(space, id)).filter(|s| s.cut.is_none())?;
-    let start = strided.start * own.dtype().bytes();
-    Some((start, start + own.bytes(space)))
 }
 
 /// A task may write where it reads when element i of the result needs element i of the operand only; a call, when the

@@ -223,10 +223,10 @@ impl Alignments {
             Place::Argument(i) => of(arguments, *i),
             Place::Result(i) => of(results, *i),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => true,
-            Place::Inside { whole: wire, .. } => {
+            Place::Inside { whole, .. } => {
                 let first = frame.strided(space, buffer).map(|s| s.start * of_buffer.dtype().bytes());
                 first.is_some_and(|first| first.is_multiple_of(ALIGNMENT))
-                    && self.starts_aligned(space, (id, frame), *wire)
+                    && self.starts_aligned(space, (id, frame), *whole)
             }
         }
     }

@@ -138,16 +138,22 @@ impl Filled {
         space: &Space,
         (parcels, rank): (&[Parcel], Rank),
         (frame, [from, to]): (&Frame, [BufferId; 2]),
-    ) -> Option<Self> {
-        let (runs, parcel) = message::runs(space, parcels, rank).zip(parcels.first())?;
-        let places = |buffer, side| {
+    ) -> Result<Option<Self>, LowerError> {
+        let Some((runs, parcel)) = message::runs(space, parcels, rank).zip(parcels.first()) else {
+            return Ok(None);
+        };
+        let places = |buffer: BufferId, side| {
             let cut = frame.strided(space, buffer).and_then(|strided| strided.cut);
             let in_tensor =
                 || RunPlaces::in_tensor(space, parcel, side, cut.map(|cut| [cut.len, cut.stride]));
-            let in_tensor = frame.buffers[buffer].tensor().and_then(|_| in_tensor());
-            in_tensor.unwrap_or(RunPlaces::in_order(runs.n))
+            match frame.buffers[buffer].tensor().and_then(|_| in_tensor()) {
+                Some(places) => Ok(places),
+                // Other tensors are their blocks, one after another.
+                None if cut.is_none() => Ok(RunPlaces::in_order(runs.n)),
+                None => LowerError::invalid("the pieces of a tensor are not the blocks of members"),
+            }
         };
-        Some(Self { runs, sent: places(from, Side::Sent), received: places(to, Side::Received) })
+        Ok(Some(Self { runs, sent: places(from, Side::Sent)?, received: places(to, Side::Received)? }))
     }
 }
 
@@ -185,7 +191,7 @@ impl Message {
             Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
         };
         let rank = ends.keys().next().copied().unwrap_or(Rank(0));
-        let filled = Filled::of(space, (parcels, rank), buffers);
+        let filled = Filled::of(space, (parcels, rank), buffers)?;
         if filled.is_some() && method != Method::Even(Even::AllToAll) {
             return LowerError::unsupported("filled rows for some ranks of an axis");
         }

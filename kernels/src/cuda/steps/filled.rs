@@ -3,6 +3,7 @@
 
 use ithaca_ir::message::RunPlaces;
 use ithaca_ir::schedule::Stream as Queue;
+use num_integer::gcd;
 
 use super::state::{Recording, Steps};
 use crate::cuda::arguments::Address;
@@ -57,7 +58,8 @@ impl Steps<'_> {
         let (local, n) = (&self.locals[local], end.members.len() as u64);
         let own = end.members.iter().position(|&member| member == end.rank).map_or(n, |i| i as u64);
         let run = runs.rows * runs.width * bytes;
-        let together = sent.together(&received);
+        // As many runs of a block are side by side at both ends.
+        let together = gcd(sent.adjacent, received.adjacent).max(1);
         for i in (0..runs.n).step_by(index(together)) {
             let at = |start: Address, places: RunPlaces| start.offset(places.of(own, i) * run);
             // SAFETY: both are buffers of the schedule, with a block for each member.

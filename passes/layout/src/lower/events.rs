@@ -61,13 +61,8 @@ impl<'a> Touched<'a> {
         match &buffer.place {
             Place::Frame(offset) => {
                 // A part that is one piece of a tensor touches no other part.
-                let own = &frame.buffers[id];
-                let part = buffer.tensor().and_then(|_| frame.strided(self.space, id));
-                let (start, bytes) = match part.filter(|part| part.cut.is_none()) {
-                    Some(part) => (part.start * own.dtype().bytes(), own.bytes(self.space)),
-                    None => (0, buffer.bytes(self.space)),
-                };
-                Some(memory(Within::Frame, offset + start..offset + start + bytes))
+                let piece = frame.piece(self.space, id).unwrap_or(0..buffer.bytes(self.space));
+                Some(memory(Within::Frame, offset + piece.start..offset + piece.end))
             }
             Place::Argument(i) | Place::Result(i) => Some(numbered(Within::Slots, *i)),
             place => self.lasting(place, Cow::Borrowed),

@@ -1,8 +1,8 @@
 //! Parts of tensors that kernels and collectives use where they are in the tensor, so that nothing takes them from there or joins
 //! them.
 //!
-//! A part that is taken lies in the tensor as long as it is read, if that keeps its elements until then. Parts that are joined are
-//! written where they belong, all of them or none.
+//! A part that is taken stays in its tensor, if nothing overwrites the tensor before the last read of the part. Parts that are
+//! joined are written in the joined tensor, all of them or none.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use ithaca_ir::{DimId, Op, Part, Space};
 use super::arena::UNPLACED;
 use super::fold::{is_large, users};
 
-/// A buffer that lies in another, as this part of it.
+/// The buffer of a part of a tensor, and the part.
 type Placed = (BufferId, Part);
 
 /// Puts parts in their tensors, in a frame whose buffers have no offsets yet; returns which tasks nothing needs then.
@@ -48,7 +48,7 @@ pub(super) fn fold(frame: &mut Frame, space: &Space) -> Vec<bool> {
     folded
 }
 
-/// The part that a task takes, if all who read it can where it is.
+/// The part that a task takes, if all its readers can address it in its tensor.
 fn taken(frame: &Frame, space: &Space, users: &[Vec<usize>], take: usize) -> Option<Vec<Placed>> {
     let (whole, part) = (frame.tasks[take].reads[0], frame.tasks[take].writes[0]);
     let (found, strided) = place(frame, space, whole, part)?;
@@ -59,7 +59,7 @@ fn taken(frame: &Frame, space: &Space, users: &[Vec<usize>], take: usize) -> Opt
     (fits && stays(frame, whole, (take, *readers.last()?))).then(|| vec![(part, found)])
 }
 
-/// The parts that a task joins, if all who make and read them can where they are joined.
+/// The parts that a task joins, if all their makers and readers can address them in the joined tensor.
 fn joined(frame: &Frame, space: &Space, users: &[Vec<usize>], join: usize) -> Option<Vec<Placed>> {
     let (parts, whole) = (&frame.tasks[join].reads, frame.tasks[join].writes[0]);
     let is_made_here = |&i: &usize| i == join || !frame.tasks[i].writes.contains(&whole);
@@ -79,7 +79,7 @@ fn joined(frame: &Frame, space: &Space, users: &[Vec<usize>], join: usize) -> Op
     placed.collect()
 }
 
-/// Which part of a tensor a buffer is, and where that lies, if it may leave its place in the frame.
+/// The part of a tensor that a buffer is, and its place there, if the buffer may leave its own.
 fn place(frame: &Frame, space: &Space, whole: BufferId, part: BufferId) -> Option<(Part, Strided)> {
     let (of, own) = (frame.buffers[whole].tensor()?, frame.buffers[part].tensor()?);
     let is_free = frame.buffers[part].place == UNPLACED && frame.outputs.iter().all(|o| o.buffer != part);
