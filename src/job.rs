@@ -1,8 +1,11 @@
 //! A job: a program, its layout, and where its weights are; and the job of a model.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ithaca_ir::diagnostic::printable;
+use ithaca_ir::layout::At;
+use ithaca_ir::module::{Function, Node};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_passes::cluster::Cluster;
@@ -13,7 +16,8 @@ use ithaca_passes::pass::choices::Choices;
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::{ShardOptions, strategy};
+use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::strategy::{self, Placement};
 use serde_json::Value;
 
 use crate::error::{Failure, Result};
@@ -143,6 +147,19 @@ impl Job {
     }
 }
 
+/// The operations of a per-rank program that all ranks run together.
+pub fn operations(per_rank: &Module) -> u128 {
+    let mesh = &per_rank.space.mesh;
+    let ranks = |at: Option<At>| u128::from(mesh.ranks() / at.map_or(1, |at| mesh.size(at.axis)));
+    let of_function = |(function, runs): (&Function, BTreeMap<Option<At>, u64>)| -> u128 {
+        let place = |node: &Node| function.result_types(node).first().and_then(|ty| ty.layout.at);
+        let run =
+            |at: Option<At>| -> u128 { function.nodes.iter().map(|node| ranks(at.or(place(node)))).sum() };
+        runs.into_iter().map(|(at, count)| u128::from(count).saturating_mul(run(at))).sum()
+    };
+    per_rank.functions.values().zip(per_rank.runs_by_place()).map(of_function).sum()
+}
+
 /// A model and its workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Large<'a> {
@@ -177,12 +194,19 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
-/// The number of ranks, or groups of them, that have sequences of the batch of their own.
+/// Which axes of a layout split what.
 ///
 /// # Errors
 /// `P10`–`P12` for strategies and meshes that do not go together.
-pub fn sequence_groups(registry: &Registry, options: &ShardOptions) -> Result<u64> {
+pub fn placement(registry: &Registry, options: &ShardOptions) -> Result<Placement> {
     let axes: Vec<_> = options.mesh.axes.iter().map(|(axis, _)| axis).collect();
-    let placement = strategy::placement(&registry.product(&options.strategy)?, &options.mesh, &axes)?;
-    Ok(options.mesh.degree(&placement.batch))
+    Ok(strategy::placement(&registry.product(&options.strategy)?, &options.mesh, &axes)?)
+}
+
+/// The number of ranks, or groups of them, that have sequences of the batch of their own.
+///
+/// # Errors
+/// As [`placement`].
+pub fn sequence_groups(registry: &Registry, options: &ShardOptions) -> Result<u64> {
+    Ok(options.mesh.degree(&placement(registry, options)?.batch))
 }

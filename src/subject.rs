@@ -470,7 +470,8 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
     notes.extend(ineffective::training_notes(&workload, &job.program, as_configured)?);
     if args.shrink {
         let compiled = job.draft()?;
-        let small = shrink::job(&large, &job, &compiled.choices, &compiled.per_rank)?;
+        let mut small = shrink::job(&large, &job, &compiled.choices, &compiled.per_rank)?;
+        notes.append(&mut small.notes);
         return Ok(Job { notes, ..small });
     }
     let weights = has_weights(&model.folder).then(|| model.folder.clone());

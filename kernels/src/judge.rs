@@ -11,6 +11,7 @@
 //! that the ranks left: errors neither add up from step to step, nor does an optimizer turn those of a gradient into steps.
 
 use ithaca_ir::Module;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::Outputs;
 use crate::error::RunError;
@@ -141,36 +142,40 @@ impl Judge<'_> {
         found: &Results<T>,
     ) -> Result<Vec<Judged>, RunError> {
         let gradients = Tensors::from(&found.kept);
-        let exact = self.run::<f64>((before, inputs), &gradients, Rounding::Sources(self.storage))?;
-        let exact = all(exact);
+        let exact =
+            || self.run::<f64>((before, inputs), &gradients, Rounding::Sources(self.storage)).map(all);
+        let sample = |seed: u64| {
+            let rounding = match seed {
+                0 => Rounding::Nearest(self.storage),
+                seed => Rounding::Random(self.storage, seed),
+            };
+            self.run::<f32>((before, inputs), &gradients, rounding).map(all)
+        };
+        let (exact, first) =
+            rayon::join(exact, || (0..SAMPLES).into_par_iter().map(sample).collect::<Vec<_>>());
+        let exact = exact?;
         let found: std::collections::BTreeMap<&String, &Tensor<T>> =
             found.outputs.iter().chain(&found.kept).collect();
         let mut rows: Vec<Judged> =
             exact.iter().map(|(name, exact)| judged::<T>(name, exact, &found)).collect();
-        let samples = |rows: &mut Vec<Judged>, seeds: std::ops::Range<u64>| {
-            for seed in seeds {
-                let rounding = match seed {
-                    0 => Rounding::Nearest(self.storage),
-                    seed => Rounding::Random(self.storage, seed),
-                };
-                let sample = all(self.run::<f32>((before, inputs), &gradients, rounding)?);
-                for row in rows.iter_mut() {
-                    let error = difference(&sample[&row.name], &exact[&row.name]);
-                    if let (Finding::Errors { one_rank, .. }, Ok(error)) = (&mut row.finding, error) {
-                        *one_rank = one_rank.max(error.scaled(T::EPSILON / <f32 as Real>::EPSILON));
-                    }
+        let compare = |rows: &mut Vec<Judged>, sample: &Outputs<f32>| {
+            for row in rows {
+                let error = difference(&sample[&row.name], &exact[&row.name]);
+                if let (Finding::Errors { one_rank, .. }, Ok(error)) = (&mut row.finding, error) {
+                    *one_rank = one_rank.max(error.scaled(T::EPSILON / <f32 as Real>::EPSILON));
                 }
             }
-            Ok::<_, RunError>(())
         };
-        samples(&mut rows, 0..SAMPLES)?;
+        for sample in first {
+            compare(&mut rows, &sample?);
+        }
         let part = |row: &Judged| row.ratio() / self.proportion();
         for taken in SAMPLES..ALL_SAMPLES {
             let worst = rows.iter().map(part).fold(0.0, f64::max);
             if worst <= 1.0 || worst >= beyond_chance(taken) {
                 break;
             }
-            samples(&mut rows, taken..taken + 1)?;
+            compare(&mut rows, &sample(taken)?);
         }
         Ok(rows)
     }

@@ -9,7 +9,7 @@ use super::session::{Done, Session};
 use super::verdict::{AgainstWhole, DEFAULT_TOLERANCE, against_file};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
-use crate::job::Job;
+use crate::job::{self, Job};
 
 /// Compares the per-rank program of a job with its whole program; `about` follows the heading.
 pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, about: &str) -> Result<Done> {
@@ -44,19 +44,16 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
 
 /// Refuses programs that take minutes; the limit was measured on two cores.
 pub(super) fn refuse_minutes(ranks: &Module, steps: u64) -> Result<()> {
-    /// The most operations; five to ten thousand of a small model take a second.
-    const MOST: u128 = 600_000;
-    let runs = ranks.run_counts().into_iter().zip(ranks.functions.values());
-    let all: u128 = runs.map(|(n, function)| u128::from(n) * function.nodes.len() as u128).sum();
-    let n_ranks = ranks.space.mesh.ranks();
-    let total = all.saturating_mul(u128::from(n_ranks)).saturating_mul(u128::from(steps));
-    if total <= MOST {
+    /// The most operations; forty thousand of a small model take a second.
+    const MOST: u128 = 5_000_000;
+    let all = job::operations(ranks);
+    if all.saturating_mul(u128::from(steps)) <= MOST {
         return Ok(());
     }
     let message = format!(
-        "the comparison has {total} operations, {} on each of {} in {}, and one processor is given at most {MOST}, minutes",
+        "the comparison has {} on all of {} in {}, and one processor is given at most {MOST}, minutes",
         counted(all, "operation"),
-        counted(n_ranks, "rank"),
+        counted(ranks.space.mesh.ranks(), "rank"),
         counted(steps, "step")
     );
     Err(Diagnostic::new("C14", message)

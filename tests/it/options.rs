@@ -146,8 +146,8 @@ fn sequences_that_do_not_divide_are_padded_and_cut_back() {
 #[test]
 fn heads_are_padded_to_the_fewest_that_divide() {
     for (heads, kv_heads, degree, expected) in [
-        (28, 4, 8, [("h", 32), ("k8", 8)]),
-        (71, 1, 8, [("h", 72), ("k8", 8)]),
+        (28, 4, 8, [("h", 32), ("k_copies", 8)]),
+        (71, 1, 8, [("h", 72), ("k_copies", 8)]),
         (28, 4, 6, [("h", 42), ("k", 6)]),
         (7, 7, 8, [("h", 8), ("h", 8)]),
     ] {

@@ -11,7 +11,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Documents, Mode, Pages, Workload};
-use ithaca_passes::proof::{n_collectives, same_collectives};
+use ithaca_passes::proof::{n_collectives, same_collectives, same_operations};
 use ithaca_passes::rebuild::rebuild;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
@@ -21,7 +21,9 @@ use serde_json::Value;
 use crate::tier;
 
 /// Example, strategy and mesh, mode with the batch, and other options.
-pub(crate) const PLANS: &[(&str, &str, &str, &str)] = &[
+pub(crate) type Described = (&'static str, &'static str, &'static str, &'static str);
+
+pub(crate) const PLANS: &[Described] = &[
     ("llama-3-8b", "data-parallel+ulysses", "dp=8,ulysses=2", "train=16 zero=1"),
     ("llama-3-8b", "data-parallel", "dp=8", "train=16 zero=2 offload=optimizer"),
     ("phi-3-mini", "window-halo", "ring=8", ""),
@@ -75,13 +77,33 @@ pub(crate) const PLANS: &[(&str, &str, &str, &str)] = &[
     ("qwen2.5-14b", "data-parallel+ring", "dp=4,ring=4", "train=4 loss_chunks=2 zero=1"),
 ];
 
+/// Plans as [`PLANS`] that are proven on fewer ranks or micro-batches, with the most ranks that a proof may have.
+const LARGE: &[(Described, u64)] = &[
+    (("llama-3-70b", "data-parallel", "dp=64", "train=64 zero=3"), 2),
+    (("llama-3.1-405b", "data-parallel+megatron-tp-sp+ring", "dp=8,ring=4,tp=16", ""), 128),
+    (("gemma-3-27b", "data-parallel+megatron-cp-allgather", "dp=32,cp=2", "train=64 zero=3"), 8),
+    (("llama-4-maverick", "data-parallel-ep", "dp=2,ep=128", "train=256 zero=3:65536"), 16),
+    (
+        (
+            "deepseek-v3",
+            "data-parallel+pipeline+ep",
+            "pp=8,dp=8",
+            "train=256 micro_batches=16 zero=1 recompute=full",
+        ),
+        64,
+    ),
+    (("t5-3b", "data-parallel", "dp=64", "train=64 zero=2"), 16),
+    (("llama-3-8b", "pipeline+megatron-tp", "pp=4,tp=8", "train=64 micro_batches=64 zero=1"), 32),
+];
+
 /// Strategies for masks and workloads that no model's configuration states.
 const OF_OTHER_PROGRAMS: [&str; 2] = ["single", "streaming"];
 
-/// Both per-rank programs of a plan and of its proof.
+/// Both per-rank programs of a plan and of its proof, and notes on the proof.
 pub(crate) struct Proof {
     pub(crate) plan: Module,
     pub(crate) small: Module,
+    pub(crate) notes: Vec<String>,
 }
 
 fn config(example: &str) -> Value {
@@ -89,7 +111,7 @@ fn config(example: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
 }
 
-pub(crate) fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)) -> Proof {
+pub(crate) fn proof((example, strategy, mesh, options): Described) -> Proof {
     let mesh = parse_mesh(mesh).unwrap();
     let mut layout =
         ShardOptions { strategy: strategy.to_owned(), mesh: mesh.clone(), ..ShardOptions::default() };
@@ -132,8 +154,9 @@ pub(crate) fn proof((example, strategy, mesh, options): (&str, &str, &str, &str)
     let compiled = job.draft().unwrap_or_else(|e| panic!("{}", named(&e)));
     let small = shrink::job(&large, &job, &compiled.choices, &compiled.per_rank)
         .unwrap_or_else(|e| panic!("{}", named(&e)));
+    let notes = small.notes.clone();
     let small = small.compile().unwrap();
-    Proof { plan: compiled.per_rank.into_module(), small: small.per_rank.into_module() }
+    Proof { plan: compiled.per_rank.into_module(), small: small.per_rank.into_module(), notes }
 }
 
 /// The program without its `n`-th collective, whose operands take the places of its results; `None` if that breaks its types.
@@ -150,7 +173,7 @@ fn without(module: &Module, n: usize) -> Option<Module> {
 #[test]
 fn no_collective_of_a_plan_can_be_left_out_of_its_proof() {
     for plan in tier::one_in(14, PLANS.iter().copied()) {
-        let Proof { plan: whole, small } = proof(plan);
+        let Proof { plan: whole, small, .. } = proof(plan);
         assert!(n_collectives(&whole) > 0 && n_collectives(&small) == n_collectives(&whole), "{plan:?}");
         let nodes = small.functions.values().flat_map(|f| &f.nodes);
         let collectives = nodes.filter(|node| node.op.is_communication()).count();
@@ -158,6 +181,21 @@ fn no_collective_of_a_plan_can_be_left_out_of_its_proof() {
             if let Some(mutant) = without(&small, n) {
                 let refusal = same_collectives(&whole, &mutant).expect_err("a collective is missing");
                 assert_eq!(refusal.code, "P06", "{plan:?}, collective {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_of_many_ranks_are_proven_on_few() {
+    for (plan, most) in tier::one_in(3, LARGE.iter().copied()) {
+        let Proof { plan: whole, small, notes } = proof(plan);
+        let [ranks, all] = [&small, &whole].map(|module| module.space.mesh.ranks());
+        assert!(ranks <= most && ranks <= all && !notes.is_empty(), "{plan:?}: {ranks} ranks, {notes:?}");
+        let nodes = small.functions.values().flat_map(|f| &f.nodes);
+        for n in 0..nodes.filter(|node| node.op.is_communication()).count() {
+            if let Some(mutant) = without(&small, n) {
+                assert!(same_operations(&small, &mutant).is_err(), "{plan:?}, collective {n}");
             }
         }
     }

@@ -14,7 +14,7 @@ fn modules_define_what_they_read() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = Vec::new();
     for (i, plan) in tier::one_in(9, PLANS.iter().copied()).into_iter().enumerate() {
-        let Proof { plan: _, small } = proof(plan);
+        let Proof { small, .. } = proof(plan);
         let steps = Steps { step: &small, prompts: None };
         let module = match emit(steps, steps) {
             Ok(module) => module,

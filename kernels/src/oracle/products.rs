@@ -56,24 +56,25 @@ fn sums_together<T: Real>(
 ) -> [T; TOGETHER] {
     let mut sums = [T::ZERO; TOGETHER];
     let (i, j) = rows[0];
-    if rows.iter().all(|row| row.0 == i) {
-        let is_run = rows.iter().enumerate().all(|(n, row)| row.1 == j + n);
+    let is_one_row = rows.iter().all(|row| row.0 == i);
+    if is_one_row && rows.iter().enumerate().all(|(n, row)| row.1 == j + n) {
+        for &(di, dj) in terms {
+            let (x, ys) = (xs[i + di], &ys[j + dj..j + dj + TOGETHER]);
+            for n in 0..TOGETHER {
+                sums[n] += x * ys[n];
+            }
+        }
+    } else if is_one_row {
         for &(di, dj) in terms {
             let x = xs[i + di];
-            if is_run {
-                for (sum, &y) in sums.iter_mut().zip(&ys[j + dj..][..TOGETHER]) {
-                    *sum += x * y;
-                }
-            } else {
-                for (sum, row) in sums.iter_mut().zip(rows) {
-                    *sum += x * ys[row.1 + dj];
-                }
+            for n in 0..TOGETHER {
+                sums[n] += x * ys[rows[n].1 + dj];
             }
         }
     } else {
         for &(di, dj) in terms {
-            for (sum, &(i, j)) in sums.iter_mut().zip(rows) {
-                *sum += xs[i + di] * ys[j + dj];
+            for n in 0..TOGETHER {
+                sums[n] += xs[rows[n].0 + di] * ys[rows[n].1 + dj];
             }
         }
     }

@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use ithaca_ir::{Op, Space, TensorType};
+use ithaca_ir::{Op, Rank, Space, TensorType};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::eval;
-use super::value::{Operand, ResultSpec, Value};
+use super::value::{Elements, Operand, ResultSpec, Value};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, index};
@@ -21,25 +22,31 @@ pub(super) fn compute_all<T: Real>(
     results: &[TensorType],
     operands: &[&Held<T>],
 ) -> Result<Vec<Held<T>>, RunError> {
-    let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
-    for rank in space.mesh.iter_ranks() {
+    let of_rank = |(rank, elements): (Rank, Vec<Elements<'_, T>>)| -> Result<Vec<Value<T>>, RunError> {
         if types.iter().chain(results).any(|ty| !space.holds(ty, rank)) {
-            for (held, ty) in out.iter_mut().zip(results) {
-                held.push(Rc::new(absent(ty)));
-            }
-            continue;
+            return Ok(results.iter().map(absent).collect());
         }
-        let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
-        for (ty, held) in types.iter().zip(operands) {
-            let elements = held[index(rank.0)].elements();
-            parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
-        }
+        let parts = types.iter().zip(elements);
+        let parts = parts.map(|(ty, elements)| Operand { ty, region: space.local_box(ty, rank), elements });
+        let parts: Vec<Operand<'_, T>> = parts.collect();
         let wanted: Vec<ResultSpec<'_>> =
             results.iter().map(|ty| ResultSpec { ty, region: space.local_box(ty, rank) }).collect();
         let values = eval::eval(space, op, &parts, &wanted)?;
         if values.len() < results.len() {
             return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));
         }
+        Ok(values)
+    };
+    let ranks = space.mesh.iter_ranks();
+    let elements = |rank: Rank| operands.iter().map(|held| held[index(rank.0)].elements()).collect();
+    let ranks: Vec<(Rank, Vec<Elements<'_, T>>)> = ranks.map(|rank| (rank, elements(rank))).collect();
+    let values: Vec<Vec<Value<T>>> = if ranks.len() == 1 {
+        ranks.into_iter().map(of_rank).collect::<Result<_, _>>()?
+    } else {
+        ranks.into_par_iter().map(of_rank).collect::<Result<_, _>>()?
+    };
+    let mut out: Vec<Held<T>> = vec![Vec::with_capacity(values.len()); results.len()];
+    for values in values {
         for (held, value) in out.iter_mut().zip(values) {
             held.push(Rc::new(value));
         }

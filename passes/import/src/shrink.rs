@@ -3,33 +3,98 @@
 //! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility, and how many
 //! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers, windows and experts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ithaca_ir::{Diagnostic, Mask};
-use num_integer::gcd;
+use num_integer::{gcd, lcm};
 use serde_json::{Map, Value, json};
 
 use super::family::{self, text_part};
 use super::spec::{Bert, ExpertSpec, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 
 /// The target sizes of a small model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrink {
     /// The sequences of both models.
     pub tokens: SmallTokens,
-    /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
-    /// number of ranks, for example.
-    pub multiple: u64,
-    /// A divisor of it divides the number of small experts if and only if it divides that of large ones: the ranks, times the
-    /// chunks that a rank's experts are cut into.
-    pub experts: u64,
+    /// The degrees by which sizes divide alike.
+    pub degrees: Degrees,
+    /// The cuts of a rank's experts, and of its heads, which are as possible as before.
+    pub experts: Cuts,
     /// The chunks of layers, each of which keeps some: those of a pipeline.
     pub chunks: u64,
     /// The layers that are recomputed together.
     pub every: u64,
     /// How much of the model is kept.
     pub detail: Detail,
+}
+
+/// The degrees by which a large layout splits dimensions, each with that of the small layout.
+///
+/// A degree of the small layout divides a size of the small model if and only if the large one divides the large size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Degrees {
+    /// The ranks of the small layout.
+    pub ranks: u64,
+    /// The degrees in the large layout and in the small one, for all sizes.
+    pub all: Vec<[u64; 2]>,
+    /// Those for sizes of the large model.
+    pub of_size: BTreeMap<u64, OfSize>,
+}
+
+/// The degrees of a size, in the large layout and in the small one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfSize {
+    /// They split a dimension of this size.
+    pub must: BTreeSet<[u64; 2]>,
+    /// They would split one if they divided it; a small size may divide by some of them otherwise.
+    pub may: BTreeSet<[u64; 2]>,
+}
+
+/// A divisor of `cuts` divides a rank's small experts if and only if it divides a rank's large ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cuts {
+    /// The degrees by which the large layout splits experts, and the small one.
+    pub degrees: [u64; 2],
+    /// A multiple of the chunks that a rank's experts, or heads, are cut into.
+    pub cuts: u64,
+}
+
+impl Degrees {
+    /// All divisors of `ranks`, for a small layout of as many ranks as the large one has.
+    pub fn same(ranks: u64) -> Self {
+        let mut divisors = Vec::from_iter((1..=ranks.isqrt()).filter(|d| ranks.is_multiple_of(*d)));
+        let others = Vec::from_iter(divisors.iter().rev().map(|d| ranks / d));
+        divisors.extend(others);
+        divisors.dedup();
+        Self { ranks, all: divisors.into_iter().map(|d| [d, d]).collect(), of_size: BTreeMap::new() }
+    }
+
+    /// Whether the small layout has as many ranks as the large one.
+    pub fn are_same(&self) -> bool {
+        self.all.iter().all(|[large, small]| large == small) && self.of_size.is_empty()
+    }
+
+    /// The degrees that a small size must divide by as the size `large` does.
+    fn must(&self, large: u64) -> impl Iterator<Item = &[u64; 2]> {
+        self.all.iter().chain(self.of_size.get(&large).into_iter().flat_map(|of_size| &of_size.must))
+    }
+
+    fn are_alike(&self, large: u64, small: u64) -> bool {
+        self.must(large).all(|degrees| divides_alike(degrees, large, small))
+    }
+
+    /// How many degrees might split the size, and divide `small` otherwise.
+    pub fn n_unlike(&self, large: u64, small: u64) -> usize {
+        let may = self.of_size.get(&large).into_iter().flat_map(|of_size| &of_size.may);
+        may.filter(|degrees| !divides_alike(degrees, large, small)).count()
+    }
+}
+
+/// Whether a pair of degrees divides a pair of sizes alike.
+fn divides_alike(degrees: &[u64; 2], large: u64, small: u64) -> bool {
+    large.is_multiple_of(degrees[0]) == small.is_multiple_of(degrees[1])
 }
 
 /// How much of a model a small one keeps.
@@ -97,22 +162,39 @@ impl SmallTokens {
         };
         blocks * small_block + rest + 1
     }
+
+    /// The small size of chunks of `size` tokens: several in a block, or one of several blocks, if the large one is.
+    pub fn chunk(&self, size: u64) -> u64 {
+        let Self { sequence, block, small_block, .. } = *self;
+        if size == 0 || size >= sequence {
+            return self.window(size);
+        }
+        if size.is_multiple_of(block) {
+            return size / block * small_block;
+        }
+        if !block.is_multiple_of(size) {
+            return self.window(size);
+        }
+        let exact = small_block / (block / size);
+        let divisor = |least: u64| (least..small_block).find(|&small| small_block.is_multiple_of(small));
+        divisor(exact.max(2)).or_else(|| divisor(1)).unwrap_or(1)
+    }
 }
 
 /// A description of a small model with the structure that `config` describes.
 ///
 /// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The stream (unless its width is
-/// that of all heads), the MLP and the vocabulary become the smallest sizes from 64, 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
+/// that of all heads), the MLP and the vocabulary become the smallest sizes from 64, 48 and 96 that divide alike. Two layers of each stack remain, or one of each
 /// kind, and more where groups of layers or `detail` need them, or kinds are to have the same neighbours. Windows reach as many blocks of the sequence as before, and
 /// learned positions cover the small sequence. Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
-/// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
+/// Those of [`import`](super::import) on the description; `M10` for a sequence of zero and for no ranks.
 pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Value, Diagnostic> {
     let SmallTokens { sequence, small_sequence, block, .. } = shrink.tokens;
-    let multiple = shrink.multiple;
-    if sequence == 0 || small_sequence == 0 || multiple == 0 || block == 0 {
-        let message = format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks");
+    let ranks = shrink.degrees.ranks;
+    if sequence == 0 || small_sequence == 0 || ranks == 0 || block == 0 {
+        let message = format!("cannot shrink {sequence} tokens to {small_sequence} on {ranks} ranks");
         return Err(Diagnostic::new("M10", message));
     }
     let config = &*text_part(config);
@@ -129,9 +211,9 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
 }
 
 fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { tokens, multiple, .. } = *shrink;
-    let SmallTokens { sequence, small_sequence, .. } = tokens;
-    let Sizes { hidden, heads, ffn, vocab, .. } = spec.sizes;
+    let Shrink { tokens, degrees, .. } = shrink;
+    let SmallTokens { sequence, small_sequence, .. } = *tokens;
+    let Sizes { hidden, ffn, vocab, .. } = spec.sizes;
     let head_dim = small_head_dim(spec, shrink.detail.head_dim);
     let layers = small_layers(spec, shrink);
     let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
@@ -155,15 +237,23 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         small.remove(*alias);
     }
     let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
+    let is_tied = matches!(spec.spelling, Spelling::Quotient | Spelling::Gpt2);
+    let [heads, kv_heads] = fewer_heads(&spec.sizes, shrink, is_tied.then_some(head_dim));
+    if heads != spec.sizes.heads {
+        set(if spec.spelling == Spelling::Gpt2 { "n_head" } else { "num_attention_heads" }, json!(heads));
+        if spec.sizes.kv_heads != spec.sizes.heads || spec.spelling == Spelling::Latent {
+            set("num_key_value_heads", json!(kv_heads));
+        }
+    }
     let hidden = match spec.spelling {
         Spelling::Quotient | Spelling::Gpt2 => heads.saturating_mul(head_dim),
         Spelling::Usual
         | Spelling::LayerTypes
         | Spelling::DenseLayers
         | Spelling::Latent
-        | Spelling::Llama4 => alike(hidden, multiple, 64),
+        | Spelling::Llama4 => alike(hidden, degrees, 64),
     };
-    let sizes = [hidden, alike(ffn, multiple, 48), alike(vocab, multiple, 96), layers.len() as u64];
+    let sizes = [hidden, alike(ffn, degrees, 48), alike(vocab, degrees, 96), layers.len() as u64];
     for (name, size) in names.into_iter().zip(sizes) {
         set(name, json!(size));
     }
@@ -174,16 +264,19 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         set("head_dim", json!(head_dim));
     }
     if let Some(positions) = spec.learned {
-        set("n_positions", json!(scaled(positions, small_sequence, sequence).max(small_sequence)));
+        set(
+            "n_positions",
+            json!(alike(positions, degrees, scaled(positions, small_sequence, sequence).max(small_sequence))),
+        );
     }
     if let Some(width) = spec.kinds.iter().find_map(|kind| window_width(&kind.mask)) {
         set("sliding_window", json!(tokens.window(width)));
     }
     if let (Spelling::DenseLayers | Spelling::Latent, Some(experts)) = (spec.spelling, &spec.experts) {
-        set("moe_intermediate_size", json!(alike(experts.ffn, multiple, 16)));
+        set("moe_intermediate_size", json!(alike(experts.ffn, degrees, 16)));
     }
     if let Some(experts) = &spec.experts {
-        let (count, top) = fewer(experts, shrink.experts);
+        let (count, top) = fewer(experts, shrink);
         let name = match spec.spelling {
             Spelling::Latent => "n_routed_experts",
             Spelling::DenseLayers => "num_experts",
@@ -222,22 +315,22 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             });
             set("layer_types", json!(types.collect::<Vec<_>>()));
             if let Some(size) = spec.kinds.iter().find_map(|kind| chunk_size(&kind.mask)) {
-                set("attention_chunk_size", json!(tokens.window(size)));
+                set("attention_chunk_size", json!(tokens.chunk(size)));
             }
             if let Some(growth) = spec.kinds.iter().find_map(|kind| kind.growth) {
                 set("floor_scale", json!(tokens.window(growth.step)));
             }
             if let Some(experts) = &spec.experts {
-                set("intermediate_size", json!(alike(experts.ffn, multiple, 16)));
+                set("intermediate_size", json!(alike(experts.ffn, degrees, 16)));
             }
         }
         Spelling::Latent => {
             set("first_k_dense_replace", json!(kinds().filter(|kind| is_dense(kind)).count()));
             if let Some(latent) = spec.latent {
                 if let Some(n) = latent.queries {
-                    set("q_lora_rank", json!(alike(n, multiple, 16)));
+                    set("q_lora_rank", json!(alike(n, degrees, 16)));
                 }
-                set("kv_lora_rank", json!(alike(latent.keys, multiple, 16)));
+                set("kv_lora_rank", json!(alike(latent.keys, degrees, 16)));
                 set("qk_nope_head_dim", json!(latent.plain.min(shrink.detail.head_dim)));
                 set("qk_rope_head_dim", json!(latent.rotated.min(shrink.detail.head_dim)));
                 set("v_head_dim", json!(latent.value.min(shrink.detail.head_dim)));
@@ -247,42 +340,90 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
 }
 
 /// Experts, and those of a token: enough for a choice, in as many groups as before.
-fn fewer(experts: &ExpertSpec, multiple: u64) -> (u64, u64) {
+fn fewer(experts: &ExpertSpec, shrink: &Shrink) -> (u64, u64) {
     let top = experts.top.min(8);
     let (groups, kept) = experts.groups.as_ref().map_or((1, 1), |groups| (groups.count, groups.kept));
-    let least = (2 * top).max(16).div_ceil(groups).max(top.div_ceil(kept)).max(2);
-    let common = gcd(experts.count, multiple);
-    let counts = (least..experts.count / groups).map(|of_group| of_group * groups);
-    (counts.into_iter().find(|&count| gcd(count, multiple) == common).unwrap_or(experts.count), top)
+    // Few experts that many ranks split may be more on fewer ranks.
+    let [enough, most] = if shrink.degrees.are_same() { [16, experts.count] } else { [4, 2 * experts.count] };
+    let least = (2 * top).max(enough).div_ceil(groups).max(top.div_ceil(kept)).max(2);
+    let Cuts { degrees, cuts } = shrink.experts;
+    let of_rank = |count: u64, degree: u64| gcd(count / degree.max(1), cuts);
+    let of_large = of_rank(experts.count, degrees[0]);
+    let counts = (least..most / groups).map(|of_group| of_group * groups);
+    let counts = counts.filter(|&count| of_rank(count, degrees[1]) == of_large);
+    let counts = counts.filter(|&count| shrink.degrees.are_alike(experts.count, count));
+    let found = counts.min_by_key(|&count| shrink.degrees.n_unlike(experts.count, count));
+    (found.unwrap_or(experts.count), top)
+}
+
+/// Query heads and key/value heads: those that there are, or on fewer ranks so few that ranks have as many parts of them, whole or
+/// copied. `tied` is the width of a head where all heads are as wide as the stream.
+fn fewer_heads(sizes: &Sizes, shrink: &Shrink, tied: Option<u64>) -> [u64; 2] {
+    let Sizes { heads, kv_heads, .. } = *sizes;
+    let degrees = &shrink.degrees;
+    if degrees.are_same() || kv_heads == 0 {
+        return [heads, kv_heads];
+    }
+    let group = heads / kv_heads;
+    let counts = (1..=kv_heads).flat_map(|kv| (group.min(2)..=group).map(move |group| [kv * group, kv]));
+    let is_alike = |large: u64, small: u64| {
+        let is_enough = |pair: &[u64; 2]| (large < pair[0]) == (small < pair[1]);
+        degrees.are_alike(large, small) && degrees.must(large).all(is_enough)
+    };
+    // Those of a rank are cut into chunks too.
+    let of_rank = |large: u64| degrees.must(large).filter(move |pair| large.is_multiple_of(pair[0])).max();
+    let [of_large, of_small] = of_rank(heads).copied().unwrap_or([1, 1]);
+    let cuts = |count: u64, degree: u64| gcd((count / degree).max(1), shrink.experts.cuts);
+    let counts = counts.filter(|counts| cuts(counts[1], of_small) == cuts(kv_heads, of_large));
+    let counts = counts.filter(|counts| is_alike(heads, counts[0]) && is_alike(kv_heads, counts[1]));
+    let hidden = |counts: &[u64; 2]| tied.map(|head_dim| counts[0] * head_dim);
+    let counts =
+        counts.filter(|counts| hidden(counts).is_none_or(|small| degrees.are_alike(sizes.hidden, small)));
+    let n_unlike = |counts: &[u64; 2]| {
+        let of_hidden = hidden(counts).map_or(0, |small| degrees.n_unlike(sizes.hidden, small));
+        degrees.n_unlike(heads, counts[0]) + degrees.n_unlike(kv_heads, counts[1]) + of_hidden
+    };
+    counts.min_by_key(n_unlike).unwrap_or([heads, kv_heads])
 }
 
 fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let multiple = shrink.multiple;
+    let degrees = &shrink.degrees;
     for alias in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"] {
         small.remove(alias);
     }
     let head_dim = t5.sizes.head_dim.min(shrink.detail.head_dim);
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
     // Heads together may be wider than the stream; the ratio stays.
-    set("d_model", scaled(t5.sizes.hidden, head_dim, t5.sizes.head_dim));
+    let [heads, _] = fewer_heads(&t5.sizes, shrink, None);
+    let hidden = scaled(t5.sizes.hidden, head_dim, t5.sizes.head_dim);
+    set("d_model", if degrees.are_same() { hidden } else { alike(t5.sizes.hidden, degrees, 64) });
     set("d_kv", head_dim);
-    set("num_heads", t5.sizes.heads);
-    set("d_ff", alike(t5.sizes.ffn, multiple, 48));
-    set("vocab_size", alike(t5.sizes.vocab, multiple, 96));
+    set("num_heads", heads);
+    if !degrees.are_same() {
+        // Half of them are for tokens behind.
+        let counts = (8..t5.buckets).step_by(2).filter(|&count| degrees.are_alike(t5.buckets, count));
+        let found = counts.min_by_key(|&count| degrees.n_unlike(t5.buckets, count));
+        set("relative_attention_num_buckets", found.unwrap_or(t5.buckets));
+    }
+    set("d_ff", alike(t5.sizes.ffn, degrees, 48));
+    set("vocab_size", alike(t5.sizes.vocab, degrees, 96));
     set("num_layers", shrink.layers(t5.sizes.layers));
     set("num_decoder_layers", shrink.layers(t5.decoder_layers));
 }
 
 fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let multiple = shrink.multiple;
+    let degrees = &shrink.degrees;
     let SmallTokens { sequence, small_sequence, .. } = shrink.tokens;
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
-    let Sizes { heads, head_dim, ffn, vocab, max_positions, .. } = bert.sizes;
+    let Sizes { head_dim, ffn, vocab, max_positions, .. } = bert.sizes;
+    let [heads, _] = fewer_heads(&bert.sizes, shrink, Some(bert.sizes.head_dim.min(shrink.detail.head_dim)));
+    set("num_attention_heads", heads);
     set("hidden_size", heads.saturating_mul(head_dim.min(shrink.detail.head_dim)));
-    set("intermediate_size", alike(ffn, multiple, 48));
-    set("vocab_size", alike(vocab, multiple, 96));
+    set("intermediate_size", alike(ffn, degrees, 48));
+    set("vocab_size", alike(vocab, degrees, 96));
     set("num_hidden_layers", shrink.layers(bert.sizes.layers));
-    set("max_position_embeddings", scaled(max_positions, small_sequence, sequence).max(small_sequence));
+    let positions = scaled(max_positions, small_sequence, sequence).max(small_sequence);
+    set("max_position_embeddings", alike(max_positions, degrees, positions));
 }
 
 impl Shrink {
@@ -290,7 +431,9 @@ impl Shrink {
     /// alone.
     pub fn to(sequence: u64, small_sequence: u64, ranks: u64) -> Self {
         let tokens = SmallTokens::halves(sequence, small_sequence, ranks);
-        Self { tokens, multiple: ranks, experts: ranks, chunks: 1, every: 1, detail: Detail::default() }
+        let experts = Cuts { degrees: [1, 1], cuts: 1 };
+        let degrees = Degrees::same(ranks);
+        Self { tokens, degrees, experts, chunks: 1, every: 1, detail: Detail::default() }
     }
 
     /// The layers of a stack of `n`: two, or some groups and the layers that are left of a chunk.
@@ -406,17 +549,21 @@ fn scaled(n: u64, small: u64, large: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
 }
 
-/// The smallest size of at least `least` with the same common divisor with `multiple` as `n`; at most `n`. One that does not divide
-/// by `multiple` has a row for each rank.
-fn alike(n: u64, multiple: u64, least: u64) -> u64 {
-    let common = gcd(n, multiple);
-    let least = if common == multiple { least } else { least.max(multiple) };
-    let mut size = least.next_multiple_of(common);
-    while size < n && gcd(size, multiple) != common {
-        size += common;
-    }
-    size.min(n)
+/// The smallest size of at least `least` that degrees divide as they divide `n`; at most `n`. One that does not divide by all of them
+/// has a row for each rank.
+fn alike(n: u64, degrees: &Degrees, least: u64) -> u64 {
+    let dividing = degrees.must(n).filter(|[large, _]| n.is_multiple_of(*large));
+    let step = dividing.fold(1, |step, [_, small]| lcm(step, *small));
+    let all_divide = degrees.must(n).all(|[large, _]| n.is_multiple_of(*large));
+    let least = if all_divide { least } else { least.max(degrees.ranks) };
+    let sizes = (least.next_multiple_of(step)..n).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+    let sizes = sizes.filter(|&small| degrees.are_alike(n, small)).take(MOST_SIZES);
+    let first = sizes.clone().find(|&small| degrees.n_unlike(n, small) == 0);
+    first.or_else(|| sizes.min_by_key(|&small| degrees.n_unlike(n, small))).unwrap_or(n)
 }
+
+/// Sizes among which the one is chosen that divides most alike.
+const MOST_SIZES: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -425,7 +572,7 @@ mod tests {
     #[test]
     fn sizes_divide_as_before() {
         for (n, multiple) in [(14_336, 8), (50_257, 8), (151_936, 64), (18_944, 6), (32_064, 12), (7, 7)] {
-            let small = alike(n, multiple, 48);
+            let small = alike(n, &Degrees::same(multiple), 48);
             for degree in (1..=multiple).filter(|d| multiple % d == 0) {
                 assert_eq!(
                     small.is_multiple_of(degree),
@@ -434,7 +581,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(alike(14_336, 8, 48), 48);
-        assert_eq!(alike(50_257, 8, 96), 97);
+        assert_eq!(alike(14_336, &Degrees::same(8), 48), 48);
+        assert_eq!(alike(50_257, &Degrees::same(8), 96), 97);
     }
 }

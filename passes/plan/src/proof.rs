@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::{Diagnostic, Module, Phase, message, traffic};
+use ithaca_ir::text::show;
+use ithaca_ir::{Diagnostic, Dim, Function, Module, Phase, TensorType, message, traffic};
 
 /// The collectives of a kind along an axis in one phase of a function.
 type Key = (String, &'static str, String, Phase);
@@ -82,6 +83,80 @@ pub fn same_collectives(plan: &Module, proof: &Module) -> Result<(), Diagnostic>
             )))
         }
     }
+}
+
+/// Checks that the per-rank program of a smaller mesh is that of a larger one but for sizes: the same operations in the same
+/// order, on types with the same layouts, whose dimensions divide where they did before.
+///
+/// # Errors
+/// `P06` with the first difference.
+pub fn same_operations(large: &Module, small: &Module) -> Result<(), Diagnostic> {
+    let names = |module: &Module| Vec::from_iter(module.functions.values().map(|f| f.name.clone()));
+    if names(large) != names(small) {
+        return Err(refused("functions differ"));
+    }
+    for (of_large, of_small) in large.functions.values().zip(small.functions.values()) {
+        let (mut of_large, mut of_small) = (outline(large, of_large), outline(small, of_small));
+        loop {
+            match (of_large.next(), of_small.next()) {
+                (None, None) => break,
+                (one, other) if one == other => {}
+                (one, other) => {
+                    let [one, other] = [one, other].map(|line| line.unwrap_or_else(|| "nothing".to_owned()));
+                    return Err(refused(&format!(
+                        "`{one}` on the mesh of the plan and `{other}` on a smaller one"
+                    )));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a step of `n` micro-batches, `large`, is what two steps of fewer become with more of them: the functions that these
+/// call have the same operations, and each micro-batch adds the same collectives.
+///
+/// # Errors
+/// `P06` with the first difference.
+pub fn same_growth(large: &Module, n: u64, small: [(&Module, u64); 2]) -> Result<(), Diagnostic> {
+    let called = |module: &Module| -> Vec<String> {
+        let called = module.functions.iter().filter(|(id, _)| Some(*id) != module.main());
+        called.flat_map(|(_, function)| Vec::from_iter(outline(module, function))).collect()
+    };
+    let [(one, n_one), (other, n_other)] = small;
+    if called(large) != called(one) || called(one) != called(other) {
+        return Err(refused("functions differ with the number of micro-batches"));
+    }
+    let counts = [large, one, other].map(census);
+    let keys: BTreeSet<&Key> = counts.iter().flat_map(BTreeMap::keys).collect();
+    for key in keys {
+        let [all, first, second] = [0, 1, 2].map(|i| i128::from(counts[i].get(key).copied().unwrap_or(0)));
+        let [n, n_one, n_other] = [n, n_one, n_other].map(i128::from);
+        if (second - first) * (n - n_one) != (all - first) * (n_other - n_one) {
+            let (function, kind, axis, _) = key;
+            return Err(refused(&format!("{kind}/{axis} of `@{function}` does not grow with micro-batches")));
+        }
+    }
+    Ok(())
+}
+
+/// The operations of a function with their types, without sizes: `+` follows dimensions that split evenly.
+fn outline<'a>(module: &'a Module, function: &'a Function) -> impl Iterator<Item = String> + 'a {
+    let Module { space, .. } = module;
+    let ty = |ty: &TensorType| {
+        let mut text = show(space, ty).to_string();
+        for (&dim, axes) in ty.dims.iter().zip(&ty.layout.split) {
+            let Dim { size, granule, valid, .. } = space.dims[dim];
+            let is_even = size.is_multiple_of(granule.saturating_mul(space.mesh.degree(axes)));
+            text.extend(is_even.then_some('+'));
+            text.extend((valid < size).then_some('~'));
+        }
+        text
+    };
+    function.nodes.iter().map(move |node| {
+        let results = Vec::from_iter(function.result_types(node).iter().map(|&result| ty(result)));
+        format!("@{}: {} -> {}", function.name, node.op.name(), results.join(", "))
+    })
 }
 
 fn refused(what: &str) -> Diagnostic {

@@ -158,10 +158,19 @@ fn pictures_and_reasons_show_stages() {
 
 /// Ranks that one processor would play for hours are refused with their number and that of what they run.
 #[test]
-fn a_cluster_is_not_played_by_one_processor() {
-    let asked = "verify examples/llama-3.1-405b --mode train --gpus 16384 --seq 8192 --batch 512 --micro-batches 32 \
-                 --strategy data-parallel+pipeline+ulysses+megatron-tp-sp --mesh dp=16,pp=16,ulysses=8,tp=8 --zero 1 \
-                 --shrink";
+fn a_cluster_is_proven_on_few_ranks() {
+    let asked = "verify examples/llama-3-8b --mode train --gpus 2048 --seq 8192 --batch 2048 --micro-batches 32 \
+                 --strategy data-parallel+pipeline+megatron-tp-sp --mesh dp=64,pp=4,tp=8 --zero 1 --shrink";
+    let proof = said(&repository(""), asked);
+    for part in ["2 micro-batches in place of 32", "in place of `dp=64,pp=4,tp=8`", "\npassed"] {
+        assert!(proof.contains(part), "{part}: {proof}");
+    }
+}
+
+/// A ring has as many steps as ranks, so it has no smaller one with the same operations.
+#[test]
+fn a_long_ring_is_not_played_by_one_processor() {
+    let asked = "verify examples/llama-3-8b --gpus 1024 --seq 1m --strategy ring --mesh ring=1024 --shrink";
     let refusal = super::refused(&repository(""), asked);
-    assert!(refusal.contains("error[C14]") && refusal.contains("16384 ranks"), "{refusal}");
+    assert!(refusal.contains("error[C14]") && refusal.contains("1024 ranks"), "{refusal}");
 }

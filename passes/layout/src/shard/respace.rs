@@ -71,7 +71,7 @@ pub(super) fn respace(
 
 fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
     let original = &module.space.dims[of];
-    let name = module.space.free_name(format!("{}{size}", original.name));
+    let name = module.space.free_name(format!("{}_copies", original.name));
     let valid = original.valid * (size / original.size);
     module.space.dims.push(Dim { copies: Some(of), valid, ..Dim::new(name, size) })
 }
