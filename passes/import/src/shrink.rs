@@ -351,6 +351,9 @@ fn fewer(experts: &ExpertSpec, shrink: &Shrink) -> (u64, u64) {
     let of_large = of_rank(experts.count, degrees[0]);
     let counts = (least..most / groups).map(|of_group| of_group * groups);
     let counts = counts.filter(|&count| of_rank(count, degrees[1]) == of_large);
+    // Their order on a rank shows with two.
+    let several = (experts.count / degrees[0].max(1)).min(2);
+    let counts = counts.filter(|&count| count / degrees[1].max(1) >= several);
     let counts = counts.filter(|&count| shrink.degrees.are_alike(experts.count, count));
     let found = counts.min_by_key(|&count| shrink.degrees.n_unlike(experts.count, count));
     (found.unwrap_or(experts.count), top)
@@ -375,6 +378,9 @@ fn fewer_heads(sizes: &Sizes, shrink: &Shrink, tied: Option<u64>) -> [u64; 2] {
     let [of_large, of_small] = of_rank(heads).copied().unwrap_or([1, 1]);
     let cuts = |count: u64, degree: u64| gcd((count / degree).max(1), shrink.experts.cuts);
     let counts = counts.filter(|counts| cuts(counts[1], of_small) == cuts(kv_heads, of_large));
+    // Their order on a rank shows with two.
+    let has_several = |large: u64, small: u64| small / of_small >= (large / of_large).min(2);
+    let counts = counts.filter(|counts| has_several(heads, counts[0]) && has_several(kv_heads, counts[1]));
     let counts = counts.filter(|counts| is_alike(heads, counts[0]) && is_alike(kv_heads, counts[1]));
     let hidden = |counts: &[u64; 2]| tied.map(|head_dim| counts[0] * head_dim);
     let counts =
