@@ -194,7 +194,7 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
-/// Which axes of a layout split what.
+/// The axes that split each kind of dimension in a layout.
 ///
 /// # Errors
 /// `P10`–`P12` for strategies and meshes that do not go together.

@@ -38,9 +38,6 @@ const SECONDS: f64 = 5.0;
 /// FLOPs of a model that is small as it is: it takes seconds.
 const SMALL: u128 = 4_000_000_000;
 
-/// The dimension of a head's elements.
-const HEAD_DIM: &str = "d";
-
 /// Widths of heads and groups of layers that are tried, those that run fastest first.
 const DETAILS: [(u64, u64); 10] =
     [(8, 1), (16, 1), (8, 3), (32, 1), (16, 3), (64, 1), (32, 3), (128, 1), (64, 3), (128, 3)];
@@ -169,7 +166,7 @@ impl Shrinking<'_> {
 
     /// The job on the mesh that is left when one axis after another becomes shorter, the longest first.
     fn fewer_ranks(&self, whole: Found) -> Found {
-        // A layout that is not legal, or makes another program, is none.
+        // Layouts that are not legal, or that make another program, are skipped.
         let tried = |options: &ShardOptions| -> Option<Found> {
             let degrees = degrees::of((&self.job.options.mesh, self.placement), &options.mesh, self.per_rank);
             let layout = Layout { options, degrees: &degrees };
@@ -178,9 +175,8 @@ impl Shrinking<'_> {
             let mut details = Vec::from_iter(details.filter(|detail| {
                 detail.groups == whole.detail.groups && detail.head_dim <= whole.detail.head_dim
             }));
-            if let Some(dim) = self.per_rank.space.dim(HEAD_DIM) {
-                details
-                    .sort_by_key(|detail| degrees.n_unlike(self.per_rank.space.size(dim), detail.head_dim));
+            if let Some(width) = degrees::head_width(self.per_rank) {
+                details.sort_by_key(|detail| degrees.n_unlike(width, detail.head_dim));
             }
             details.into_iter().find_map(|detail| {
                 let found = self.small(&layout, detail).ok()?;

@@ -56,3 +56,12 @@ pub(super) fn of((large, placement): (&Mesh, &Placement), small: &Mesh, per_rank
     }
     Degrees { ranks: small.ranks() / small.degree(&placement.stages), all: Vec::new(), of_size }
 }
+
+/// The width of a head, if there is attention.
+pub(super) fn head_width(per_rank: &Module) -> Option<u64> {
+    let mut nodes = per_rank.functions.values().flat_map(|function| &function.nodes);
+    nodes.find_map(|node| match &node.op {
+        Op::Attention(attention) => Some(per_rank.space.size(attention.width)),
+        _ => None,
+    })
+}

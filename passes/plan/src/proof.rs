@@ -71,6 +71,11 @@ pub fn same_collectives(plan: &Module, proof: &Module) -> Result<(), Diagnostic>
         };
         return Err(refused(&format!("{first}{others}")));
     }
+    same_sending(plan, proof)
+}
+
+/// Checks that collectives send data in the proof if and only if they do in the plan.
+fn same_sending(plan: &Module, proof: &Module) -> Result<(), Diagnostic> {
     let (planned, proven) = (sending(plan), sending(proof));
     match planned.symmetric_difference(&proven).next() {
         None => Ok(()),
@@ -86,11 +91,13 @@ pub fn same_collectives(plan: &Module, proof: &Module) -> Result<(), Diagnostic>
 }
 
 /// Checks that the per-rank program of a smaller mesh is that of a larger one but for sizes: the same operations in the same
-/// order, on types with the same layouts, whose dimensions divide where they did before.
+/// order, on types with the same layouts, whose dimensions divide where they did before, and the same collectives, each of which sends
+/// data in both.
 ///
 /// # Errors
 /// `P06` with the first difference.
 pub fn same_operations(large: &Module, small: &Module) -> Result<(), Diagnostic> {
+    same_collectives(large, small)?;
     let names = |module: &Module| Vec::from_iter(module.functions.values().map(|f| f.name.clone()));
     if names(large) != names(small) {
         return Err(refused("functions differ"));
@@ -137,7 +144,7 @@ pub fn same_growth(large: &Module, n: u64, small: [(&Module, u64); 2]) -> Result
             return Err(refused(&format!("{kind}/{axis} of `@{function}` does not grow with micro-batches")));
         }
     }
-    Ok(())
+    same_sending(large, one)
 }
 
 /// The operations of a function with their types, without sizes: `+` follows dimensions that split evenly.
@@ -154,8 +161,9 @@ fn outline<'a>(module: &'a Module, function: &'a Function) -> impl Iterator<Item
         text
     };
     function.nodes.iter().map(move |node| {
-        let results = Vec::from_iter(function.result_types(node).iter().map(|&result| ty(result)));
-        format!("@{}: {} -> {}", function.name, node.op.name(), results.join(", "))
+        let [operands, results] = [node.operands.as_slice(), node.results.as_slice()]
+            .map(|values| Vec::from_iter(values.iter().map(|&value| ty(function.ty(value)))).join(", "));
+        format!("@{}: {} {operands} -> {results}", function.name, node.op.name())
     })
 }
 
