@@ -177,7 +177,10 @@ impl<'s> Checker<'s> {
         self.host_memory(op)?;
         let tensor = |content: &'s Content| match content {
             Content::Tensor(ty) => Ok(&**ty),
-            Content::Wire { .. } => Err(OpError::new("S03", "it works on blocks as they travel")),
+            Content::Wire { .. } => Err(OpError::new(
+                "S03",
+                "the operation needs a tensor, the buffer holds blocks as they travel",
+            )),
         };
         let contents = |i: usize| tensor(self.read(i));
         let operands = (0..self.task.reads.len()).map(contents).collect::<Result<Vec<&TensorType>, _>>()?;
@@ -255,7 +258,10 @@ impl<'s> Checker<'s> {
                 "S03",
                 format!("the collective needs {}, the buffer holds {}", show(space, ty), show(space, found)),
             )),
-            Content::Wire { .. } => Err(OpError::new("S03", "it needs a tensor, not blocks as they travel")),
+            Content::Wire { .. } => Err(OpError::new(
+                "S03",
+                "the collective needs a tensor, the buffer holds blocks as they travel",
+            )),
         }
     }
 
@@ -263,7 +269,7 @@ impl<'s> Checker<'s> {
     /// and no permute is counted.
     fn carries(&self, content: &Content, transfer: &Transfer, side: Side) -> Result<(), OpError> {
         let Content::Wire { dtype, elements } = content else {
-            bail!("S03", "it needs blocks as they travel, not a tensor");
+            bail!("S03", "the collective needs blocks as they travel, the buffer holds a tensor");
         };
         let (dtype, elements): (DType, u64) = (*dtype, *elements);
         let space = &self.schedule.space;
