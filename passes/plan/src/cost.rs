@@ -305,22 +305,28 @@ mod tests {
     use ithaca_ir::{DType, Dim, Mesh};
 
     use super::*;
+    use crate::cluster::Sourced;
 
     #[test]
     fn a_large_product_is_bound_by_flops_and_a_sum_by_bytes() {
         let cluster = Cluster::named("dgx-h100").unwrap();
         let a = &cluster.accelerator;
+        let number = |n: &Option<Sourced<f64>>| n.as_ref().unwrap().value;
+        let e = &a.efficiency;
         let mut space = Space { mesh: Mesh::single(), ..Space::default() };
-        let [m, k, n] = ["m", "k", "n"].map(|name| space.dims.push(Dim::new(name, 8192)));
-        let ty = |dims: [_; 2]| TensorType::new(DType::BF16, dims);
-        let (x, y, z) = (ty([m, k]), ty([k, n]), ty([m, n]));
-        let product = op_seconds(&cluster, &space, &Op::Einsum, &[&x, &y], &[&z]);
-        let n = 8192f64;
-        let terms = a.efficiency.matmul_terms.as_ref().unwrap().value;
-        let idle = a.efficiency.matmul_results.as_ref().unwrap().value;
-        let flops = 2.0 * (n.powi(3) + terms * n * n + idle * n);
-        let expected = a.launch_seconds.value + flops / (989e12 * a.efficiency.matmul.value);
-        assert!((product / expected - 1.0).abs() < 1e-12);
+        let mut product = |n: u64| {
+            let [m, k, n] = ["m", "k", "n"].map(|name| space.dims.push(Dim::new(format!("{name}{n}"), n)));
+            let ty = |dims: [_; 2]| TensorType::new(DType::BF16, dims);
+            let (x, y, z) = (ty([m, k]), ty([k, n]), ty([m, n]));
+            (op_seconds(&cluster, &space, &Op::Einsum, &[&x, &y], &[&z]) - a.launch_seconds.value) * 989e12
+        };
+        let n = 1024f64;
+        let flops = 2.0 * (n.powi(3) + number(&e.matmul_terms) * n * n + number(&e.matmul_results) * n);
+        assert!((product(1024) * e.matmul.value / flops - 1.0).abs() < 1e-9);
+        let flops = 2.0 * 8192f64.powi(3);
+        assert!((product(8192) * number(&e.matmul_limit) / flops - 1.0).abs() < 1e-9);
+        let [m, k] = ["m", "k"].map(|name| space.dims.push(Dim::new(name, 8192)));
+        let x = TensorType::new(DType::BF16, [m, k]);
         let add = Op::Binary(ithaca_ir::ops::Binary::Add);
         let sum = op_seconds(&cluster, &space, &add, &[&x, &x], &[&x]);
         let bytes = 3.0 * 2.0 * 8192.0 * 8192.0;

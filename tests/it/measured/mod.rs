@@ -6,6 +6,7 @@
 
 mod attention;
 mod decoding;
+mod frameworks;
 mod training;
 
 use std::fmt::Write;
@@ -104,6 +105,7 @@ fn report(groups: &[Group]) -> (String, f64, f64) {
 fn published_times_are_met_on_average() {
     let mut groups = attention::groups();
     groups.extend(training::groups(tier::is_full()));
+    groups.extend(frameworks::groups(tier::is_full()));
     groups.extend(decoding::groups());
     let (table, whole, _) = report(&groups);
     eprintln!("{table}");

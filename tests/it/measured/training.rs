@@ -24,17 +24,17 @@ type Measured = (u64, f64);
 type Ratio = (u64, u64, f64);
 
 /// A step: its workload and its layout.
-struct Step<'a> {
-    config: Value,
-    batch: u64,
-    sequence: u64,
-    training: Training,
-    layout: (&'a str, &'a str),
-    zero: Zero,
+pub(super) struct Step<'a> {
+    pub(super) config: Value,
+    pub(super) batch: u64,
+    pub(super) sequence: u64,
+    pub(super) training: Training,
+    pub(super) layout: (&'a str, &'a str),
+    pub(super) zero: Zero,
 }
 
 impl Step<'_> {
-    fn seconds(&self, cluster: &Cluster) -> f64 {
+    pub(super) fn seconds(&self, cluster: &Cluster) -> f64 {
         let Self { config, batch, sequence, training, layout: (strategy, mesh), zero } = self;
         let workload = Workload {
             mode: Mode::Train,
@@ -56,7 +56,7 @@ impl Step<'_> {
 }
 
 /// A model of GPT-3's kind, with the dropout of Megatron-LM.
-fn gpt([hidden, layers, heads]: [u64; 3], positions: u64) -> Value {
+pub(super) fn gpt([hidden, layers, heads]: [u64; 3], positions: u64) -> Value {
     json!({
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 51200, "n_embd": hidden,
         "n_layer": layers, "n_head": heads, "n_positions": positions, "n_ctx": positions, "activation_function": "gelu_new",

@@ -58,6 +58,9 @@ pub fn calibrate(base: &Cluster, name: &str, points: &[Point]) -> Result<Calibra
     let streams = of(&|work| matches!(work, Work::Stream { name: None, .. }));
     fit::fit(&mut cluster, &[Figure::Memory, Figure::Launch], &streams);
     let products = kernels(&Kernel::is_product);
+    if !products.is_empty() {
+        cluster.accelerator.efficiency.matmul_limit = None;
+    }
     fit::fit(&mut cluster, &[Figure::Matmul, Figure::MatmulTerms, Figure::MatmulResults], &products);
     for direction in [Direction::Forward, Direction::Backward] {
         let attention = kernels(&|k| k.direction() == Some(direction));

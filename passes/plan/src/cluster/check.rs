@@ -59,7 +59,7 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
         graph_launch_seconds,
         price_per_hour,
         peak: Peak { bf16, f16, f32, f64 },
-        efficiency: Efficiency { matmul, matmul_terms, matmul_results, memory },
+        efficiency: Efficiency { matmul, matmul_terms, matmul_results, matmul_limit, memory },
         attention_kernel,
         attention,
         shared_cores,
@@ -80,7 +80,8 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
         rate(&key(&format!("peak.{k}")), peak)?;
     }
-    for (k, part) in [("matmul", matmul), ("memory", memory)] {
+    let parts = [("matmul", Some(matmul)), ("matmul_limit", matmul_limit.as_ref()), ("memory", Some(memory))];
+    for (k, part) in parts.into_iter().filter_map(|(k, part)| Some((k, part?))) {
         fraction(&key(&format!("efficiency.{k}")), part)?;
     }
     for (k, number) in [("matmul_terms", matmul_terms), ("matmul_results", matmul_results)] {

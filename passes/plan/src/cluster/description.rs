@@ -200,6 +200,10 @@ pub struct Efficiency {
     /// As many results as could be computed by the part of the device that a product leaves idle; 0 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_results: Option<Sourced<f64>>,
+    /// The largest part of the peak rate that any product keeps under load, where that is less than the rule above gives for
+    /// large products: devices lower their clock when tensor cores draw all their power. No limit if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matmul_limit: Option<Sourced<f64>>,
     /// Kernels that stream, of the memory bandwidth.
     pub memory: Sourced<f64>,
 }

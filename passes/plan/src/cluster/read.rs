@@ -85,7 +85,7 @@ impl Shape {
             "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
             "efficiency" => Some(Self {
                 keys: names::<Efficiency>(),
-                optional: &["matmul_terms", "matmul_results"],
+                optional: &["matmul_terms", "matmul_results", "matmul_limit"],
                 inside: Self::number_or_name,
             }),
             "attention" => Some(Self::attention()),
