@@ -47,14 +47,19 @@ struct Group {
 }
 
 impl Group {
+    /// The factor by which all rows are scaled.
+    fn scale(&self) -> f64 {
+        let logs = self.rows.iter().map(|row| (row.simulated / row.measured).ln());
+        match self.compared {
+            Compared::Absolutely => 1.0,
+            Compared::AsRatios => (logs.sum::<f64>() / self.rows.len() as f64).exp(),
+        }
+    }
+
     /// The relative error of each row.
     fn errors(&self) -> Vec<f64> {
-        let logs = self.rows.iter().map(|row| (row.simulated / row.measured).ln());
-        let scale = match self.compared {
-            Compared::Absolutely => 0.0,
-            Compared::AsRatios => logs.clone().sum::<f64>() / self.rows.len() as f64,
-        };
-        logs.map(|log| (log - scale).exp() - 1.0).collect()
+        let scale = self.scale();
+        self.rows.iter().map(|row| row.simulated / row.measured / scale - 1.0).collect()
     }
 }
 
@@ -72,9 +77,10 @@ fn report(groups: &[Group]) -> (String, f64, f64) {
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "{} ({:?}): {:.1} % on average",
+            "{} ({:?}, scale {:.2}): {:.1} % on average",
             group.source,
             group.compared,
+            group.scale(),
             100.0 * mean(errors.iter().copied())
         );
         for (row, error) in group.rows.iter().zip(errors) {

@@ -18,6 +18,9 @@ pub(super) fn groups(all: bool) -> Vec<Group> {
     if all { some.into_iter().chain([burst_engine(), ulysses(), context_parallel()]).collect() } else { some }
 }
 
+/// Of steps that overlap nothing by themselves.
+const FUSE: &str = "fold+pack";
+
 /// A degree of parallelism, and its figure.
 type Measured = (u64, f64);
 /// Degrees of tensor and context parallelism, and the ratio of speeds.
@@ -31,18 +34,19 @@ pub(super) struct Step<'a> {
     pub(super) training: Training,
     pub(super) layout: (&'a str, &'a str),
     pub(super) zero: Zero,
+    pub(super) fuse: &'a str,
 }
 
 impl Step<'_> {
     pub(super) fn seconds(&self, cluster: &Cluster) -> f64 {
-        let Self { config, batch, sequence, training, layout: (strategy, mesh), zero } = self;
+        let Self { config, batch, sequence, training, layout: (strategy, mesh), zero, fuse } = self;
         let workload = Workload {
             mode: Mode::Train,
             training: training.clone(),
             ..Workload::prefill(*batch, *sequence)
         };
         let module = program(config, "model", &workload).unwrap_or_else(|e| panic!("{e:?}"));
-        let fusion = Fusion::parse("fold+pack").unwrap();
+        let fusion = Fusion::parse(fuse).unwrap();
         let options = ShardOptions {
             zero: *zero,
             fusion,
@@ -117,7 +121,7 @@ fn megatron(all: bool) -> Group {
                 recomputing(recompute)
             };
             let config = gpt(sizes, 2048);
-            let step = Step { config, batch, sequence: 2048, training, layout, zero: Zero::Off };
+            let step = Step { config, batch, sequence: 2048, training, layout, zero: Zero::Off, fuse: FUSE };
             let simulated = step.seconds(&cluster);
             rows.push(Row { name: format!("{name}, {policy}"), measured, simulated, by: Use::Fitted });
         }
@@ -156,6 +160,7 @@ fn burst_engine() -> Group {
                 training: recomputing(Recompute::FULL),
                 layout: (&strategy, &mesh),
                 zero,
+                fuse: FUSE,
             };
             let simulated = (data * sequence) as f64 / step.seconds(&cluster) / 8.0;
             let name = format!("{kilo} Ki tokens, {axis}={degree}");
@@ -181,7 +186,7 @@ fn ulysses() -> Group {
             let config = gpt([4096, 32, 32], sequence);
             let batch = 4 * (262_144 / sequence);
             let training = recomputing(Recompute::FULL);
-            let step = Step { config, batch, sequence, training, layout: (strategy, mesh), zero };
+            let step = Step { config, batch, sequence, training, layout: (strategy, mesh), zero, fuse: FUSE };
             let (s, h) = (sequence as f64, 4096.0);
             let flops =
                 96.0 * batch as f64 * s * 32.0 * h * h * (1.0 + s / (6.0 * h) + 51200.0 / (16.0 * 32.0 * h));
@@ -200,7 +205,7 @@ fn context_parallel() -> Group {
     let step = |sequence: u64, recompute: Recompute, layout: (&str, &str), gpus: f64| {
         let config = gpt([12288, 96, 96], sequence);
         let training = Training { micro_batches: 64, ..recomputing(recompute) };
-        let step = Step { config, batch: 64, sequence, training, layout, zero: Zero::Off };
+        let step = Step { config, batch: 64, sequence, training, layout, zero: Zero::Off, fuse: FUSE };
         1.0 / (step.seconds(&cluster) * gpus)
     };
     let mut rows = Vec::new();
