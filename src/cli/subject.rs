@@ -91,8 +91,9 @@ pub struct WorkloadArgs {
     pub pipeline: Option<String>,
     /// Another option of the training step, such as `lr=1e-4`; repeatable.
     ///
-    /// The keys are `optimizer=adamw|none`, `lr`, `beta1`, `beta2`, `eps`, `weight_decay`, `clip`, `chunks`, and
-    /// `dropout=config|off`. `config`, the default, applies the dropout of the configuration.
+    /// The keys are `optimizer=adamw|none`, `lr`, `beta1`, `beta2`, `eps`, `weight_decay`, `clip`, `chunks`,
+    /// `dropout=config|off` and `gradients=full|weights`. `config`, the default, applies the dropout of the configuration;
+    /// `full`, the default, sums gradients in f32, `weights` in the type of the weights, at half the memory.
     #[arg(long = "train", value_name = "KEY=VALUE", help_heading = "Training")]
     #[serde(rename = "train")]
     pub training: Vec<String>,

@@ -19,12 +19,13 @@
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random, cast, sums_in};
+use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random, cast};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
+use super::options::GradientType;
 use super::split::Halves;
 use super::tape::{Accumulation, Forward, Tape, store_gradients};
 
@@ -189,8 +190,9 @@ struct Gradients<'a> {
     chunked: &'a Chunked,
     /// Of values that differ between parts.
     own: Tape,
-    /// Of values that all parts share, in the accumulation type.
+    /// Of values that all parts share, in the type of gradients of weights.
     shared: Tape,
+    dtype: GradientType,
 }
 
 impl Gradients<'_> {
@@ -198,7 +200,7 @@ impl Gradients<'_> {
         match self.chunked.kinds[old.index()] {
             ValueKind::Token | ValueKind::Drawn | ValueKind::Sum => self.own.add(b, old, gradient),
             ValueKind::Shared => {
-                let gradient = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
+                let gradient = cast(b, gradient, self.dtype.of(b.ty(gradient).dtype))?;
                 self.shared.add(b, old, gradient)
             }
         }
@@ -228,7 +230,7 @@ pub(super) fn halves(
     source: &Function,
     chunked: &Chunked,
     activity: &Activity,
-    accumulation: impl Fn(&Binding) -> Accumulation,
+    (dtype, accumulation): (GradientType, impl Fn(&Binding) -> Accumulation),
 ) -> Result<Halves, OpError> {
     let none = Arena::new();
     let is_active = |v: ValueId| activity.is_active(chunked.head, v);
@@ -242,8 +244,8 @@ pub(super) fn halves(
     for node in source.nodes.iter().filter(|n| matches!(kind_of(n), ValueKind::Shared | ValueKind::Drawn)) {
         map.copy(&mut b, node)?;
     }
-    let mut gradients =
-        Gradients { chunked, own: Tape::new(source.values.len()), shared: Tape::new(source.values.len()) };
+    let tape = || Tape::new(source.values.len());
+    let mut gradients = Gradients { chunked, own: tape(), shared: tape(), dtype };
 
     // The gradients of the sums over tokens are known before the sums: all later operations are linear.
     let output = source.outputs[0].value;
@@ -267,7 +269,7 @@ pub(super) fn halves(
         .collect();
 
     let by_token = |n: &&Node| kind_of(n) == ValueKind::Token || sums_tokens(n);
-    let mut sums = Tape::new(source.values.len());
+    let mut sums = tape();
     let mut of_parts: Vec<Vec<Option<ValueId>>> = Vec::new();
     for &part in &chunked.parts {
         let mut own = map.clone();
@@ -283,7 +285,7 @@ pub(super) fn halves(
         for node in source.nodes.iter().filter(|n| sums_tokens(n)) {
             sums.add(&mut b, node.result(), own[node.result()])?;
         }
-        gradients.own = Tape::new(source.values.len());
+        gradients.own = tape();
         for &(sum, seed) in &seeds {
             gradients.own.set(sum, seed);
         }
@@ -314,7 +316,7 @@ pub(super) fn halves(
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
-    store_gradients(&mut b, weights, accumulation)?;
+    store_gradients(&mut b, weights, (dtype, accumulation))?;
 
     let mut outputs = vec![Output { name: None, value: map[output] }];
     let mut returned = Vec::new();

@@ -44,7 +44,7 @@ pub(super) fn joint(
     }
     let Run { map, tape, weights, deferred, .. } = run;
     Cx::store_deferred(&mut b, deferred)?;
-    store_gradients(&mut b, weights, |binding| (cx.accumulation)(cx.main, binding))?;
+    store_gradients(&mut b, weights, (cx.gradients, |binding| (cx.accumulation)(cx.main, binding)))?;
     let gradients = source.params.iter().map(|&p| tape.of(p)).collect();
     Ok(Joint { function: b.finish([]), outputs: map.outputs(), n_forward, seeds, gradients })
 }

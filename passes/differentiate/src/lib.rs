@@ -39,7 +39,7 @@ mod tape;
 mod tied;
 mod update;
 
-pub use options::{ADAMW, DropoutChoice, OPTIONS, Offload, PipelineOrder, Recompute, Training};
+pub use options::{ADAMW, DropoutChoice, GradientType, OPTIONS, Offload, PipelineOrder, Recompute, Training};
 pub use pipelined::{MAX_CALLS, check_calls};
 pub use sequences::in_micro_batches;
 pub use stages::{chunk_layers, chunks, in_stages};
@@ -102,8 +102,20 @@ impl Pass for Differentiate {
         if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
             cx.note("`dropout=off` has no effect: the program drops nothing");
         }
+        if self.training.gradients == GradientType::Weights && !has_narrow_weights(module) {
+            cx.note("`gradients=weights` has no effect: all weights have the type of sums");
+        }
         training_step(module, &self.training)
     }
+}
+
+/// Whether a weight has another type than sums of its gradients.
+fn has_narrow_weights(module: &Module) -> bool {
+    let is_narrow = |f: &Function, n: &Node| {
+        let of = |dtype| GradientType::Full.of(dtype) != dtype;
+        matches!(n.op, Op::Param(_)) && of(f.ty(n.result()).dtype)
+    };
+    module.functions.values().any(|f| f.nodes.iter().any(|n| is_narrow(f, n)))
 }
 
 /// One training step of `module`, which computes an output `loss`.
@@ -147,8 +159,7 @@ fn stepped(
     let mut layers = calls(module);
     // `main` counts as one layer; it alone calls functions so far.
     layers[main.index()].push(0..1);
-    let (mut owned, tied) =
-        owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    let (mut owned, tied) = owned(module, main, &layers, (training, pipeline.map(|p| &p.stages)))?;
     // Where a backward pass that also reduces gradients would keep earlier stages waiting, only the first stage's does.
     let is_alone = pipeline.is_some() && training.micro_batches > 1 && !training.pipeline.defers_weights();
     let completes_on = is_alone.then_some(0);
@@ -194,7 +205,8 @@ fn stepped(
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
         if let Some(chunked) = chunked.as_ref().filter(|c| c.head == id) {
             let own = |binding: &Binding| accumulation(id, binding);
-            let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
+            let halves =
+                chunked::halves(&stepped.space, function, chunked, &activity, (training.gradients, own))?;
             let forward = stepped.functions.push(halves.forward.clone());
             functions.push(Some(DifferentiatedFunction {
                 halves,
@@ -213,6 +225,7 @@ fn stepped(
             activity: &activity,
             functions: functions_so_far,
             stack: &stack,
+            gradients: training.gradients,
             accumulation: &accumulation,
             counts: None,
             last: &BTreeMap::new(),
@@ -284,7 +297,7 @@ fn stepped(
         clip: training.clip,
         scalar: scalar.clone(),
     });
-    for owned in owned.iter().chain(&tied::tied_gradients(&tied)) {
+    for owned in owned.iter().chain(&tied::tied_gradients(&tied, training.gradients)) {
         if owned.is_summed() {
             let function = update::zero(&stepped.space, owned)?;
             zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
@@ -305,7 +318,7 @@ fn stepped(
             optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
     }
-    let exchanges = tied::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
+    let exchanges = tied::exchanges(&stepped.space, &mut stepped.functions, &tied, training.gradients)?;
     let counts = training.optimizer.is_some().then_some(&scalar);
     let cx = Cx {
         source: module,
@@ -313,6 +326,7 @@ fn stepped(
         activity: &activity,
         functions: &functions,
         stack: &stack,
+        gradients: training.gradients,
         accumulation: &accumulation,
         counts,
         last: &last,
@@ -423,7 +437,7 @@ fn owned(
     module: &Module,
     main: FuncId,
     layers: &[Vec<Layers>],
-    (micro_batches, stages): (u64, Option<&Stages>),
+    (training, stages): (&Training, Option<&Stages>),
 ) -> Result<(Vec<OwnedWeights>, Vec<TiedWeight>), OpError> {
     let mut owned: Vec<OwnedWeights> = Vec::new();
     let mut tied: Vec<TiedWeight> = Vec::new();
@@ -439,6 +453,7 @@ fn owned(
             name: function.name.clone(),
             weights: Vec::new(),
             layers: joined(layers.clone()).into_iter().map(|l| (l, None)).collect(),
+            gradients: training.gradients,
         };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
@@ -466,7 +481,7 @@ fn owned(
             let known =
                 seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
             let Some(owner) = known else {
-                let accumulation = match micro_batches {
+                let accumulation = match training.micro_batches {
                     _ if often => Accumulation::Add,
                     1 => Accumulation::Assign,
                     _ => Accumulation::AddByOwner,
@@ -549,13 +564,13 @@ fn is_trained(function: &Function, weight: ValueId) -> bool {
 
 /// The weights per layer, then the weights that all layers share.
 fn by_layer(owned: OwnedWeights) -> Vec<OwnedWeights> {
-    let OwnedWeights { name, weights, layers } = owned;
+    let OwnedWeights { name, weights, layers, gradients } = owned;
     let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
     let once = vec![(0..1, None)];
     let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
     vec![
-        OwnedWeights { name, weights: own, layers },
-        OwnedWeights { name: shared_name, weights: shared, layers: once },
+        OwnedWeights { name, weights: own, layers, gradients },
+        OwnedWeights { name: shared_name, weights: shared, layers: once, gradients },
     ]
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::structure::MAX_LAYERS;
-use ithaca_ir::ops::{AdamW, MAX_PARTS};
+use ithaca_ir::ops::{AdamW, MAX_PARTS, sums_in};
+use ithaca_ir::{DType, Diagnostic, TensorType};
 use ithaca_pass::options;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -135,6 +135,32 @@ pub enum DropoutChoice {
     Off,
 }
 
+/// The type in which the gradients of weights are summed and kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GradientType {
+    /// That of sums: f32 for weights in bf16 or f16.
+    #[default]
+    Full,
+    /// That of the weights: half the memory, and each sum is rounded (`--grad-reduce-in-bf16` of Megatron-LM).
+    Weights,
+}
+
+impl GradientType {
+    /// The type for weights of this type.
+    pub fn of(self, weights: DType) -> DType {
+        match self {
+            GradientType::Full => sums_in(weights),
+            GradientType::Weights => weights,
+        }
+    }
+
+    /// The gradient of a weight.
+    pub(super) fn tensor(self, weight: &TensorType) -> TensorType {
+        TensorType { dtype: self.of(weight.dtype), ..weight.clone() }
+    }
+}
+
 /// The states that are in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -169,6 +195,8 @@ pub struct Training {
     pub chunks: u64,
     /// Whether dropout is applied.
     pub dropout: DropoutChoice,
+    /// The type in which gradients are summed and kept.
+    pub gradients: GradientType,
     /// The optimizer; `None` computes gradients only.
     #[serde(serialize_with = "write_optimizer", deserialize_with = "read_optimizer")]
     pub optimizer: Option<AdamW>,
@@ -190,6 +218,7 @@ impl Default for Training {
             pipeline: PipelineOrder::default(),
             chunks: 2,
             dropout: DropoutChoice::default(),
+            gradients: GradientType::default(),
             optimizer: Some(ADAMW),
             clip: None,
             offload: Offload::default(),
@@ -326,7 +355,7 @@ fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> R
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, dropout=config|off, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, dropout=config|off, gradients=full|weights, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM, offload=none|optimizer";
 
 /// The maximum number of parts of a loss: the maximum number of operands of `join`.
@@ -348,6 +377,7 @@ mod tests {
         assert!(text(&Training::default()).is_empty());
         let mut training = Training { recompute: Recompute::FULL, micro_batches: 4, ..Training::default() };
         training.set("lr", "0.25").unwrap();
+        training.set("gradients", "weights").unwrap();
         training.set("clip", "1").unwrap();
         assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
         for every in [1, 2, 7] {

@@ -9,6 +9,7 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
+use super::options::GradientType;
 use super::split::Halves;
 use super::tape::{Accumulation, Forward, Tape, assign, or_zeros, store_gradients, zeros};
 use super::tied::Exchange;
@@ -61,6 +62,8 @@ pub(super) struct Cx<'a> {
     pub(super) functions: &'a [Option<DifferentiatedFunction>],
     /// The stack dimension for a number of layers.
     pub(super) stack: &'a dyn Fn(u64) -> DimId,
+    /// The type of the gradients of weights.
+    pub(super) gradients: GradientType,
     /// How a function accumulates the gradient of a weight.
     pub(super) accumulation: &'a dyn Fn(FuncId, &Binding) -> Accumulation,
     /// The type of the step count, if steps are counted.
@@ -138,7 +141,7 @@ impl<'a> Cx<'a> {
         for i in (0..source.nodes.len()).rev().filter(|&i| runs(&source.nodes[i])) {
             self.backward(b, &mut run, i, None)?;
         }
-        store_gradients(b, run.weights, |binding| (self.accumulation)(self.main, binding))?;
+        store_gradients(b, run.weights, (self.gradients, |binding| (self.accumulation)(self.main, binding)))?;
         assert!(run.deferred.is_empty(), "only stages of a pipeline defer gradients of weights");
         Ok(run.map)
     }

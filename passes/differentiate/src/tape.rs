@@ -2,9 +2,11 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Node, ValueId};
-use ithaca_ir::ops::{Binding, OpError, Returns, Target, cast, state, sums_in};
+use ithaca_ir::ops::{Binding, OpError, Returns, Target, cast, state};
 use ithaca_ir::{FunctionBuilder, Op, TensorType};
 use ithaca_pass::rebuild::ValueMap;
+
+use super::options::GradientType;
 
 /// How the gradient of a weight is accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,11 +115,11 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// Stores the gradients of weights in their states; those of several reads of one weight are summed.
+/// Stores the gradients of weights in their states, in the type of `gradients`; those of several reads of one weight are summed.
 pub(super) fn store_gradients<'a>(
     b: &mut FunctionBuilder<'_>,
     reads: impl IntoIterator<Item = (&'a Binding, ValueId)>,
-    accumulation: impl Fn(&Binding) -> Accumulation,
+    (gradients, accumulation): (GradientType, impl Fn(&Binding) -> Accumulation),
 ) -> Result<(), OpError> {
     let mut sums: Vec<(&Binding, ValueId)> = Vec::new();
     for (binding, gradient) in reads {
@@ -128,7 +130,7 @@ pub(super) fn store_gradients<'a>(
     }
     for (binding, gradient) in sums {
         let accumulation = accumulation(binding);
-        let value = cast(b, gradient, sums_in(b.ty(gradient).dtype))?;
+        let value = cast(b, gradient, gradients.of(b.ty(gradient).dtype))?;
         if accumulation.is_summed() {
             let sum = accumulation.sum_binding(binding);
             let before = b.push_as(Op::State(sum.clone()), &[], b.ty(value).clone())?;

@@ -6,8 +6,9 @@ use ithaca_ir::ops::{Binding, OpError, Stage, Target, state};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, FunctionBuilder, Op, Space, TensorType};
 
+use super::options::GradientType;
 use super::tape::{Accumulation, assign, prefixed};
-use super::update::{OwnedWeights, call_on, gradient_type};
+use super::update::{OwnedWeights, call_on};
 
 /// A weight that one stage owns and another stage uses too.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ fn distinct(tied: &[TiedWeight]) -> Vec<&TiedWeight> {
 }
 
 /// The users' gradients of tied weights, to be cleared like those of owned weights.
-pub(super) fn tied_gradients(tied: &[TiedWeight]) -> Vec<OwnedWeights> {
+pub(super) fn tied_gradients(tied: &[TiedWeight], gradients: GradientType) -> Vec<OwnedWeights> {
     let mut tied_gradients: Vec<OwnedWeights> = Vec::new();
     for one in distinct(tied) {
         let name = format!("{}.tied", one.user.0);
@@ -49,6 +50,7 @@ pub(super) fn tied_gradients(tied: &[TiedWeight]) -> Vec<OwnedWeights> {
                 name,
                 weights: vec![weight],
                 layers: vec![(0..1, Some(one.user.1))],
+                gradients,
             }),
         }
     }
@@ -77,12 +79,13 @@ pub(super) fn exchanges(
     space: &Space,
     functions: &mut Arena<FuncId, Function>,
     tied: &[TiedWeight],
+    gradients: GradientType,
 ) -> Result<Vec<Exchange>, OpError> {
     let none = Arena::new();
     let mut exchanges = Vec::new();
     for (i, one) in distinct(tied).into_iter().enumerate() {
         let TiedWeight { binding, ty, owner, user } = one;
-        let wide = gradient_type(ty);
+        let gradient = gradients.tensor(ty);
         let builder = |of: &str, part: &str| {
             let b = FunctionBuilder::new(format!("{of}.{part}{i}.update"), space, &none);
             b.made_from(of).in_phase(Phase::Update)
@@ -90,13 +93,14 @@ pub(super) fn exchanges(
         let returns = |value: ValueId| [Output { name: None, value }];
 
         let mut b = builder(&user.0, "give");
-        let own = b.push_as(Op::State(one.accumulation().gradient_binding(binding)), &[], wide.clone())?;
+        let own =
+            b.push_as(Op::State(one.accumulation().gradient_binding(binding)), &[], gradient.clone())?;
         let give = functions.push(b.finish(returns(own)));
 
         let mut b = builder(&owner.0, "take");
-        let received = b.param(wide.clone(), None);
+        let received = b.param(gradient.clone(), None);
         let home = prefixed(binding, state::GRADIENT);
-        let own = b.push_as(Op::State(home.clone()), &[], wide)?;
+        let own = b.push_as(Op::State(home.clone()), &[], gradient)?;
         let sum = b.add(own, received)?;
         assign(&mut b, Target::State, home, sum)?;
         let take = functions.push(b.finish([]));

@@ -9,7 +9,7 @@ use ithaca_ir::ops::{AdamW, Binding, Cache, OpError, Optimizer, Stage, Target, c
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::options::Offload;
+use super::options::{GradientType, Offload};
 use super::tape::{Accumulation, assign, prefixed, zeros};
 
 /// A range of layers and its stage.
@@ -29,6 +29,8 @@ pub(super) struct OwnedWeights {
     pub(super) weights: Vec<(Binding, TensorType, Accumulation)>,
     /// The layers of the function, and their stages.
     pub(super) layers: Vec<Place>,
+    /// The type of the gradients.
+    pub(super) gradients: GradientType,
 }
 
 impl OwnedWeights {
@@ -41,6 +43,16 @@ impl OwnedWeights {
     ) -> FunctionBuilder<'a> {
         let b = FunctionBuilder::new(format!("{}.{part}", self.name), space, functions);
         b.made_from(self.name.as_str()).in_phase(Phase::Update)
+    }
+
+    /// The gradient of a weight.
+    fn gradient(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        binding: &Binding,
+        ty: &TensorType,
+    ) -> Result<ValueId, OpError> {
+        b.push_as(Op::State(prefixed(binding, state::GRADIENT)), &[], self.gradients.tensor(ty))
     }
 
     /// Whether a step must clear sums first.
@@ -82,7 +94,7 @@ pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpEr
     for (binding, ty, accumulation) in
         owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_summed())
     {
-        let zero = zeros(&mut b, &gradient_type(ty))?;
+        let zero = zeros(&mut b, &owned.gradients.tensor(ty))?;
         assign(&mut b, Target::State, accumulation.sum_binding(binding), zero)?;
     }
     Ok(b.finish([]))
@@ -100,7 +112,7 @@ pub(super) fn reduce(
     for (binding, ty, accumulation) in
         owned.weights.iter().filter(|(_, _, accumulation)| is_reduced(*accumulation))
     {
-        let sum = b.push_as(Op::State(accumulation.sum_binding(binding)), &[], gradient_type(ty))?;
+        let sum = b.push_as(Op::State(accumulation.sum_binding(binding)), &[], owned.gradients.tensor(ty))?;
         assign(&mut b, Target::State, accumulation.gradient_binding(binding), sum)?;
     }
     Ok(b.finish([]))
@@ -112,7 +124,7 @@ pub(super) fn squares(space: &Space, owned: &OwnedWeights, scalar: &TensorType) 
     let mut b = owned.builder("squares", space, &none);
     let mut sum = b.param(scalar.clone(), Some("squares"));
     for (binding, ty, _) in &owned.weights {
-        let gradient = gradient(&mut b, binding, ty)?;
+        let gradient = owned.gradient(&mut b, binding, ty)?;
         let squares = b.push_as(Op::Einsum, &[gradient, gradient], scalar.clone())?;
         sum = b.add(sum, squares)?;
     }
@@ -137,14 +149,15 @@ pub(super) fn update(
     states.copy(&mut b, ahead.next())?;
     for (binding, ty, _) in &owned.weights {
         states.copy(&mut b, ahead.next())?;
-        let state_ty = gradient_type(ty);
+        let state_ty = state_type(ty);
         let is_narrow = is_narrow(ty);
         let weight = if is_narrow {
             states.read(&mut b, (binding, state::MASTER), &state_ty)?
         } else {
             b.weight(binding.clone(), ty.clone())?
         };
-        let gradient = gradient(&mut b, binding, ty)?;
+        let gradient = owned.gradient(&mut b, binding, ty)?;
+        let gradient = cast(&mut b, gradient, state_ty.dtype)?;
         let m = states.read(&mut b, (binding, state::FIRST_MOMENT), &state_ty)?;
         let v = states.read(&mut b, (binding, state::SECOND_MOMENT), &state_ty)?;
         let op = Op::Optimizer(Optimizer::AdamW(adamw));
@@ -188,7 +201,7 @@ impl States {
         let master = is_narrow(ty).then_some(state::MASTER);
         for kind in master.into_iter().chain([state::FIRST_MOMENT, state::SECOND_MOMENT]) {
             let binding = self.binding(weight, kind);
-            let state = b.push_as(Op::State(binding.clone()), &[], gradient_type(ty))?;
+            let state = b.push_as(Op::State(binding.clone()), &[], state_type(ty))?;
             self.copies.push((binding, b.push(Op::Cache(Cache::Upload), &[state])?));
         }
         Ok(())
@@ -208,16 +221,8 @@ impl States {
     }
 }
 
-pub(super) fn gradient(
-    b: &mut FunctionBuilder<'_>,
-    binding: &Binding,
-    ty: &TensorType,
-) -> Result<ValueId, OpError> {
-    b.push_as(Op::State(prefixed(binding, state::GRADIENT)), &[], gradient_type(ty))
-}
-
-/// The type in which the gradient of a weight is accumulated.
-pub(super) fn gradient_type(ty: &TensorType) -> TensorType {
+/// The type of the states of an optimizer for a weight.
+fn state_type(ty: &TensorType) -> TensorType {
     TensorType { dtype: sums_in(ty.dtype), ..ty.clone() }
 }
 

@@ -9,6 +9,7 @@ use ithaca_layout::shard::Zero;
 
 use crate::change::Change;
 use crate::comment::commented;
+use crate::deepspeed;
 use crate::layout::{Layout, Role, TokenOrder};
 use crate::rules::{Copies, Rules};
 use crate::setting::{Settings, python};
@@ -25,6 +26,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     rules.tensor_heads(Copies::Refused);
     let (heads, tokens, tensor, data) =
         (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor(), layout.data());
+    if heads > 1 {
+        deepspeed::check_sums(rules);
+    } else {
+        rules.sums_in_f32();
+    }
     let stages = layout.stages();
     rules.refuse(stages > 1, || format!("the plan has {stages} stages, and {title} has no pipeline"), None);
     rules.refuse(
@@ -178,12 +184,18 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
         arguments.push(format!("gradient_accumulation_steps={}", layout.micro_batches()));
     }
     if heads > 1 {
-        let stage = layout.zero.stage();
+        let stage = deepspeed::stage(layout);
         let _ = writeln!(
             out,
             "    plugin = DeepSpeedPlugin(zero_stage={stage}, gradient_accumulation_steps={})",
             layout.micro_batches()
         );
+        if let Some(dtype) = deepspeed::gradient_type(layout) {
+            let _ = writeln!(
+                out,
+                "    plugin.deepspeed_config[\"data_types\"] = {{\"grad_accum_dtype\": \"{dtype}\"}}"
+            );
+        }
         arguments.push("deepspeed_plugin=plugin".to_owned());
     } else if is_fsdp {
         let python = |is: bool| if is { "True" } else { "False" };

@@ -1,6 +1,6 @@
 //! Refusals, and changes of a layout.
 
-use ithaca_differentiate::{PipelineOrder, Recompute};
+use ithaca_differentiate::{GradientType, PipelineOrder, Recompute};
 use ithaca_layout::shard::Zero;
 
 use crate::layout::{Layout, Oddity, Role, TokenOrder};
@@ -33,6 +33,8 @@ pub enum Change {
     Recompute(Recompute),
     /// The loss in one part.
     WholeLoss,
+    /// Gradients summed in another type.
+    Gradients(GradientType),
     /// Another order of the pipeline.
     Pipeline(PipelineOrder),
     /// Stages of as many layers.
@@ -87,6 +89,7 @@ impl Change {
             }
             Change::Recompute(policy) => layout.training.recompute = *policy,
             Change::WholeLoss => layout.training.loss_chunks = 1,
+            Change::Gradients(gradients) => layout.training.gradients = *gradients,
             Change::Pipeline(order) => layout.training.pipeline = *order,
             Change::EvenStages => layout.chunk_layers.clear(),
             Change::Zero(zero) => layout.zero = *zero,
@@ -133,6 +136,10 @@ impl Change {
             Change::Role(from, to) => format!("ranks that split {} split {}", role(from), role(to)),
             Change::Recompute(policy) => format!("recomputation `{policy}`"),
             Change::WholeLoss => "the loss in one part".to_owned(),
+            Change::Gradients(GradientType::Full) => "gradients summed in f32".to_owned(),
+            Change::Gradients(GradientType::Weights) => {
+                "gradients summed in the type of the weights".to_owned()
+            }
             Change::Pipeline(order) => format!("the order `{}` of the pipeline", order.name()),
             Change::EvenStages => "the framework's own cut of the layers".to_owned(),
             Change::Zero(zero) => format!("ZeRO {zero}"),

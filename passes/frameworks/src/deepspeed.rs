@@ -1,6 +1,6 @@
 //! DeepSpeed: Ulysses, AutoTP, AutoEP, pipelines and ZeRO, as a JSON configuration.
 
-use ithaca_differentiate::{Offload, PipelineOrder, Recompute};
+use ithaca_differentiate::{GradientType, Offload, PipelineOrder, Recompute};
 use ithaca_import::{Facts, Mode};
 use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
@@ -65,6 +65,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     if layout.mode != Mode::Train {
         return;
     }
+    check_sums(rules);
     let stage = layout.zero.stage();
     rules.refuse(
         layout.training.offload == Offload::Optimizer && stage == 0,
@@ -104,6 +105,39 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     );
 }
 
+/// Gradients have another type than weights with ZeRO only.
+pub(crate) fn check_sums(rules: &mut Rules<'_>) {
+    let layout = rules.layout;
+    let is_mixed = layout.gradients().is_some_and(|dtype| dtype != layout.dtype);
+    rules.refuse(
+        is_mixed && stage(layout) == 0,
+        || {
+            format!(
+                "gradients of the plan are summed in f32 without ZeRO, and DeepSpeed sums them in {}, that of the weights, then",
+                layout.dtype
+            )
+        },
+        Change::Gradients(GradientType::Weights),
+    );
+}
+
+/// The stage of ZeRO: 1 where no rank shares weights with another, and gradients have a type of their own, which it has then only.
+pub(crate) fn stage(layout: &Layout) -> u64 {
+    let is_alone = layout.data() * layout.degree(Role::Heads) == 1;
+    let is_mixed = layout.gradients().is_some_and(|dtype| dtype != layout.dtype);
+    layout.zero.stage().max(u64::from(is_alone && is_mixed))
+}
+
+/// The type in which gradients are summed, as a configuration names it.
+pub(crate) fn gradient_type(layout: &Layout) -> Option<&'static str> {
+    match layout.gradients()? {
+        DType::BF16 => Some("bf16"),
+        DType::F16 => Some("fp16"),
+        DType::F32 => Some("fp32"),
+        _ => None,
+    }
+}
+
 /// The keys of the configuration.
 pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
     set.degree("sequence_parallel_size", layout.degree(Role::Heads));
@@ -112,8 +146,8 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
         set.flag("expert_parallel.enabled", true);
         set.set("expert_parallel.autoep_size", layout.experts());
     }
-    if layout.mode == Mode::Train && layout.zero != Zero::Off {
-        set.set("zero_optimization.stage", layout.zero.stage());
+    if layout.mode == Mode::Train && stage(layout) > 0 {
+        set.set("zero_optimization.stage", stage(layout));
         if layout.training.offload == Offload::Optimizer {
             set.set("zero_optimization.offload_optimizer.device", "cpu");
             set.flag("zero_optimization.offload_optimizer.pin_memory", true);
@@ -131,6 +165,9 @@ pub(crate) fn workload(layout: &Layout, set: &mut Settings) {
     }
     set.flag("bf16.enabled", layout.dtype == DType::BF16);
     set.flag("fp16.enabled", layout.dtype == DType::F16);
+    if let Some(dtype) = gradient_type(layout) {
+        set.set("data_types.grad_accum_dtype", dtype);
+    }
     if let Some(adamw) = layout.training.optimizer.filter(|_| layout.mode == Mode::Train) {
         set.set("optimizer.type", "AdamW");
         set.set("optimizer.params.lr", adamw.lr);

@@ -1,6 +1,6 @@
 //! A layout in terms that frameworks share: degrees by role, the movement of attention, token order, and the training step.
 
-use ithaca_differentiate::{PipelineOrder, Training};
+use ithaca_differentiate::{GradientType, PipelineOrder, Training};
 use ithaca_import::{Facts, Mode, Workload};
 use ithaca_ir::{DType, Diagnostic};
 use ithaca_layout::registry::Registry;
@@ -209,6 +209,12 @@ impl Layout {
             chunk_layers: Vec::new(),
             oddities,
         })
+    }
+
+    /// The type in which gradients are summed, where it is not that of all of the step.
+    pub fn gradients(&self) -> Option<DType> {
+        let wide = GradientType::Full.of(self.dtype);
+        (self.mode == Mode::Train && wide != self.dtype).then(|| self.training.gradients.of(self.dtype))
     }
 
     /// The layout with these layers in the chunks of its pipeline.

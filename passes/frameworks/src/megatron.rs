@@ -161,6 +161,29 @@ pub(crate) fn workload(layout: &Layout, facts: &Facts, set: &mut Settings) {
     set.set("max-position-embeddings", facts.max_positions.max(layout.sequence));
     set.flag("bf16", layout.dtype == DType::BF16);
     set.flag("fp16", layout.dtype == DType::F16);
+    // In bf16 sums are in f32, in f16 they are not, unless a flag says so.
+    set.flag("grad-reduce-in-bf16", layout.gradients() == Some(DType::BF16));
+    let is_wide = layout.dtype == DType::F16 && layout.gradients() == Some(DType::F32);
+    set.flag("accumulate-allreduce-grads-in-fp32", is_wide);
+    let name = |dtype| match dtype {
+        DType::BF16 => "bf16",
+        DType::F16 => "fp16",
+        _ => "fp32",
+    };
+    for (key, dtype) in fsdp_types(layout) {
+        set.set(key, name(dtype));
+    }
+}
+
+/// The types in which Megatron's FSDP sums and sends gradients, which are those of weights unless flags say otherwise.
+pub(crate) fn fsdp_types(layout: &Layout) -> Vec<(&'static str, DType)> {
+    let is_fsdp = layout.zero >= Zero::Gradients;
+    match layout.gradients().filter(|&sums| is_fsdp && sums != layout.dtype) {
+        Some(sums) => {
+            vec![("megatron-fsdp-main-grads-dtype", sums), ("megatron-fsdp-grad-comm-dtype", layout.dtype)]
+        }
+        None => Vec::new(),
+    }
 }
 
 /// The settings of the optimizer.

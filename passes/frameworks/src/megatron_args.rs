@@ -180,6 +180,25 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
         notes.push("dropout, 0.1 where `--attention-dropout` and `--hidden-dropout` do not state it, has no price here".to_owned());
     }
     workload.extend(["--train".to_owned(), "dropout=off".to_owned()]);
+    let is_wide = flags.flag("accumulate-allreduce-grads-in-fp32");
+    let is_narrow = flags.flag("grad-reduce-in-bf16");
+    let is_fsdp = flags.flag("use-megatron-fsdp") | flags.flag("use-custom-fsdp");
+    let of_fsdp = flags.word("megatron-fsdp-main-grads-dtype").filter(|dtype| dtype != "auto");
+    let narrow = if is_bf16 { Some("bf16") } else { is_f16.then_some("fp16") };
+    let sums_in_weights = match (is_fsdp, of_fsdp.as_deref()) {
+        (true, Some("fp32")) => false,
+        (true, Some(other)) if Some(other) != narrow => {
+            wrong.push(refusal(format!(
+                "`--megatron-fsdp-main-grads-dtype {other}` is neither fp32 nor the type of the weights"
+            )));
+            false
+        }
+        (true, _) => true,
+        (false, _) => is_bf16 && is_narrow || is_f16 && !is_wide,
+    };
+    if sums_in_weights && narrow.is_some() {
+        workload.extend(["--train".to_owned(), "gradients=weights".to_owned()]);
+    }
     let mut options: Words = Vec::new();
     let mut option = |key: &str, value: String| options.extend([key.to_owned(), value]);
     option("--gpus", gpus.to_string());

@@ -45,7 +45,10 @@ fn place(setting: &Setting) -> Option<String> {
     Some(match name.as_str() {
         "num_virtual_stages_per_pipeline_rank" => "model.virtual_pipeline_model_parallel_size".to_owned(),
         "micro_batch_size" | "global_batch_size" => format!("train.{name}"),
-        "use_distributed_optimizer" | "data_parallel_sharding_strategy" => format!("ddp.{name}"),
+        "use_distributed_optimizer" | "data_parallel_sharding_strategy" | "grad_reduce_in_fp32" => {
+            format!("ddp.{name}")
+        }
+        "megatron_fsdp_main_grads_dtype" | "megatron_fsdp_grad_comm_dtype" => format!("ddp.{name}"),
         "use_megatron_fsdp" | "use_tp_pp_dp_mapping" => format!("dist.{name}"),
         "ckpt_format" => format!("checkpoint.{name}"),
         "no_gradient_accumulation_fusion" => "model.gradient_accumulation_fusion".to_owned(),
@@ -64,6 +67,19 @@ pub(crate) fn nemo_settings(layout: &Layout, facts: &Facts, is_whole: bool) -> V
         set.set("seq-length", layout.sequence);
         set.flag("bf16", layout.dtype == DType::BF16);
         set.flag("fp16", layout.dtype == DType::F16);
+        if let Some(dtype) = layout.gradients() {
+            set.set("grad-reduce-in-fp32", dtype == DType::F32);
+        }
+        for (key, dtype) in megatron::fsdp_types(layout) {
+            set.set(
+                key,
+                match dtype {
+                    DType::BF16 => "torch.bfloat16",
+                    DType::F16 => "torch.float16",
+                    _ => "torch.float32",
+                },
+            );
+        }
     }
     let value = |s: &Setting| if s.key.starts_with("no-") { false.into() } else { s.value.clone() };
     set.0.iter().filter_map(|s| Some(Setting { key: place(s)?, value: value(s) })).collect()
@@ -73,8 +89,19 @@ pub(crate) fn nemo_settings(layout: &Layout, facts: &Facts, is_whole: bool) -> V
 pub(crate) fn nemo(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
     let mut out = commented(notes, "# ");
     out += "\n\ndef configure(config):\n    \"\"\"Sets the layout in a megatron.bridge.training.config.ConfigContainer.\"\"\"\n";
-    for Setting { key, value } in nemo_settings(layout, facts, true) {
-        let _ = writeln!(out, "    config.{key} = {}", python(&value));
+    let settings = nemo_settings(layout, facts, true);
+    if settings.iter().any(is_torch) {
+        out += "    import torch\n\n";
+    }
+    for setting in settings {
+        let text = setting.value.as_str().filter(|_| is_torch(&setting)).map(str::to_owned);
+        let _ =
+            writeln!(out, "    config.{} = {}", setting.key, text.unwrap_or_else(|| python(&setting.value)));
     }
     out + "    return config\n"
+}
+
+/// Whether a value is an expression of PyTorch.
+fn is_torch(setting: &Setting) -> bool {
+    setting.value.as_str().is_some_and(|text| text.starts_with("torch."))
 }

@@ -1,6 +1,6 @@
 //! Rules that several frameworks have, and the list of refusals that they add to.
 
-use ithaca_differentiate::{Offload, PipelineOrder, Recompute};
+use ithaca_differentiate::{GradientType, Offload, PipelineOrder, Recompute};
 use ithaca_import::{Facts, Mode};
 use ithaca_ir::DType;
 use ithaca_layout::shard::Zero;
@@ -50,6 +50,16 @@ impl Rules<'_> {
                 )
             },
             None,
+        );
+    }
+
+    /// The framework sums gradients in f32.
+    pub(crate) fn sums_in_f32(&mut self) {
+        let (layout, title) = (self.layout, self.title);
+        self.refuse(
+            layout.gradients() == Some(layout.dtype),
+            || format!("gradients of the plan are summed in {}, and {title} sums them in f32", layout.dtype),
+            Change::Gradients(GradientType::Full),
         );
     }
 

@@ -1,8 +1,8 @@
 //! Rules, rank orders, texts and readings of frameworks, on the models of the examples.
 
-use ithaca_differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_differentiate::{GradientType, PipelineOrder, Recompute, Training};
 use ithaca_import::{Facts, Mode, Workload, facts};
-use ithaca_ir::Mesh;
+use ithaca_ir::{DType, Mesh};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::parse_mesh;
 use ithaca_layout::shard::{HeadSplit, ShardOptions, Zero};
@@ -292,6 +292,67 @@ fn persistent_weights_are_odd() {
     let workload = Workload { mode: Mode::Train, ..Workload::prefill(4, 8192) };
     let layout = Layout::new(&Registry::default(), &options, &workload, &facts, None).unwrap();
     assert_eq!((layout.zero, layout.oddities), (Zero::Parameters, vec![Oddity::PersistentWeights]));
+}
+
+#[test]
+fn gradients_are_summed_as_the_plan_says() {
+    use Framework::{Accelerate, Deepspeed, Megatron, Nemo, Torchtitan};
+    let (_, facts) = model("llama-3-8b");
+    let of = |(strategy, mesh): (&str, &str), gradients, dtype, zero| {
+        let training = Training { gradients, ..Training::default() };
+        let workload = Workload { training, dtype: Some(dtype), ..train(16, 8192) };
+        Layout { zero, ..layout(&facts, strategy, mesh, &workload) }
+    };
+    let data = ("data-parallel", "dp=4");
+    let text = |framework, layout: &Layout| {
+        let subject = Subject { model: "m".to_owned(), plan: String::new(), node: 8 };
+        export(framework, layout, &facts, &subject, &[]).text
+    };
+    let (full, narrow) = (GradientType::Full, GradientType::Weights);
+    for (dtype, full_flag, narrow_flag) in [
+        (DType::BF16, "", "--grad-reduce-in-bf16"),
+        (DType::F16, "--accumulate-allreduce-grads-in-fp32", ""),
+        (DType::F32, "", ""),
+    ] {
+        for (gradients, flag) in [(full, full_flag), (narrow, narrow_flag)] {
+            let script = text(Megatron, &of(data, gradients, dtype, Zero::Optimizer));
+            let flags = ["--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"];
+            let found: Vec<&str> = flags.into_iter().filter(|flag| script.contains(flag)).collect();
+            assert_eq!(found.concat(), flag, "{gradients:?} {dtype}");
+        }
+    }
+    let bf16 = |gradients, zero| of(data, gradients, DType::BF16, zero);
+    assert!(text(Nemo, &bf16(full, Zero::Optimizer)).contains("config.ddp.grad_reduce_in_fp32 = True"));
+    assert!(text(Nemo, &bf16(narrow, Zero::Optimizer)).contains("config.ddp.grad_reduce_in_fp32 = False"));
+    let json = |layout: &Layout| serde_json::from_str::<serde_json::Value>(&text(Deepspeed, layout)).unwrap();
+    let sharded = bf16(full, Zero::Parameters);
+    assert!(text(Megatron, &sharded).contains("--megatron-fsdp-main-grads-dtype fp32"));
+    assert!(text(Nemo, &sharded).contains("config.ddp.megatron_fsdp_main_grads_dtype = torch.float32"));
+    let accumulates = |layout: &Layout| json(layout)["data_types"]["grad_accum_dtype"].clone();
+    assert_eq!(accumulates(&bf16(full, Zero::Gradients)), "fp32");
+    assert_eq!(accumulates(&bf16(narrow, Zero::Off)), "bf16");
+    assert!(reasons(Deepspeed, &bf16(full, Zero::Off), &facts).contains("summed in f32 without ZeRO"));
+    // With one replica stage 1 splits nothing, and has sums in f32.
+    let alone = of(("megatron-tp", "tp=4"), full, DType::BF16, Zero::Off);
+    assert_eq!(json(&alone)["zero_optimization"]["stage"], 1);
+    for framework in [Torchtitan, Accelerate] {
+        assert_eq!(reasons(framework, &bf16(full, Zero::Parameters), &facts), "");
+        let reasons = reasons(framework, &bf16(narrow, Zero::Parameters), &facts);
+        assert!(reasons.contains("summed in bf16") && !reasons.contains('\n'), "{reasons}");
+    }
+    for (flags, train) in [
+        ("--bf16", "dropout=off"),
+        ("--bf16 --accumulate-allreduce-grads-in-fp32", "dropout=off"),
+        ("--bf16 --grad-reduce-in-bf16", "dropout=off --train gradients=weights"),
+        ("--fp16", "dropout=off --train gradients=weights"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "dropout=off"),
+        ("--bf16 --use-megatron-fsdp", "dropout=off --train gradients=weights"),
+        ("--bf16 --use-megatron-fsdp --megatron-fsdp-main-grads-dtype fp32", "dropout=off"),
+    ] {
+        let words = megatron_args::words(&ARGUMENTS.replace("--bf16", flags));
+        let run = megatron_args::read(&words, 16, &[]).unwrap();
+        assert!(run.workload.join(" ").ends_with(&format!("--train {train}")), "{flags}: {:?}", run.workload);
+    }
 }
 
 const ARGUMENTS: &str = "torchrun --nproc-per-node 8 pretrain_gpt.py \\

@@ -22,6 +22,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     rules.oddities();
     rules.trains();
     rules.keeps_states();
+    rules.sums_in_f32();
     rules.tensor_heads(Copies::Refused);
     rules.experts();
     let (heads, tokens, tensor) = (layout.degree(Role::Heads), layout.degree(Role::Tokens), layout.tensor());

@@ -1,12 +1,14 @@
 //! What the pass makes of small models: which functions there are, what they keep, and what it refuses.
 
+use std::collections::BTreeSet;
+
 use ithaca_differentiate::*;
 use ithaca_import::{Mode, Workload, program};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Layers, Node};
-use ithaca_ir::ops::{Random, Target};
+use ithaca_ir::ops::{Random, Target, state};
 use ithaca_ir::verify::verify;
-use ithaca_ir::{Module, Op, text};
+use ithaca_ir::{DType, Module, Op, text};
 use ithaca_pass::{Context, Pass, Volume};
 use serde_json::json;
 
@@ -33,6 +35,27 @@ fn a_step_prints_as_it_is_read() {
     let module = step(Training { micro_batches: 2, clip: Some(1.0), ..Training::default() });
     verify(&module).unwrap();
     assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+}
+
+#[test]
+fn gradients_are_summed_in_the_type_that_is_asked() {
+    let types = |gradients| {
+        let training = Training { micro_batches: 2, gradients, ..Training::default() };
+        let dtype = Some(DType::BF16);
+        let workload = Workload { mode: Mode::Train, training, dtype, ..Workload::prefill(4, 8) };
+        let module = program(&llama(), "m", &workload).unwrap();
+        verify(&module).unwrap();
+        let nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let states = nodes.filter_map(|(f, n)| match &n.op {
+            Op::State(binding) if binding.name != state::STEP => {
+                Some((state::is_gradient(&binding.name), f.ty(n.result()).dtype))
+            }
+            _ => None,
+        });
+        states.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(types(GradientType::Full), BTreeSet::from([(false, DType::F32), (true, DType::F32)]));
+    assert_eq!(types(GradientType::Weights), BTreeSet::from([(false, DType::F32), (true, DType::BF16)]));
 }
 
 #[test]

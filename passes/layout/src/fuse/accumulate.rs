@@ -85,7 +85,7 @@ fn found(function: &Function) -> Vec<(usize, Found)> {
         let fits = is_product(product)
             && made.layout == before.layout
             && made.dims == before.dims
-            && sums_in(made.dtype) == before.dtype;
+            && [made.dtype, sums_in(made.dtype)].contains(&before.dtype);
         let Op::State(state) = &nodes[read].op else { return None };
         let between = &nodes[product.min(read)..sum];
         let is_free = !between.iter().any(|n| touches(n, state, Access::Write));

@@ -1,6 +1,6 @@
 //! Repairs: changes of a request that nothing satisfies. Each was tried, and gives a plan.
 
-use ithaca_differentiate::{Offload, Training};
+use ithaca_differentiate::{GradientType, Offload, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units;
@@ -85,8 +85,8 @@ pub(super) fn refusal(
     (tried, blocks): (&Tried, &Blocks),
 ) -> Diagnostic {
     let mut repairs = Vec::new();
-    if !tried.too_large.is_empty() && offloads(compiler, cluster, request, blocks) {
-        repairs.push("--offload optimizer".to_owned());
+    if !tried.too_large.is_empty() {
+        repairs.extend(smaller_states(compiler, cluster, request, blocks));
     }
     repairs.extend(if request.is_search_of_steps() {
         of_steps(compiler, cluster, request, (tried, blocks))
@@ -156,19 +156,32 @@ fn smaller(cluster: &Cluster, request: &Request, tried: &Tried) -> String {
     }
 }
 
-/// Whether a training step fits whose optimizer has its states in host memory.
-fn offloads(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, blocks: &Blocks) -> bool {
-    let Some(steps) = &request.steps else { return false };
-    let Steps { training, open } = steps;
-    if cluster.accelerator.host_bandwidth.is_none()
-        || training.optimizer.is_none()
-        || training.offload == Offload::Optimizer
+/// Changes of the states of a training step with which it fits.
+fn smaller_states(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    blocks: &Blocks,
+) -> Vec<String> {
+    let Some(Steps { training, open }) = &request.steps else { return Vec::new() };
+    let fits = |training: Training| {
+        let steps = Some(Steps { training, open: open.clone() });
+        explore::fits(compiler, cluster, &Request { steps, ..request.clone() }, blocks)
+    };
+    let mut repairs = Vec::new();
+    if cluster.accelerator.host_bandwidth.is_some()
+        && training.optimizer.is_some()
+        && training.offload != Offload::Optimizer
+        && fits(Training { offload: Offload::Optimizer, ..training.clone() })
     {
-        return false;
+        repairs.push("--offload optimizer".to_owned());
     }
-    let training = Training { offload: Offload::Optimizer, ..training.clone() };
-    let steps = Some(Steps { training, open: open.clone() });
-    explore::fits(compiler, cluster, &Request { steps, ..request.clone() }, blocks)
+    if training.gradients == GradientType::Full
+        && fits(Training { gradients: GradientType::Weights, ..training.clone() })
+    {
+        repairs.push("--train gradients=weights".to_owned());
+    }
+    repairs
 }
 
 /// A refusal of the request itself, before any candidate was tried, with repairs.
