@@ -5,7 +5,7 @@
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module, Op};
-use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
+use ithaca_passes::differentiate::{DropoutChoice, GradientType, PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
@@ -176,24 +176,36 @@ pub fn layout_notes(args: &LayoutArgs, mesh: &Mesh) -> Option<String> {
     is_ineffective.then(|| format!("`--fuse {fuse}` has no effect: one device has no collectives"))
 }
 
-/// A note on `dropout=off` where the configuration has no dropout: `step` is the program without dropout,
-/// `as_configured` makes the program with the dropout of the configuration.
+/// Notes on options of the training step that change nothing: `step` is the program with them, `made` makes the program of other
+/// options.
 ///
 /// # Errors
-/// Those of `as_configured`.
+/// Those of `made`.
 pub fn training_notes(
     workload: &Workload,
     step: &Module,
-    as_configured: impl FnOnce(&Workload) -> std::result::Result<Module, Diagnostics>,
-) -> Result<Option<String>> {
-    if workload.mode != Mode::Train || workload.training.dropout != DropoutChoice::Off {
-        return Ok(None);
+    made: impl Fn(&Workload) -> std::result::Result<Module, Diagnostics>,
+) -> Result<Vec<String>> {
+    let Workload { mode, training, .. } = workload;
+    if *mode != Mode::Train {
+        return Ok(Vec::new());
     }
-    let training = Training { dropout: DropoutChoice::Config, ..workload.training.clone() };
-    let configured = as_configured(&Workload { training, ..workload.clone() })?;
-    let is_ineffective = configured.functions == step.functions;
-    Ok(is_ineffective
-        .then(|| "`--train dropout=off` has no effect: the configuration drops nothing".to_owned()))
+    let usual = [
+        (
+            Training { dropout: DropoutChoice::Config, ..training.clone() },
+            "`--train dropout=off` has no effect: the configuration drops nothing",
+        ),
+        (
+            Training { gradients: GradientType::Full, ..training.clone() },
+            "`--train gradients=weights` has no effect: weights have the type of sums",
+        ),
+    ];
+    let mut notes = Vec::new();
+    for (usual, note) in usual.into_iter().filter(|(usual, _)| usual != training) {
+        let usual = made(&Workload { training: usual, ..workload.clone() })?;
+        notes.extend((usual.functions == step.functions).then(|| note.to_owned()));
+    }
+    Ok(notes)
 }
 
 /// `--ignore-field` needs a field that exists.

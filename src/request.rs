@@ -72,6 +72,7 @@ impl PlanRequest {
         let gpus = gpus.ok_or_else(|| {
             Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`")
         })?;
+        let cluster = cluster.spread(gpus);
         let mut workload = if let Some(text) = import::program_text(&model.config) {
             subject::own_workload(workload_args)?;
             import::workload_of(&parse(text)?)

@@ -556,6 +556,7 @@ fn layout(
     };
     ineffective::layout(args, &mesh)?;
     let mut options = ShardOptions { strategy, ..layout_options(registry, args, Some(&mesh))? };
+    let cluster = cluster.spread(mesh.ranks());
     options.mesh = mesh;
     Ok((options, cluster))
 }

@@ -166,7 +166,7 @@ fn requested(
     args: &PlanArgs,
     model: Model,
     registry: &Registry,
-) -> Result<(PlanRequest, Module, Option<String>)> {
+) -> Result<(PlanRequest, Module, Vec<String>)> {
     let request = PlanRequest::of_args(registry, model, &args.workload, &args.layout, &args.narrowing)?;
     let module = request.program()?;
     let PlanRequest { model, workload, .. } = &request;

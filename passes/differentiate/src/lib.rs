@@ -102,20 +102,8 @@ impl Pass for Differentiate {
         if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
             cx.note("`dropout=off` has no effect: the program drops nothing");
         }
-        if self.training.gradients == GradientType::Weights && !has_narrow_weights(module) {
-            cx.note("`gradients=weights` has no effect: all weights have the type of sums");
-        }
         training_step(module, &self.training)
     }
-}
-
-/// Whether a weight has another type than sums of its gradients.
-fn has_narrow_weights(module: &Module) -> bool {
-    let is_narrow = |f: &Function, n: &Node| {
-        let of = |dtype| GradientType::Full.of(dtype) != dtype;
-        matches!(n.op, Op::Param(_)) && of(f.ty(n.result()).dtype)
-    };
-    module.functions.values().any(|f| f.nodes.iter().any(|n| is_narrow(f, n)))
 }
 
 /// One training step of `module`, which computes an output `loss`.

@@ -229,9 +229,10 @@ impl<'a> Pricer<'a> {
         let workload = subject::staged(workload, &options.mesh);
         let module = import::program(&self.model.config, &self.model.name, &workload).ok()?;
         let module = ithaca_ir::verify::verify(&module).ok()?;
-        let compiled = draft_with(self.registry, module, options, cluster).ok()?;
-        let seconds = simulate(cluster, &compiled.schedule).seconds;
-        Some((seconds, memory::of_schedule(cluster, &compiled.schedule)))
+        let cluster = cluster.clone().spread(options.mesh.ranks());
+        let compiled = draft_with(self.registry, module, options, &cluster).ok()?;
+        let seconds = simulate(&cluster, &compiled.schedule).seconds;
+        Some((seconds, memory::of_schedule(&cluster, &compiled.schedule)))
     }
 
     /// A replica that decodes, and computes prompts in chunks if it must; nothing where one sequence for each group is too many.

@@ -1,7 +1,8 @@
 //! Training steps that frameworks were published with, each under the layout that its publication states.
 
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_passes::differentiate::{GradientType, PipelineOrder, Recompute, Training};
+use ithaca_passes::import::ExpertBound;
 use ithaca_passes::shard::Zero;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ pub(super) fn groups(all: bool) -> Vec<Group> {
         llm_foundry("h100-80gb", others, ("dgx-h100", "flash-2"), Compared::AsRatios),
         fms(),
     ];
-    groups.extend(all.then(nemo));
+    groups.extend(if all { nemo() } else { Vec::new() });
     groups
 }
 
@@ -111,10 +112,10 @@ fn fms() -> Group {
 /// micro-batches, seconds.
 type Nemo = (&'static str, &'static str, u64, u64, u64, [u64; 4], u64, u64, f64);
 
-/// NVIDIA dgxc-benchmarking, 25.02 and 25.05: NeMo on H100 in bf16, seconds of a step. The limit of products on H100 was chosen
-/// after these errors were seen.
-fn nemo() -> Group {
-    let rows: [Nemo; 11] = [
+/// NVIDIA dgxc-benchmarking, 25.02 and 25.05: NeMo in bf16, seconds of a step. The limits of products on H100 and GB200 were chosen
+/// after the errors of some were seen.
+fn nemo() -> Vec<Group> {
+    let h100: [Nemo; 11] = [
         ("Llama 3.1 8B on 8", "llama-3-8b", 32, 128, 8192, [1, 4, 2, 1], 1, 32, 12.78),
         ("Llama 3.1 8B on 64", "llama-3-8b", 32, 1024, 8192, [1, 32, 2, 1], 1, 32, 13.00),
         ("Llama 3.1 70B on 64", "llama-3-70b", 80, 128, 8192, [4, 2, 2, 4], 5, 64, 14.61),
@@ -127,43 +128,125 @@ fn nemo() -> Group {
         ("GPT-3 175B on 128", "gpt", 96, 256, 2048, [8, 4, 1, 4], 12, 64, 8.309),
         ("GPT-3 175B on 1024", "gpt", 96, 2048, 2048, [8, 32, 1, 4], 12, 64, 8.453),
     ];
-    let cluster = Cluster::named("dgx-h100").and_then(|c| c.with_attention_kernel("cudnn")).unwrap();
-    let row = |(name, model, layers, batch, sequence, degrees, chunks, micro_batches, measured): Nemo| {
-        let mut config = if model == "gpt" {
-            without_dropout(gpt([12_288, layers, 96], sequence))
-        } else {
-            let path = format!("{}/examples/{model}/config.json", env!("CARGO_MANIFEST_DIR"));
-            serde_json::from_str::<Value>(&std::fs::read_to_string(path).unwrap()).unwrap()
-        };
-        config["num_hidden_layers"] = json!(layers);
-        let axes = ["pp", "dp", "cp", "tp"].into_iter().zip(degrees).filter(|&(_, n)| n > 1);
-        let mesh: Vec<String> = axes.clone().map(|(axis, n)| format!("{axis}={n}")).collect();
-        let strategies: Vec<&str> = axes
-            .map(|(axis, _)| match axis {
-                "pp" => "pipeline",
-                "dp" => "data-parallel",
-                "cp" => "megatron-cp-p2p",
-                _ => "megatron-tp-sp",
-            })
-            .collect();
-        let stages = degrees[0];
-        let pipeline =
-            if chunks > 1 { PipelineOrder::Interleaved } else { PipelineOrder::OneForwardOneBackward };
-        let training =
-            Training { stages, micro_batches, pipeline, chunks: chunks.max(2), ..Training::default() };
-        let (strategy, mesh) = (strategies.join("+"), mesh.join(","));
-        let layout = (strategy.as_str(), mesh.as_str());
-        let step = Step {
-            config,
-            batch,
-            sequence,
-            training,
-            layout,
-            zero: Zero::Optimizer,
-            fuse: fuse(Zero::Optimizer),
-        };
-        Row { name: name.to_owned(), measured, simulated: step.seconds(&cluster), by: Use::Fitted }
+    let nemotron_h100: [Nemo; 14] = [
+        ("Nemotron 15B on 16", "nemotron-15b", 32, 64, 4096, [1, 4, 1, 4], 1, 4, 2.812),
+        ("Nemotron 15B on 32", "nemotron-15b", 32, 128, 4096, [1, 8, 1, 4], 1, 4, 2.824),
+        ("Nemotron 15B on 64", "nemotron-15b", 32, 256, 4096, [1, 16, 1, 4], 1, 4, 2.845),
+        ("Nemotron 15B on 128", "nemotron-15b", 32, 512, 4096, [1, 32, 1, 4], 1, 4, 2.859),
+        ("Nemotron 15B on 256", "nemotron-15b", 32, 1024, 4096, [1, 64, 1, 4], 1, 4, 2.852),
+        ("Nemotron 15B on 512", "nemotron-15b", 32, 2048, 4096, [1, 128, 1, 4], 1, 4, 2.875),
+        ("Nemotron 15B on 1024", "nemotron-15b", 32, 4096, 4096, [1, 256, 1, 4], 1, 4, 2.895),
+        ("Nemotron 15B on 2048", "nemotron-15b", 32, 8192, 4096, [1, 512, 1, 4], 1, 4, 2.887),
+        ("Nemotron 15B on 16, 25.05", "nemotron-15b", 32, 64, 4096, [1, 8, 1, 2], 1, 4, 2.746),
+        ("Nemotron 340B on 128", "nemotron-340b", 96, 32, 4096, [8, 2, 1, 8], 12, 16, 4.61),
+        ("Nemotron 340B on 256", "nemotron-340b", 96, 64, 4096, [8, 4, 1, 8], 12, 16, 4.67),
+        ("Nemotron 340B on 512", "nemotron-340b", 96, 128, 4096, [8, 8, 1, 8], 12, 16, 4.70),
+        ("Nemotron 340B on 1024", "nemotron-340b", 96, 256, 4096, [8, 16, 1, 8], 12, 16, 4.73),
+        ("Nemotron 340B on 2048", "nemotron-340b", 96, 512, 4096, [8, 32, 1, 8], 12, 16, 4.84),
+    ];
+    let gb200: [Nemo; 5] = [
+        ("Nemotron 340B on 128", "nemotron-340b", 96, 32, 4096, [4, 4, 1, 8], 12, 8, 2.189),
+        ("Nemotron 340B on 256", "nemotron-340b", 96, 64, 4096, [4, 8, 1, 8], 12, 8, 2.190),
+        ("Nemotron 340B on 512", "nemotron-340b", 96, 128, 4096, [4, 16, 1, 8], 12, 8, 2.229),
+        ("Llama 3.1 405B on 128", "llama-3.1-405b", 126, 64, 8192, [8, 2, 2, 4], 8, 32, 9.347),
+        ("Llama 3.1 405B on 512", "llama-3.1-405b", 126, 256, 8192, [8, 8, 2, 4], 8, 32, 9.508),
+    ];
+    let of_h100 = Cluster::named("dgx-h100").and_then(|c| c.with_attention_kernel("cudnn")).unwrap();
+    let of_gb200 = Cluster::named("gb200-nvl72").unwrap();
+    let group = |source, cluster: &Cluster, rows: &[Nemo], by| {
+        let rows = rows.iter().map(|row| Row { by, ..nemo_row(cluster, *row) }).collect();
+        Group { source, compared: Compared::Absolutely, rows }
     };
-    let rows = rows.into_iter().map(row).collect();
-    Group { source: "NeMo on H100, seconds a step", compared: Compared::Absolutely, rows }
+    vec![
+        group("NeMo on H100, seconds a step", &of_h100, &h100, Use::Fitted),
+        group("NeMo, Nemotron-4 on H100, seconds a step", &of_h100, &nemotron_h100, Use::HeldOut),
+        group("NeMo on GB200, seconds a step", &of_gb200, &gb200, Use::Fitted),
+        bridge(&of_gb200),
+    ]
+}
+
+/// Megatron-Bridge, performance summary of 25.11: Qwen3-235B in bf16 on 256 of GB200, tokens a second and GPU. Tokens were dealt to experts
+/// evenly, so slots are those of an even share.
+fn bridge(cluster: &Cluster) -> Group {
+    let config = example("qwen3-235b-a22b");
+    let (batch, sequence) = (8192, 4096);
+    let training = Training {
+        stages: 8,
+        chunks: 3,
+        pipeline: PipelineOrder::Interleaved,
+        micro_batches: 256,
+        gradients: GradientType::Weights,
+        ..Training::default()
+    };
+    let layout = ("pipeline+data-parallel-ep", "pp=8,dp=1,ep=32");
+    let step = Step {
+        config,
+        batch,
+        sequence,
+        training,
+        layout,
+        zero: Zero::Optimizer,
+        fuse: fuse(Zero::Optimizer),
+    };
+    let seconds = step.seconds_with(cluster, Some(ExpertBound { permille: 1000 }));
+    let simulated = (batch * sequence / 256) as f64 / seconds;
+    let row = Row { name: "Qwen3-235B on 256".to_owned(), measured: 4916.0, simulated, by: Use::HeldOut };
+    let source = "Megatron-Bridge on GB200, tokens/s a GPU";
+    Group { source, compared: Compared::Absolutely, rows: vec![row] }
+}
+
+fn example(model: &str) -> Value {
+    let path = format!("{}/examples/{model}/config.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The row of a step, in the faster of the ways to overlap tensor parallelism, as `plan` chooses it.
+fn nemo_row(
+    cluster: &Cluster,
+    (name, model, layers, batch, sequence, degrees, chunks, micro_batches, measured): Nemo,
+) -> Row {
+    let mut config = match model {
+        "gpt" => without_dropout(gpt([12_288, layers, 96], sequence)),
+        "nemotron-15b" => nemotron([6144, 24_576, 48]),
+        "nemotron-340b" => nemotron([18_432, 73_728, 96]),
+        model => example(model),
+    };
+    config["num_hidden_layers"] = json!(layers);
+    let axes = ["pp", "dp", "cp", "tp"].into_iter().zip(degrees).filter(|&(_, n)| n > 1);
+    let mesh: Vec<String> = axes.clone().map(|(axis, n)| format!("{axis}={n}")).collect();
+    let strategies: Vec<&str> = axes
+        .map(|(axis, _)| match axis {
+            "pp" => "pipeline",
+            "dp" => "data-parallel",
+            "cp" => "megatron-cp-p2p",
+            _ => "megatron-tp-sp",
+        })
+        .collect();
+    let [stages, .., tensor] = degrees;
+    let pipeline = if chunks > 1 { PipelineOrder::Interleaved } else { PipelineOrder::OneForwardOneBackward };
+    // `grad_reduce_in_fp32` of these recipes is false.
+    let gradients = GradientType::Weights;
+    let chunks = chunks.max(2);
+    let training = Training { stages, micro_batches, pipeline, chunks, gradients, ..Training::default() };
+    let (strategy, mesh) = (strategies.join("+"), mesh.join(","));
+    let seconds = |fuse| {
+        let (config, training, layout) =
+            (config.clone(), training.clone(), (strategy.as_str(), mesh.as_str()));
+        Step { config, batch, sequence, training, layout, zero: Zero::Optimizer, fuse }.seconds(cluster)
+    };
+    let ways: &[&str] = if tensor > 1 { &["fold+pack", "fold+overlap(chunks=4)"] } else { &["fold+pack"] };
+    let simulated = ways.iter().map(|way| seconds(way)).fold(f64::INFINITY, f64::min);
+    Row { name: name.to_owned(), measured, simulated, by: Use::HeldOut }
+}
+
+/// A model of Nemotron-4's kind: layer norms, rotary positions, products without bias that are not gated, and an untied head. Its
+/// squared ReLU costs what GELU does.
+fn nemotron([hidden, width, heads]: [u64; 3]) -> Value {
+    json!({
+        "model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": 8, "vocab_size": 256_000,
+        "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "rope_theta": 10_000,
+        "use_bias": false, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0
+    })
 }

@@ -4,7 +4,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::fuse::Fusion;
-use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::import::{ExpertBound, Mode, Workload, program};
 use ithaca_passes::movement::Partials;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use ithaca_passes::simulate::simulate;
@@ -39,10 +39,16 @@ pub(super) struct Step<'a> {
 
 impl Step<'_> {
     pub(super) fn seconds(&self, cluster: &Cluster) -> f64 {
+        self.seconds_with(cluster, None)
+    }
+
+    /// With so many slots of experts.
+    pub(super) fn seconds_with(&self, cluster: &Cluster, expert_bound: Option<ExpertBound>) -> f64 {
         let Self { config, batch, sequence, training, layout: (strategy, mesh), zero, fuse } = self;
         let workload = Workload {
             mode: Mode::Train,
             training: training.clone(),
+            expert_bound,
             ..Workload::prefill(*batch, *sequence)
         };
         let module = program(config, "model", &workload).unwrap_or_else(|e| panic!("{e:?}"));
@@ -53,9 +59,10 @@ impl Step<'_> {
             partials: Partials::Bf16,
             ..ShardOptions::new(*strategy, parse_mesh(mesh).unwrap())
         };
+        let cluster = cluster.clone().spread(options.mesh.ranks());
         let compiled =
-            compile(&module, &options, cluster).unwrap_or_else(|e| panic!("{strategy} {mesh}: {e:?}"));
-        simulate(cluster, &compiled.schedule).seconds
+            compile(&module, &options, &cluster).unwrap_or_else(|e| panic!("{strategy} {mesh}: {e:?}"));
+        simulate(&cluster, &compiled.schedule).seconds
     }
 }
 

@@ -144,7 +144,7 @@ impl Between<'_> {
                 let time = CollectiveTime { latency, transfer };
                 levels.push((i, time.times(self.cluster.crowding(self.space.mesh.ranks()))));
             }
-            inside = level.devices.value.max(1);
+            inside = level.ranks();
         }
         levels
     }

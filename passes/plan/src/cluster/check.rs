@@ -30,17 +30,24 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
     if levels.is_empty() {
         return Err(impossible("levels", "is empty: a cluster has at least one level"));
     }
-    let mut inside = 1;
+    let (mut inside, mut ranks_inside) = (1, 1);
     for (i, level) in levels.iter().enumerate() {
         check_level(&format!("levels[{i}]"), level)?;
-        let devices = level.devices.value;
-        if devices % inside != 0 || (i > 0 && devices <= inside) {
-            return Err(impossible(
-                &format!("levels[{i}].devices"),
-                &format!("is {devices}, which is not a larger multiple of the {inside} of the level inside"),
-            ));
+        let (devices, ranks) = (level.devices.value, level.ranks());
+        let of_inside = |key: &str, number: u64, inside: u64| {
+            let problem =
+                format!("is {number}, which is not a larger multiple of the {inside} of the level inside");
+            impossible(&format!("levels[{i}].{key}"), &problem)
+        };
+        if !devices.is_multiple_of(inside) || (i > 0 && devices <= inside) {
+            return Err(of_inside("devices", devices, inside));
         }
-        inside = devices;
+        // The outermost level has all ranks, however many they are.
+        let is_outermost = i > 0 && i + 1 == levels.len();
+        if !is_outermost && !ranks.is_multiple_of(ranks_inside) {
+            return Err(of_inside("used", ranks, ranks_inside));
+        }
+        (inside, ranks_inside) = (devices, ranks);
     }
     match cluster.missing_figure() {
         Some((word, key)) => Err(impossible("runtime", &format!("has `{word}`, which needs `{key}`"))),
@@ -155,6 +162,7 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     let Level {
         name: _,
         devices,
+        used,
         bandwidth,
         links,
         contention,
@@ -168,6 +176,13 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     } = level;
     let key = |k: &str| format!("{path}.{k}");
     count(&key("devices"), devices)?;
+    if let Some(used) = used {
+        count(&key("used"), used)?;
+        if used.value > devices.value {
+            let problem = format!("is {}, and the level joins {} devices", used.value, devices.value);
+            return Err(impossible(&key("used"), &problem));
+        }
+    }
     rate(&key("bandwidth"), bandwidth)?;
     if let Some(links) = links {
         count(&key("links"), links)?;

@@ -68,7 +68,7 @@ impl Cluster {
             let here = if i + 1 == self.levels.len() {
                 Spread { fewest: p, most: p }
             } else {
-                Spread::along(&space.mesh, &axes, level.devices.value)
+                Spread::along(&space.mesh, &axes, level.ranks())
             };
             if here.most > inside.most || here.fewest > inside.fewest {
                 let is_whole = inside.most == 1 && here.fewest == p;
@@ -155,7 +155,7 @@ impl Cluster {
 
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
     fn point_to_point(&self, ranks: u64, bytes: f64) -> Option<(usize, CollectiveTime)> {
-        let reached = self.levels.iter().position(|l| l.devices.value >= ranks);
+        let reached = self.levels.iter().position(|l| l.ranks() >= ranks);
         let reached = reached.or(self.levels.len().checked_sub(1))?;
         let level = &self.levels[reached];
         let transfer = bytes / level.rate_to_one(Pattern::Exchange);

@@ -216,6 +216,9 @@ pub struct Level {
     pub name: String,
     /// Devices that the level joins; a multiple of the devices of the level inside.
     pub devices: Sourced<u64>,
+    /// Devices of each block of the level that ranks take; all of them if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Sourced<u64>>,
     /// Bandwidth of one device in one direction, bytes per second.
     pub bandwidth: Sourced<f64>,
     /// Links to different devices that make up this bandwidth: a message to one device has one of them. Left out, or 1, where a
@@ -243,6 +246,13 @@ pub struct Level {
     /// Measured times of collectives within one block of the level, used in place of the figures above where they apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+}
+
+impl Level {
+    /// Ranks of a full block of the level.
+    pub fn ranks(&self) -> u64 {
+        self.used.as_ref().unwrap_or(&self.devices).value.max(1)
+    }
 }
 
 impl Cluster {

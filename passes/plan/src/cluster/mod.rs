@@ -67,10 +67,33 @@ impl Cluster {
     /// The number of the innermost level that joins two devices; of the outermost where none does.
     pub fn level_between(&self, a: Rank, b: Rank) -> usize {
         let joins = |level: &Level| {
-            let devices = level.devices.value.max(1);
-            a.0 / devices == b.0 / devices
+            let ranks = level.ranks();
+            a.0 / ranks == b.0 / ranks
         };
         self.levels.iter().position(joins).unwrap_or(self.levels.len().saturating_sub(1))
+    }
+
+    /// The same cluster, in which so many ranks take as many devices of every block of several nodes, such as a rack, as job
+    /// schedulers do: of the fewest blocks among which the ranks divide in whole nodes, at most twice those that they fill. Where
+    /// there are none, or the description says how many devices are used, ranks take one device after another.
+    #[must_use]
+    pub fn spread(mut self, ranks: u64) -> Self {
+        let total = self.devices();
+        let Some(i) = self.levels.len().checked_sub(2) else { return self };
+        let inside = i.checked_sub(1).map_or(1, |inside| self.levels[inside].ranks());
+        let node = self.devices_per_node.value.max(inside);
+        let level = &mut self.levels[i];
+        let devices = level.devices.value;
+        if level.used.is_some() || devices <= node || ranks <= devices || ranks.is_multiple_of(devices) {
+            return self;
+        }
+        let fewest = ranks.div_ceil(devices);
+        let mut blocks = fewest..=(2 * fewest).min(total / devices);
+        if let Some(blocks) = blocks.find(|blocks| ranks.is_multiple_of(blocks * node)) {
+            let source = format!("{ranks} ranks, as many in each of {blocks} blocks");
+            level.used = Some(Sourced { value: ranks / blocks, source });
+        }
+        self
     }
 
     /// The same cluster, on which times and memory assume the attention kernel called `name`.

@@ -48,4 +48,21 @@ mod tests {
         let curves = |name| builtin(name).unwrap().levels[0].measured.clone().unwrap().curves;
         assert_eq!(curves("dgx-h100"), curves("dgx-h200"));
     }
+
+    #[test]
+    fn ranks_that_fill_no_rack_take_as_many_of_each() {
+        let used = |name: &str, ranks: u64| {
+            let cluster = builtin(name).unwrap().spread(ranks);
+            cluster.check().unwrap();
+            cluster.levels[0].used.as_ref().map(|used| used.value)
+        };
+        let racks = |ranks| used("gb200-nvl72", ranks);
+        assert_eq!([8, 64, 72, 144, 576].map(racks), [None; 5], "one rack, or full ones");
+        assert_eq!([96, 128, 256, 1024].map(racks), [Some(48), Some(64), Some(64), Some(64)]);
+        assert_eq!(racks(100), None, "parts of 50 and 25 are no whole nodes of 4");
+        assert_eq!(used("dgx-h100", 12), None, "a node is no rack");
+        let cluster = builtin("gb200-nvl72").unwrap().spread(128);
+        let between = |a, b| cluster.level_between(ithaca_ir::Rank(a), ithaca_ir::Rank(b));
+        assert_eq!([between(0, 63), between(63, 64), between(64, 127)], [0, 1, 0]);
+    }
 }

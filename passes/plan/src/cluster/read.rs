@@ -75,7 +75,7 @@ impl Shape {
         };
         Self {
             keys: names::<Level>(),
-            optional: &["links", "direct_latency", "scale_loss", "measured"],
+            optional: &["used", "links", "direct_latency", "scale_loss", "measured"],
             inside,
         }
     }

@@ -10,7 +10,13 @@ use super::{Plan, Workload};
 impl Plan {
     /// What the plan assumes and a reader may not expect.
     pub fn assumptions(&self) -> Vec<String> {
-        let all = [self.long_sequence(), self.single_precision(), self.experts(), self.logits()];
+        let all = [
+            self.long_sequence(),
+            self.single_precision(),
+            self.experts(),
+            self.logits(),
+            self.spread_ranks(),
+        ];
         all.into_iter().flatten().collect()
     }
 
@@ -48,6 +54,18 @@ impl Plan {
         let capacity = self.workload.capacity.filter(|_| is_mixture)?;
         let factor = capacity.permille as f64 / 1000.0;
         Some(format!("experts drop tokens beyond {factor} times their even share (`--capacity`)"))
+    }
+
+    /// Devices of racks that ranks leave, so that all racks are alike.
+    fn spread_ranks(&self) -> Option<String> {
+        let level = self.cluster.levels.iter().find(|level| level.used.is_some())?;
+        let (ranks, name) = (level.ranks(), &level.name);
+        (self.gpus > ranks).then(|| {
+            let devices = level.devices.value;
+            format!(
+                "{ranks} of the {devices} GPUs of each block of `{name}` are used, so that blocks are alike"
+            )
+        })
     }
 
     /// Logits that a prefill keeps or leaves out.

@@ -30,7 +30,7 @@ pub fn candidates(
         None => strategies(registry, request),
     };
     let mut found = Vec::new();
-    let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.devices.value);
+    let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.ranks());
     let reach = if near { Reach::Near } else { Reach::Far };
     for name in &names {
         let product = registry.product(name)?;

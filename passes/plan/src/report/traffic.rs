@@ -126,7 +126,7 @@ impl Traffic {
             }
         };
         let level =
-            |level: &crate::cluster::Level| (level.name.clone(), level.devices.value, level.bandwidth.value);
+            |level: &crate::cluster::Level| (level.name.clone(), level.ranks(), level.bandwidth.value);
         Self {
             levels: cluster.levels.iter().map(level).collect(),
             flows: plan.collectives.iter().map(flow).collect(),
