@@ -200,8 +200,8 @@ pub struct Efficiency {
     /// As many results as could be computed by the part of the device that a product leaves idle; 0 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_results: Option<Sourced<f64>>,
-    /// The largest part of the peak rate that any product keeps under load, where that is less than the rule above gives for
-    /// large products: devices lower their clock when tensor cores draw all their power. No limit if left out.
+    /// The part of the peak rate that very large products keep under the load of a step, where that is less than `matmul`: devices
+    /// lower their clock when tensor cores draw all their power. All products are slower by as much. `matmul` if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_limit: Option<Sourced<f64>>,
     /// Kernels that stream, of the memory bandwidth.

@@ -34,10 +34,12 @@ impl Product {
         operands.iter().take(2).map(|other| only(other)).min().unwrap_or(0)
     }
 
-    /// Seconds at `rate`, FLOP per second of very large products without the limit under load.
+    /// Seconds at `rate`, FLOP per second of very large products alone: in a step all products are slower, as the device draws more
+    /// power than it may and lowers its clock.
     pub(super) fn seconds(self, cluster: &Cluster, rate: f64) -> f64 {
         let efficiency = &cluster.accelerator.efficiency;
-        let limit = efficiency.matmul_limit.as_ref().map_or(1.0, |n| n.value / efficiency.matmul.value);
+        let under_load = efficiency.matmul_limit.as_ref().unwrap_or(&efficiency.matmul).value;
+        let rate = rate * under_load / efficiency.matmul.value;
         let number = |n: &Option<Sourced<f64>>| n.as_ref().map_or(0.0, |n| n.value);
         let (more_terms, more_results) =
             (number(&efficiency.matmul_terms), number(&efficiency.matmul_results));
@@ -50,9 +52,7 @@ impl Product {
             let partial = if parts > 1.0 { 2.0 * 4.0 * parts * results } else { 0.0 };
             let launches = if parts > 1.0 && self.rows > TILE_ROWS { 2.0 } else { 1.0 };
             launches * launch
-                + ((flops + idle) / rate)
-                    .max(flops / (rate * limit))
-                    .max(cluster.stream_seconds(self.cost.bytes as f64 + partial))
+                + ((flops + idle) / rate).max(cluster.stream_seconds(self.cost.bytes as f64 + partial))
         };
         let most = (more_results / results.max(1.0)).min(terms).max(1.0);
         let parts =
