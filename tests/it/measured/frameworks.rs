@@ -162,7 +162,64 @@ fn nemo() -> Vec<Group> {
         group("NeMo, Nemotron-4 on H100, seconds a step", &of_h100, &nemotron_h100, Use::Fitted),
         group("NeMo on GB200, seconds a step", &of_gb200, &gb200, Use::Fitted),
         bridge(&of_gb200),
+        grok(&of_h100),
     ]
+}
+
+/// dgxc-benchmarking, 25.02: layers of Grok-1 on H100, seconds a step, where the number of micro-batches that it states is that of its
+/// batch. Experts are split over eight ranks with other sequences; their tokens are taken to be even.
+fn grok(cluster: &Cluster) -> Group {
+    // GPUs, tokens of a sequence, layers, stages, cp, chunks, seconds.
+    let rows = [
+        (32, 4096, 4, 1, 1, 1, 10.70),
+        (64, 8192, 8, 1, 2, 1, 21.42),
+        (128, 8192, 16, 2, 2, 8, 20.73),
+        (256, 8192, 32, 4, 2, 8, 20.83),
+        (512, 8192, 64, 8, 2, 8, 21.01),
+        (1024, 8192, 64, 8, 2, 8, 21.20),
+        (2048, 8192, 64, 8, 2, 8, 21.29),
+    ];
+    let row = |(gpus, sequence, layers, stages, cp, chunks, measured): (
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        f64,
+    )| {
+        let data = gpus / (stages * cp * 4);
+        let config = json!({
+            "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 6144,
+            "intermediate_size": 32_768, "num_hidden_layers": layers, "num_attention_heads": 48,
+            "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 8192,
+            "vocab_size": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 10_000, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "attention_dropout": 0.0, "router_jitter_noise": 0.0, "sliding_window": null,
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16"
+        });
+        let pipeline =
+            if chunks > 1 { PipelineOrder::Interleaved } else { PipelineOrder::OneForwardOneBackward };
+        let (gradients, chunks) = (GradientType::Weights, chunks.max(2));
+        let training =
+            Training { stages, micro_batches: 128, pipeline, chunks, gradients, ..Training::default() };
+        let axes = [
+            ("pipeline", format!("pp={stages}"), stages > 1),
+            ("data-parallel-ep", format!("dp={},ep=8", data / 8), true),
+            ("megatron-cp-p2p", format!("cp={cp}"), cp > 1),
+            ("megatron-tp-sp", "tp=4".to_owned(), true),
+        ];
+        let axes = axes.iter().filter(|(_, _, is_used)| *is_used);
+        let strategy: Vec<&str> = axes.clone().map(|(strategy, _, _)| *strategy).collect();
+        let mesh: Vec<&str> = axes.map(|(_, mesh, _)| mesh.as_str()).collect();
+        let (strategy, mesh) = (strategy.join("+"), mesh.join(","));
+        let layout = (strategy.as_str(), mesh.as_str());
+        let (batch, zero, fuse) = (data * 128, Zero::Optimizer, "fold+overlap(chunks=4)");
+        let step = Step { config, batch, sequence, training, layout, zero, fuse };
+        let simulated = step.seconds_with(cluster, Some(ExpertBound { permille: 1000 }));
+        Row { name: format!("{layers} layers on {gpus}"), measured, simulated, by: Use::HeldOut }
+    };
+    let rows = rows.into_iter().map(row).collect();
+    Group { source: "NeMo, Grok-1 on H100, seconds a step", compared: Compared::Absolutely, rows }
 }
 
 /// Megatron-Bridge, performance summary of 25.11: Qwen3-235B in bf16 on 256 of GB200, tokens a second and GPU. Tokens were dealt to experts
