@@ -131,4 +131,7 @@ fn python_shows_the_plan_of_the_commands() {
     let row = python.lines().find(|line| line.starts_with("megatron-cp-allgather ")).unwrap();
     let (_, reason) = row.split_once(' ').unwrap();
     assert!(commands.contains(reason), "{row}");
+    let plan = python.lines().find(|line| line.starts_with("<ithaca.Plan ")).unwrap();
+    let (_, seconds) = plan.trim_end_matches('>').rsplit_once(", ").unwrap();
+    assert!(commands.contains(seconds), "{plan}");
 }
