@@ -8,10 +8,10 @@ use crate::fuzz::{Choices, TARGETS, Target};
 use crate::tier;
 
 /// Mutations of a target: by default, and of the full tier.
-const MUTATIONS: [u64; 2] = [24, 400];
+const MUTATIONS: [u64; 2] = [24, 1000];
 
 /// Requests run whole models; each counts for many mutations.
-const REQUESTS: [u64; 2] = [4, 30];
+const REQUESTS: [u64; 2] = [4, 60];
 
 /// Bytes with one to four things changed.
 fn mutated(seeds: &[Vec<u8>], choices: &mut Choices) -> Vec<u8> {

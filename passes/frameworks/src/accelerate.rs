@@ -12,7 +12,7 @@ use crate::comment::commented;
 use crate::deepspeed;
 use crate::layout::{Layout, Role, TokenOrder};
 use crate::rules::{Copies, Rules};
-use crate::setting::{Settings, python};
+use crate::setting::{Settings, precision, python};
 
 /// The order of ranks, fastest first.
 pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Tokens, Role::Data];
@@ -190,7 +190,8 @@ pub(crate) fn text(layout: &Layout, facts: &Facts, notes: &[String]) -> String {
             "    plugin = DeepSpeedPlugin(zero_stage={stage}, gradient_accumulation_steps={})",
             layout.micro_batches()
         );
-        if let Some(dtype) = deepspeed::gradient_type(layout) {
+        if let Some(dtype) = layout.gradients() {
+            let dtype = precision(dtype);
             let _ = writeln!(
                 out,
                 "    plugin.deepspeed_config[\"data_types\"] = {{\"grad_accum_dtype\": \"{dtype}\"}}"

@@ -8,7 +8,7 @@ use ithaca_layout::shard::Zero;
 use crate::change::Change;
 use crate::layout::{Layout, Role};
 use crate::rules::{Copies, Rules};
-use crate::setting::Settings;
+use crate::setting::{Settings, precision};
 
 /// The order of ranks, fastest first.
 pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Data, Role::Stages];
@@ -128,16 +128,6 @@ pub(crate) fn stage(layout: &Layout) -> u64 {
     layout.zero.stage().max(u64::from(is_alone && is_mixed))
 }
 
-/// The type in which gradients are summed, as a configuration names it.
-pub(crate) fn gradient_type(layout: &Layout) -> Option<&'static str> {
-    match layout.gradients()? {
-        DType::BF16 => Some("bf16"),
-        DType::F16 => Some("fp16"),
-        DType::F32 => Some("fp32"),
-        _ => None,
-    }
-}
-
 /// The keys of the configuration.
 pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
     set.degree("sequence_parallel_size", layout.degree(Role::Heads));
@@ -165,8 +155,8 @@ pub(crate) fn workload(layout: &Layout, set: &mut Settings) {
     }
     set.flag("bf16.enabled", layout.dtype == DType::BF16);
     set.flag("fp16.enabled", layout.dtype == DType::F16);
-    if let Some(dtype) = gradient_type(layout) {
-        set.set("data_types.grad_accum_dtype", dtype);
+    if let Some(dtype) = layout.gradients() {
+        set.set("data_types.grad_accum_dtype", precision(dtype));
     }
     if let Some(adamw) = layout.training.optimizer.filter(|_| layout.mode == Mode::Train) {
         set.set("optimizer.type", "AdamW");

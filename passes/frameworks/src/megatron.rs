@@ -10,7 +10,7 @@ use crate::context;
 use crate::layout::{Axis, Layout, Role};
 use crate::order::Permutation;
 use crate::rules::{Copies, Rules};
-use crate::setting::Settings;
+use crate::setting::{Settings, precision};
 
 /// The order of ranks, fastest first.
 const ORDER: [Role; 5] = [Role::Tensor, Role::Heads, Role::Tokens, Role::Data, Role::Stages];
@@ -165,13 +165,8 @@ pub(crate) fn workload(layout: &Layout, facts: &Facts, set: &mut Settings) {
     set.flag("grad-reduce-in-bf16", layout.gradients() == Some(DType::BF16));
     let is_wide = layout.dtype == DType::F16 && layout.gradients() == Some(DType::F32);
     set.flag("accumulate-allreduce-grads-in-fp32", is_wide);
-    let name = |dtype| match dtype {
-        DType::BF16 => "bf16",
-        DType::F16 => "fp16",
-        _ => "fp32",
-    };
     for (key, dtype) in fsdp_types(layout) {
-        set.set(key, name(dtype));
+        set.set(key, precision(dtype));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings of a framework: a key and a value, spelled as flags, as Python, as JSON or as YAML.
 
+use ithaca_ir::DType;
 use serde_json::{Map, Value};
 
 /// A setting; a dot in the key separates sections.
@@ -31,6 +32,15 @@ impl Settings {
         if is_set {
             self.set(key, true);
         }
+    }
+}
+
+/// The name of an element type in settings of Megatron-LM and DeepSpeed.
+pub(crate) fn precision(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bf16",
+        DType::F16 => "fp16",
+        _ => "fp32",
     }
 }
 

@@ -27,7 +27,7 @@ use crate::training::sharded::LAYOUTS;
 use crate::{golden, tier};
 
 /// Right cases: by default, and of the full tier.
-const RIGHT: [u64; 2] = [20, 100];
+const RIGHT: [u64; 2] = [20, 200];
 
 /// A program under a layout, and how it is run.
 struct Case {

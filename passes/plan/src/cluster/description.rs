@@ -256,9 +256,13 @@ impl Level {
 }
 
 impl Cluster {
-    /// Devices that the outermost level joins.
+    /// Devices of the outermost level that ranks may take.
     pub fn devices(&self) -> u64 {
-        self.levels.last().map_or(1, |l| l.devices.value)
+        match self.levels.as_slice() {
+            [] => 1,
+            [only] => only.ranks(),
+            [.., block, outermost] => outermost.ranks() / block.devices.value.max(1) * block.ranks(),
+        }
     }
 
     /// Bytes of memory that a plan may use on a device.

@@ -62,6 +62,7 @@ mod tests {
         assert_eq!(racks(100), None, "parts of 50 and 25 are no whole nodes of 4");
         assert_eq!(used("dgx-h100", 12), None, "a node is no rack");
         let cluster = builtin("gb200-nvl72").unwrap().spread(128);
+        assert_eq!(cluster.devices(), 256 * 64, "what a rack leaves is nobody's");
         let between = |a, b| cluster.level_between(ithaca_ir::Rank(a), ithaca_ir::Rank(b));
         assert_eq!([between(0, 63), between(63, 64), between(64, 127)], [0, 1, 0]);
     }
