@@ -127,6 +127,11 @@ pub fn pipeline(args: &WorkloadArgs, (workload, stages): (&Workload, Option<u64>
                 "orders the stages of a pipeline, and the layout has no stages".to_owned(),
                 "add stages, as in `--strategy pipeline --mesh pp=2 --micro-batches 4`",
             ),
+            ("stage_layers", Some(0 | 1)) => (
+                true,
+                "states the layers of stages, and the layout has no stages".to_owned(),
+                "add stages, as in `--strategy pipeline --mesh pp=2 --micro-batches 4`",
+            ),
             ("chunks", _) => (
                 training.pipeline != PipelineOrder::Interleaved,
                 "is for interleaved stages, and the stages are not interleaved".to_owned(),

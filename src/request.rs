@@ -8,7 +8,7 @@ use ithaca_ir::text::parse;
 use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{self, PipelineOrder, Training};
 use ithaca_passes::frameworks::Framework;
 use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
@@ -248,6 +248,7 @@ impl PlanRequest {
         let target = search.narrowing.framework.map(target).transpose()?;
         let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
         let forward = import::import(&model.config, &model.name, workload)?;
+        check_stage_layers(&forward, &workload.training)?;
         // Many candidates have the same number of stages.
         let programs = Mutex::new(BTreeMap::new());
         let of_step = |batch: u64, training: &Training| {
@@ -299,6 +300,16 @@ impl PlanRequest {
             }
         })
     }
+}
+
+/// The stated layers of stages are those of the model.
+fn check_stage_layers(forward: &Module, training: &Training) -> Result<()> {
+    let stages = training.stage_layers.len() as u64;
+    let staged = Training { stages, pipeline: PipelineOrder::default(), ..training.clone() };
+    if stages > 0 {
+        differentiate::chunk_layers(forward, &staged).map_err(Diagnostic::from)?;
+    }
+    Ok(())
 }
 
 /// Checks that the cluster says how fast host memory is read.

@@ -8,7 +8,7 @@ mod degrees;
 
 use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_passes::compile::Compiled;
-use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::differentiate::{self, Recompute, Training};
 use ithaca_passes::fuse::Messages;
 use ithaca_passes::import::{
     self, Capacity, Cuts, Degrees, Detail, Documents, Pages, Shrink, SmallTokens, Workload,
@@ -49,7 +49,9 @@ const DETAILS: [(u64, u64); 10] =
 pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -> Result<Job> {
     let mut refused: Option<Failure> = None;
     let placement = job::placement(&job.registry, &job.options)?;
-    let shrinking = Shrinking { large: *large, job, choices, per_rank, placement: &placement };
+    let chunks = chunks(large)?;
+    let shrinking =
+        Shrinking { large: *large, job, choices, per_rank, placement: &placement, chunks: &chunks };
     for (head_dim, groups) in DETAILS {
         let found = shrinking.whole(Detail { head_dim, groups }).and_then(|found| {
             proof::same_collectives(per_rank, &found.compiled.per_rank)?;
@@ -68,6 +70,16 @@ pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -
         .unwrap_or_else(|| Diagnostic::new("P06", "no size of a small model was tried").help(help).into()))
 }
 
+/// The layers of each chunk of the large job's pipeline.
+fn chunks(large: &Large<'_>) -> Result<Vec<u64>> {
+    let training = &large.workload.training;
+    if training.stages <= 1 {
+        return Ok(Vec::new());
+    }
+    let forward = import::import(large.config, large.name, large.workload)?;
+    Ok(differentiate::chunk_layers(&forward, training).map_err(Diagnostic::from)?)
+}
+
 /// A large job that becomes small.
 #[derive(Clone, Copy)]
 struct Shrinking<'a> {
@@ -76,6 +88,8 @@ struct Shrinking<'a> {
     choices: &'a Choices,
     per_rank: &'a Module,
     placement: &'a Placement,
+    /// The layers of each chunk of the pipeline.
+    chunks: &'a [u64],
 }
 
 /// A small job and what it compiles to.
@@ -208,7 +222,9 @@ impl Shrinking<'_> {
 /// # Errors
 /// Those of the model's configuration.
 pub fn config(config: &Value, ignore: &[String], (tokens, ranks, stages): (u64, u64, u64)) -> Result<Value> {
-    let shrink = Shrink { chunks: stages, ..Shrink::to(tokens, tokens, ranks) };
+    let layers = import::facts(config, ignore)?.layers;
+    let chunks = (0..stages).map(|i| layers * (i + 1) / stages - layers * i / stages).collect();
+    let shrink = Shrink { chunks, ..Shrink::to(tokens, tokens, ranks) };
     Ok(import::shrink(config, ignore, &shrink)?)
 }
 
@@ -281,8 +297,9 @@ impl Shrinking<'_> {
             degrees: [&job.options.mesh, mesh].map(|mesh| mesh.degree(&placement.experts)),
             cuts: (2..=chunks.min(MOST_CHUNKS)).fold(1, lcm),
         };
-        let shrink =
-            Shrink { tokens, degrees: degrees.clone(), experts, chunks: training.n_chunks(), every, detail };
+        let of_pipeline = self.chunks.to_vec();
+        let shrink = Shrink { tokens, degrees: degrees.clone(), experts, chunks: of_pipeline, every, detail };
+        let stage_layers = shrink.small_chunks(config, &workload.ignore)?;
         let config = import::shrink(config, &workload.ignore, &shrink)?;
         let micro_batches = training.micro_batches;
         let batch = if workload.batch.is_multiple_of(micro_batches) {
@@ -291,6 +308,7 @@ impl Shrinking<'_> {
             workload.batch
         };
         let small = Workload {
+            training: Training { stage_layers, ..training.clone() },
             batch,
             sequence: small_step,
             target_sequence: workload.target_sequence.map(small),

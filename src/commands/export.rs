@@ -89,13 +89,12 @@ fn layout(plan: &Plan, facts: &import::Facts, session: &Session<'_>) -> Result<L
         }
     };
     let layout = Layout { order, ..layout };
-    let n = layout.stages() * layout.chunks();
-    if n == 1 {
+    if layout.stages() == 1 {
         return Ok(layout);
     }
     let forward = import::import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
-    let layers = usize::try_from(n).ok().and_then(|n| differentiate::chunk_layers(&forward, n));
-    Ok(layout.cut(layers.unwrap_or_default()))
+    let layers = differentiate::chunk_layers(&forward, &workload.training).map_err(Diagnostic::from)?;
+    Ok(layout.cut(layers))
 }
 
 /// All refusals of an export; the last has the repairs, where the framework can run the model in another layout.

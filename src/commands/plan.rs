@@ -102,6 +102,7 @@ pub(crate) fn answered(
     let is_forward = request.workload.mode != Mode::Train;
     let of_stages = [
         ("--pipeline", args.workload.pipeline.is_some()),
+        ("--train stage_layers", !request.workload.training.stage_layers.is_empty()),
         ("--micro-batches", is_forward && request.workload.training.micro_batches > 1),
     ];
     let ineffective = of_stages.into_iter().filter(|(_, is_given)| *is_given && !is_staged);

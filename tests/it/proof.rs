@@ -66,6 +66,12 @@ pub(crate) const PLANS: &[Described] = &[
     ("llama-3-8b", "pipeline", "pp=4", "train=8 micro_batches=8"),
     ("llama-3-8b", "pipeline+megatron-tp", "pp=2,tp=4", "train=8 micro_batches=4 zero=1"),
     ("llama-3-8b", "data-parallel+pipeline+ulysses", "dp=2,pp=2,ulysses=2", "train=16 micro_batches=4"),
+    (
+        "gpt2",
+        "pipeline+data-parallel",
+        "pp=4,dp=2",
+        "train=8 micro_batches=4 pipeline=zb-h1 stage_layers=3+4+4+1 zero=1 fuse=prefetch+fold+pack",
+    ),
     ("mixtral-8x7b", "ulysses+ep", "ulysses=8", ""),
     ("qwen3-30b-a3b", "data-parallel+ep", "dp=8", "train=8"),
     ("qwen3-30b-a3b", "ep", "ep=8", ""),

@@ -123,7 +123,7 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, Diagnos
         return Ok(stepped(module, main, training, None)?);
     }
     let (shape, order) = pipelined::schedule(training).map_err(|refused| vec![*refused])?;
-    let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
+    let staged = stages::cut(module, main, training)?;
     let stages = Stages::of(&staged, main, shape.stages);
     let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };
     Ok(stepped(&staged.module, main, training, Some(&pipeline))?)

@@ -7,6 +7,7 @@ use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{AdamW, MAX_PARTS, sums_in};
 use ithaca_ir::{DType, Diagnostic, TensorType};
 use ithaca_pass::options;
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The activations that the backward pass computes again instead of storing them in the forward pass.
@@ -193,6 +194,10 @@ pub struct Training {
     /// Chunks of layers per stage in interleaved order.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub chunks: u64,
+    /// The layers of each stage, in interleaved order of each chunk; empty for stages of nearly equal FLOPs. Without a
+    /// pipeline it has no effect.
+    #[serde(deserialize_with = "stage_layers")]
+    pub stage_layers: Vec<u64>,
     /// Whether dropout is applied.
     pub dropout: DropoutChoice,
     /// The type in which gradients are summed and kept.
@@ -217,6 +222,7 @@ impl Default for Training {
             stages: 1,
             pipeline: PipelineOrder::default(),
             chunks: 2,
+            stage_layers: Vec::new(),
             dropout: DropoutChoice::default(),
             gradients: GradientType::default(),
             optimizer: Some(ADAMW),
@@ -330,6 +336,14 @@ fn fraction<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error>
     options::number(deserializer, |x| (0.0..1.0).contains(&x), "a number from 0 to 1, 1 excluded")
 }
 
+fn stage_layers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let layers = Vec::<u64>::deserialize(deserializer).ok().filter(|layers| {
+        let fits = |n: &u64| (1..=MAX_LAYERS).contains(n);
+        !layers.is_empty() && layers.iter().all(fits)
+    });
+    layers.ok_or_else(|| Error::custom("the layers of each stage, as in `8+8+8+6`"))
+}
+
 fn norm<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     options::number(deserializer, |x| x > 0.0, "a norm, a number above zero").map(Some)
 }
@@ -355,7 +369,7 @@ fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> R
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, dropout=config|off, gradients=full|weights, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved|zb-h1, chunks=N, stage_layers=N+N+…, dropout=config|off, gradients=full|weights, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM, offload=none|optimizer";
 
 /// The maximum number of parts of a loss: the maximum number of operands of `join`.
@@ -379,6 +393,7 @@ mod tests {
         training.set("lr", "0.25").unwrap();
         training.set("gradients", "weights").unwrap();
         training.set("clip", "1").unwrap();
+        training.set("stage_layers", "8+8+7").unwrap();
         assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
         for every in [1, 2, 7] {
             let recompute = Recompute::Full { every };
@@ -399,6 +414,8 @@ mod tests {
             ("speed", "1"),
             ("loss_chunks", "257"),
             ("recompute", "full(every=0)"),
+            ("stage_layers", "8+0"),
+            ("stage_layers", "8,8"),
             ("recompute", "selective(every=2)"),
         ] {
             let refused = Training::default().set(key, value).unwrap_err();

@@ -236,7 +236,7 @@ mod tests {
     use ithaca_ir::verify::verify;
 
     use super::*;
-    use crate::in_stages;
+    use crate::{Training, in_stages};
 
     /// A step of two sequences that continues caches in two layers.
     const STEP: &str = r#"ithaca 1 program
@@ -266,7 +266,8 @@ func @main() {
 
     #[test]
     fn stages_call_functions_of_each_micro_batch_and_their_results_are_joined() {
-        let staged = in_stages(&text::parse(STEP).unwrap(), 2).unwrap();
+        let staged =
+            in_stages(&text::parse(STEP).unwrap(), &Training { stages: 2, ..Training::default() }).unwrap();
         let module = in_micro_batches(&staged, 3).unwrap();
         verify(&module).unwrap();
         assert_eq!(module.space.size(module.space.dim("b").unwrap()), 6);

@@ -1,7 +1,7 @@
 //! Cuts a program into the stages of a pipeline: consecutive chunks of layers of nearly equal cost.
 //!
 //! The cost of a layer is the FLOPs of its function. Other functions, such as the embedding and the head, add their
-//! FLOPs to their chunk. Every chunk has at least one layer.
+//! FLOPs to their chunk. Every chunk has at least one layer. A training option may state the layers of each chunk instead.
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -9,6 +9,8 @@ use ithaca_ir::module::{FuncId, Function, Layers};
 use ithaca_ir::ops::{OpError, Stage};
 use ithaca_ir::{FunctionBuilder, Module, Op};
 use ithaca_pass::rebuild::ValueMap;
+
+use super::{PipelineOrder, Training};
 
 /// A program whose calls in `main` each belong to one chunk.
 pub(super) struct Staged {
@@ -25,24 +27,14 @@ struct Unit {
     is_layer: bool,
 }
 
-/// Splits the calls of `main` at the boundaries of `n` chunks.
+/// Splits the calls of `main` at the boundaries of the chunks.
 ///
 /// # Errors
-/// `P53` when there are fewer layers than chunks.
-pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpError> {
+/// `P53` when there are fewer layers than chunks, and when the stated layers are not those of the chunks.
+pub(super) fn cut(module: &Module, main: FuncId, training: &Training) -> Result<Staged, OpError> {
     let function = &module.functions[main];
     let units = units(module, function);
-    let n_layers = units.iter().filter(|u| u.is_layer).count();
-    if n_layers < n {
-        return Err(OpError::new(
-            "P53",
-            format!(
-                "{n} chunks of a pipeline need a layer each, but the model has {}",
-                counted(n_layers as u64, "layer")
-            ),
-        ));
-    }
-    let chunk_of = balance(&units, n);
+    let chunk_of = chunks_of(&units, training)?;
 
     let mut cut = module.emptied(module.level);
     for (_, other) in module.functions.iter().filter(|&(id, _)| id != main) {
@@ -87,13 +79,14 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     Ok(Staged { module: cut, chunks })
 }
 
-/// The program with its calls in `n` stages of a pipeline, which run one after another.
+/// The program with its calls in the stages of a pipeline, which run one after another.
 ///
 /// # Errors
-/// `P53` when there are fewer layers than stages.
-pub fn in_stages(module: &Module, n: u64) -> Result<Module, OpError> {
+/// `P53` when there are fewer layers than stages, and when the stated layers are not those of the stages.
+pub fn in_stages(module: &Module, training: &Training) -> Result<Module, OpError> {
     let Some(main) = module.functions.ids().next_back() else { return Ok(module.clone()) };
-    let Staged { mut module, chunks } = cut(module, main, usize::try_from(n).unwrap_or(usize::MAX))?;
+    let forward = Training { pipeline: PipelineOrder::default(), ..training.clone() };
+    let Staged { mut module, chunks } = cut(module, main, &forward)?;
     for (node, chunk) in module.functions[main].nodes.iter_mut().zip(chunks) {
         if let (Op::Call { stage, .. }, Some(chunk)) = (&mut node.op, chunk) {
             *stage = Some(Stage::new(chunk as u64));
@@ -102,39 +95,97 @@ pub fn in_stages(module: &Module, n: u64) -> Result<Module, OpError> {
     Ok(module)
 }
 
-/// For each of `n` chunks of a program without stages the calls of `main`, by their number among the calls, with the layers of
-/// each that are in the chunk; nothing where there are fewer layers than chunks.
-pub fn chunks(module: &Module, n: usize) -> Option<Vec<Vec<(usize, u64)>>> {
-    let main = module.functions.values().next_back()?;
-    let units = units(module, main);
-    if n == 0 || units.iter().filter(|u| u.is_layer).count() < n {
-        return None;
-    }
-    let calls: Vec<usize> =
-        (0..main.nodes.len()).filter(|&i| matches!(main.nodes[i].op, Op::Call { .. })).collect();
-    let mut chunks: Vec<Vec<(usize, u64)>> = vec![Vec::new(); n];
-    for (unit, chunk) in units.iter().zip(balance(&units, n)) {
-        let call = calls.iter().position(|&node| node == unit.node)?;
+/// For each chunk of a program without stages the calls of `main`, by their number among the calls, with the layers of each that
+/// are in the chunk.
+///
+/// # Errors
+/// As [`in_stages`].
+pub fn chunks(module: &Module, training: &Training) -> Result<Vec<Vec<(usize, u64)>>, OpError> {
+    let (units, chunk_of) = cut_units(module, training)?;
+    let mut chunks: Vec<Vec<(usize, u64)>> = vec![Vec::new(); chunk_of.last().map_or(0, |last| last + 1)];
+    // The call of a unit, and its number among the calls.
+    let mut call: Option<(usize, usize)> = None;
+    for (unit, chunk) in units.iter().zip(chunk_of) {
+        let number = match call {
+            Some((node, number)) if node == unit.node => number,
+            Some((_, number)) => number + 1,
+            None => 0,
+        };
+        call = Some((unit.node, number));
         match chunks[chunk].last_mut() {
-            Some((known, layers)) if *known == call => *layers += 1,
-            Some(_) | None => chunks[chunk].push((call, 1)),
+            Some((known, layers)) if *known == number => *layers += 1,
+            Some(_) | None => chunks[chunk].push((number, 1)),
         }
     }
-    Some(chunks)
+    Ok(chunks)
 }
 
-/// The layers of each of `n` chunks of a program, embedding and head left out; nothing where the program has fewer layers.
-pub fn chunk_layers(module: &Module, n: usize) -> Option<Vec<u64>> {
-    let main = module.functions.values().next_back()?;
-    let units = units(module, main);
-    if n == 0 || units.iter().filter(|u| u.is_layer).count() < n {
-        return None;
-    }
-    let mut layers = vec![0; n];
-    for (unit, chunk) in units.iter().zip(balance(&units, n)) {
+/// The layers of each chunk of a program without stages, embedding and head left out.
+///
+/// # Errors
+/// As [`in_stages`].
+pub fn chunk_layers(module: &Module, training: &Training) -> Result<Vec<u64>, OpError> {
+    let (units, chunk_of) = cut_units(module, training)?;
+    let mut layers = vec![0; chunk_of.last().map_or(0, |last| last + 1)];
+    for (unit, chunk) in units.iter().zip(chunk_of) {
         layers[chunk] += u64::from(unit.is_layer);
     }
-    Some(layers)
+    Ok(layers)
+}
+
+fn cut_units(module: &Module, training: &Training) -> Result<(Vec<Unit>, Vec<usize>), OpError> {
+    let units = module.functions.values().next_back().map_or_else(Vec::new, |main| units(module, main));
+    let chunk_of = chunks_of(&units, training)?;
+    Ok((units, chunk_of))
+}
+
+/// The chunk of each unit.
+fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError> {
+    let (n, stated) = (training.n_chunks(), &training.stage_layers);
+    let n_layers = units.iter().filter(|u| u.is_layer).count() as u64;
+    let refused = |message: String| Err(OpError::new("P53", message));
+    let of_model = || counted(n_layers, "layer");
+    if n_layers < n {
+        return refused(format!(
+            "{n} chunks of a pipeline need a layer each, but the model has {}",
+            of_model()
+        ));
+    }
+    // Without a pipeline nothing is cut, whatever is stated.
+    if stated.is_empty() || training.stages <= 1 {
+        return Ok(balance(units, usize::try_from(n).unwrap_or(usize::MAX)));
+    }
+    let text = || stated.iter().map(u64::to_string).collect::<Vec<_>>().join("+");
+    if stated.len() as u64 != n {
+        let chunks = stated.len();
+        return refused(format!(
+            "`stage_layers={}` states the layers of {chunks} chunks, and the pipeline has {n}",
+            text()
+        ));
+    }
+    let sum = stated.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
+    if sum != n_layers {
+        return refused(format!(
+            "`stage_layers={}` states {}, but the model has {}",
+            text(),
+            counted(sum, "layer"),
+            of_model()
+        ));
+    }
+    Ok(stated_chunks(units, stated))
+}
+
+/// The chunk of each unit where the layers of each are stated; a unit that is no layer is in the chunk of the layer before it.
+fn stated_chunks(units: &[Unit], stated: &[u64]) -> Vec<usize> {
+    let mut layers = stated.iter().enumerate().flat_map(|(chunk, &n)| (0..n).map(move |_| chunk));
+    let mut chunk = 0;
+    let place = |unit: &Unit| {
+        if unit.is_layer {
+            chunk = layers.next().unwrap_or(chunk);
+        }
+        chunk
+    };
+    units.iter().map(place).collect()
 }
 
 fn units(module: &Module, main: &Function) -> Vec<Unit> {
@@ -199,11 +250,15 @@ fn balance(units: &[Unit], n: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn chunks(costs: &[u128], n: usize) -> Vec<usize> {
+    fn units(costs: &[u128]) -> Vec<Unit> {
         let last = costs.len() - 1;
         let unit =
             |(i, &flops): (usize, &u128)| Unit { node: i, layer: 0, flops, is_layer: i > 0 && i < last };
-        balance(&costs.iter().enumerate().map(unit).collect::<Vec<_>>(), n)
+        costs.iter().enumerate().map(unit).collect()
+    }
+
+    fn chunks(costs: &[u128], n: usize) -> Vec<usize> {
+        balance(&units(costs), n)
     }
 
     #[test]
@@ -212,5 +267,21 @@ mod tests {
         // A head as costly as two layers leaves the last stage fewer layers.
         assert_eq!(chunks(&[0, 4, 4, 4, 4, 4, 8], 2), [0, 0, 0, 0, 1, 1, 1]);
         assert_eq!(chunks(&[0, 1, 1, 1, 100], 3), [0, 0, 1, 2, 2]);
+    }
+
+    #[test]
+    fn stated_layers_are_kept() {
+        let units = units(&[0, 4, 4, 4, 4, 8]);
+        let cut = |stages: u64, stage_layers: &[u64]| {
+            let stage_layers = stage_layers.to_vec();
+            chunks_of(&units, &Training { stages, stage_layers, ..Training::default() })
+        };
+        assert_eq!(cut(2, &[3, 1]).unwrap(), [0, 0, 0, 0, 1, 1]);
+        assert_eq!(cut(2, &[]).unwrap(), [0, 0, 0, 0, 1, 1]);
+        assert_eq!(cut(3, &[1, 1, 2]).unwrap(), [0, 0, 1, 2, 2, 2]);
+        assert_eq!(cut(1, &[1, 3]).unwrap(), [0; 6]);
+        for (stages, layers) in [(3, &[2, 2][..]), (2, &[2, 3]), (2, &[u64::MAX, u64::MAX]), (5, &[])] {
+            assert_eq!(cut(stages, layers).unwrap_err().code, "P53");
+        }
     }
 }

@@ -3,12 +3,14 @@
 //! Flags of the layout, the workload and the architecture are understood. Those that change neither the time nor the memory of a step
 //! are ignored with a note. Every other flag is refused by name, unless the caller declares it to have no influence.
 
+mod cut;
 mod flags;
 mod model;
 
 use ithaca_ir::{Diagnostic, Diagnostics};
 use serde_json::Value;
 
+use cut::Cut;
 pub use flags::words;
 use flags::{Flags, refusal};
 
@@ -220,28 +222,27 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
     }
     option("--micro-batches", micro_batches.to_string());
     option("--loss-chunks", "1".to_owned());
-    let layers = flags.number("num-layers");
-    let each = flags.number("num-layers-per-virtual-pipeline-stage");
-    let chunks = flags.number("num-virtual-stages-per-pipeline-rank");
-    let cut = flags.word("pipeline-model-parallel-layout");
-    let parts = cut.as_ref().map(|text| text.matches('|').count() as u64 + 1);
-    if stages > 1 {
-        if cut.as_ref().is_some_and(|text| text.contains(['(', 'm'])) {
-            wrong.push(refusal(
-                "`--pipeline-model-parallel-layout` with parentheses or `m` is not understood",
-            ));
+    match cut::read(flags, stages) {
+        Ok(_) if stages == 1 => {}
+        Ok(Cut { chunks, layers }) => {
+            if chunks > 1 {
+                option("--pipeline", "interleaved".to_owned());
+                option("--train", format!("chunks={chunks}"));
+            } else {
+                option("--pipeline", "1f1b".to_owned());
+            }
+            match layers {
+                Some(layers) => {
+                    let layers: Vec<String> = layers.iter().map(u64::to_string).collect();
+                    option("--train", format!("stage_layers={}", layers.join("+")));
+                }
+                None => notes.push(
+                    "layers are cut into stages by their FLOPs: `--num-layers` does not say how many there are"
+                        .to_owned(),
+                ),
+            }
         }
-        if cut.is_some() {
-            notes.push("layers are cut into stages by their FLOPs here, not as `--pipeline-model-parallel-layout` says".to_owned());
-        }
-        let of_each = each.and_then(|each| Some(layers? / (stages * each).max(1)));
-        let chunks = chunks.or(of_each).or(parts.map(|n| n / stages)).unwrap_or(1).max(1);
-        if chunks > 1 {
-            option("--pipeline", "interleaved".to_owned());
-            option("--train", format!("chunks={chunks}"));
-        } else {
-            option("--pipeline", "1f1b".to_owned());
-        }
+        Err(mut refused) => wrong.append(&mut refused),
     }
     if wrong.is_empty() { Ok((workload, options, notes)) } else { Err(wrong) }
 }

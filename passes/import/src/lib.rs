@@ -152,10 +152,10 @@ pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module
     match workload.mode {
         Mode::Prefill | Mode::Decode => match (workload.training.stages, workload.training.micro_batches) {
             (1, _) => Ok(import(workload)?),
-            (stages, 1) => Ok(differentiate::in_stages(&import(workload)?, stages)?),
-            (stages, n) => {
+            (_, 1) => Ok(differentiate::in_stages(&import(workload)?, &workload.training)?),
+            (_, n) => {
                 let one = import(&workload.of_micro_batch(n).map_err(|refusal| vec![refusal])?)?;
-                Ok(differentiate::in_micro_batches(&differentiate::in_stages(&one, stages)?, n)?)
+                Ok(differentiate::in_micro_batches(&differentiate::in_stages(&one, &workload.training)?, n)?)
             }
         },
         Mode::Train => {

@@ -22,8 +22,8 @@ pub struct Shrink {
     pub degrees: Degrees,
     /// The cuts of a rank's experts, and of its heads, which are as possible as before.
     pub experts: Cuts,
-    /// The chunks of layers, each of which keeps some: those of a pipeline.
-    pub chunks: u64,
+    /// The layers of each chunk of a pipeline, which keeps some of them; empty without a pipeline.
+    pub chunks: Vec<u64>,
     /// The layers that are recomputed together.
     pub every: u64,
     /// How much of the model is kept.
@@ -236,12 +236,15 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     for alias in aliases {
         small.remove(*alias);
     }
+    let has_kv_heads = small.contains_key("num_key_value_heads")
+        || spec.sizes.kv_heads != spec.sizes.heads
+        || spec.spelling == Spelling::Latent;
     let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
     let is_tied = matches!(spec.spelling, Spelling::Quotient | Spelling::Gpt2);
     let [heads, kv_heads] = fewer_heads(&spec.sizes, shrink, is_tied.then_some(head_dim));
     if heads != spec.sizes.heads {
         set(if spec.spelling == Spelling::Gpt2 { "n_head" } else { "num_attention_heads" }, json!(heads));
-        if spec.sizes.kv_heads != spec.sizes.heads || spec.spelling == Spelling::Latent {
+        if has_kv_heads {
             set("num_key_value_heads", json!(kv_heads));
         }
     }
@@ -439,15 +442,35 @@ impl Shrink {
         let tokens = SmallTokens::halves(sequence, small_sequence, ranks);
         let experts = Cuts { degrees: [1, 1], cuts: 1 };
         let degrees = Degrees::same(ranks);
-        Self { tokens, degrees, experts, chunks: 1, every: 1, detail: Detail::default() }
+        Self { tokens, degrees, experts, chunks: Vec::new(), every: 1, detail: Detail::default() }
     }
 
-    /// The layers of a stack of `n`: two, or some groups and the layers that are left of a chunk.
+    /// The layers of a stack of `n`: two, or as many of each chunk as are kept.
     fn layers(&self, n: u64) -> u64 {
-        let of_chunk = n / self.chunks.max(1);
+        let chunks = self.chunks.len().max(1) as u64;
+        chunks.saturating_mul(self.kept(n / chunks)).max(2).min(n)
+    }
+
+    /// The layers that are kept of `n` that follow one another in a chunk: some groups, and those that are left.
+    fn kept(&self, n: u64) -> u64 {
         let group = self.every.max(1);
-        let kept = (self.detail.groups * group + of_chunk % group).max(1);
-        self.chunks.saturating_mul(kept).max(2).min(n)
+        (self.detail.groups * group + n % group).clamp(1, n.max(1))
+    }
+
+    /// The layers of each chunk of the small model in place of `chunks`; empty where its layers are too few to be those of each
+    /// chunk.
+    ///
+    /// # Errors
+    /// Those of [`shrink`] on the description.
+    pub fn small_chunks(&self, config: &Value, ignore: &[String]) -> Result<Vec<u64>, Diagnostic> {
+        let model = family::read(&text_part(config), ignore)?;
+        let chunks = match &model.structure {
+            Structure::Decoder(spec) if !is_scaled_by_layer(spec) => by_chunk(&spec.runs, self),
+            Structure::Bert(bert) => by_chunk(&[(0, 0..bert.sizes.layers)], self),
+            Structure::Decoder(_) | Structure::T5(_) => None,
+        };
+        let lengths = chunks.unwrap_or_default().into_iter().map(|kinds| kinds.len() as u64);
+        Ok(if self.chunks.is_empty() { Vec::new() } else { lengths.collect() })
     }
 }
 
@@ -463,8 +486,13 @@ fn small_head_dim(spec: &Spec, least: u64) -> u64 {
         .unwrap_or(head_dim)
 }
 
-/// The kinds of the small model's layers: runs of one kind are cut to equal lengths, and of these the first layers that
-/// have every kind and are `least` or more, or those that have the same neighbours.
+/// Whether layers differ by a factor of their scores only.
+fn is_scaled_by_layer(spec: &Spec) -> bool {
+    spec.spelling == Spelling::Gpt2 && spec.kinds.len() > 1
+}
+
+/// The kinds of the small model's layers. Either each chunk keeps the layers that have the same neighbours, or runs of one kind
+/// are cut to equal lengths, and of these the first layers that have every kind are kept, as many as are needed.
 fn small_layers(spec: &Spec, shrink: &Shrink) -> Vec<usize> {
     let least = shrink.layers(spec.sizes.layers);
     let mut kinds: Vec<usize> = Vec::new();
@@ -474,14 +502,14 @@ fn small_layers(spec: &Spec, shrink: &Shrink) -> Vec<usize> {
         }
     }
     // Kinds that differ by layer only (scores scaled by depth) need two at most.
-    if spec.spelling == Spelling::Gpt2 && kinds.len() > 1 {
+    if is_scaled_by_layer(spec) {
         kinds.truncate(2);
         let first = *kinds.last().expect("there are several");
         kinds.resize(kinds.len().max(usize::try_from(least).unwrap_or(usize::MAX)), first);
         return kinds;
     }
-    if shrink.detail.groups > 1 && shrink.every <= 1 && shrink.chunks <= 1 && kinds.len() > 1 {
-        return with_same_neighbours(&spec.runs);
+    if let Some(chunks) = by_chunk(&spec.runs, shrink) {
+        return chunks.concat();
     }
     let all = spec.sizes.layers;
     let least = least.min(all);
@@ -499,10 +527,33 @@ fn small_layers(spec: &Spec, shrink: &Shrink) -> Vec<usize> {
     layers
 }
 
-/// The fewest first and last layers in which runs of one kind have the same neighbours as in all of them; three layers of a run are
-/// kept: a first, a middle and a last one.
-fn with_same_neighbours(runs: &[(usize, Range<u64>)]) -> Vec<usize> {
-    let runs: Vec<(usize, u64)> = runs.iter().map(|(kind, l)| (*kind, (l.end - l.start).min(3))).collect();
+/// The kinds of the layers that each chunk keeps, where enough of them are asked for: the fewest of its first and last ones in which
+/// runs of one kind have the same neighbours. Of a long run a first layer is kept, a last one, and some between them.
+fn by_chunk(runs: &[(usize, Range<u64>)], shrink: &Shrink) -> Option<Vec<Vec<usize>>> {
+    let layers = runs.last().map_or(0, |(_, last)| last.end);
+    let all = [layers];
+    let chunks = if shrink.chunks.is_empty() { &all[..] } else { &shrink.chunks };
+    let is_of_one_kind = runs.iter().all(|(kind, _)| *kind == runs[0].0);
+    let is_enough = if is_of_one_kind { chunks.len() > 1 } else { shrink.detail.groups > 1 };
+    if !is_enough || chunks.iter().sum::<u64>() != layers {
+        return None;
+    }
+    let starts = chunks.iter().scan(0, |end, &n| {
+        *end += n;
+        Some(*end - n..*end)
+    });
+    let of_chunk = |chunk: Range<u64>| {
+        let inside = |(kind, run): &(usize, Range<u64>)| {
+            let n = run.end.min(chunk.end).saturating_sub(run.start.max(chunk.start));
+            (n > 0).then(|| (*kind, shrink.kept(n)))
+        };
+        with_same_neighbours(runs.iter().filter_map(inside).collect())
+    };
+    Some(starts.map(of_chunk).collect())
+}
+
+/// The layers of the fewest first and last runs in which each run has the same neighbours as in all of them.
+fn with_same_neighbours(runs: Vec<(usize, u64)>) -> Vec<usize> {
     let neighbours = |runs: &[(usize, u64)]| -> BTreeSet<[Option<(usize, u64)>; 3]> {
         let run = |i: usize| runs.get(i).copied();
         (0..runs.len()).map(|i| [i.checked_sub(1).and_then(run), run(i), run(i + 1)]).collect()
@@ -511,7 +562,7 @@ fn with_same_neighbours(runs: &[(usize, Range<u64>)]) -> Vec<usize> {
     let ends = |n: usize| (0..=n).map(move |last| (n - last, last));
     let cut = |(first, last)| [&runs[..first], &runs[runs.len() - last..]].concat();
     let cuts = (1..runs.len()).flat_map(ends).map(cut);
-    let kept = cuts.into_iter().find(|kept| neighbours(kept) == all).unwrap_or(runs.clone());
+    let kept = cuts.into_iter().find(|kept| neighbours(kept) == all).unwrap_or_else(|| runs.clone());
     kept.into_iter().flat_map(|(kind, n)| (0..n).map(move |_| kind)).collect()
 }
 

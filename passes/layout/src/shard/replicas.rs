@@ -25,8 +25,8 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
-/// them, else the first that is whole and [`uneven`]. Where there is none, axis by axis the first that divides by it, and by those
-/// that are left the first that is whole and uneven.
+/// them, else of those that are whole and [`uneven`] the one that the program declares first, as a small model does: the stream, which
+/// is long. Where there is none, axis by axis the first that divides by it, and by those that are left one that is whole and uneven.
 pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
     let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
         let split: AxisList = ty.layout.split[i].iter().chain(more).copied().collect();
@@ -45,7 +45,7 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
             let dim = ty.dims[i];
             ty.layout.split[i].is_empty() && space.dims[dim].uneven && space.can_split(dim, axes)
         };
-        (0..ty.dims.len()).find(is_free).filter(|_| !axes.is_empty())
+        (0..ty.dims.len()).filter(is_free).min_by_key(|&i| ty.dims[i]).filter(|_| !axes.is_empty())
     };
     if let Some(i) = uneven(&ty, &axes) {
         ty.layout.split[i] = axes;

@@ -190,7 +190,10 @@ impl Compiler for Program<'_> {
     }
 
     fn cut(&self, chunks: u64) -> Option<Cut> {
-        ithaca_differentiate::chunks(self.forward?, usize::try_from(chunks).ok()?)
+        let stage_layers = self.training.map_or_else(Vec::new, |(_, training)| training.stage_layers.clone());
+        // In the usual order a stage has one chunk.
+        let staged = Training { stages: chunks, stage_layers, ..Training::default() };
+        ithaca_differentiate::chunks(self.forward?, &staged).ok()
     }
 }
 

@@ -53,7 +53,7 @@ impl Search<'_> {
             let is_legal = batch.is_multiple_of(data)
                 && is_of_data
                 && is_tried("pipeline", STAGE_AXIS, stages)
-                && self.cuts.contains_key(&stages);
+                && self.cuts.range(stages..).any(|(chunks, _)| chunks.is_multiple_of(stages));
             if !is_legal {
                 continue;
             }

@@ -189,7 +189,7 @@ impl<'a> Search<'a> {
         let mut cuts = BTreeMap::new();
         // Two stages may share what no stage can own.
         let (stages, micro_batches) = (2, 2);
-        let staged = Training { stages, micro_batches, ..steps.training.clone() };
+        let staged = Training { stages, micro_batches, stage_layers: Vec::new(), ..steps.training.clone() };
         let is_legal = request.strategy.is_some() || compiler.of_step(micro_batches, &staged).is_ok();
         let most = if is_legal { MOST_CHUNKS } else { 1 };
         let chunks = CHUNKS.into_iter().chain([1, steps.training.chunks]);
