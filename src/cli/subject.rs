@@ -92,7 +92,8 @@ pub struct WorkloadArgs {
     /// Another option of the training step, such as `lr=1e-4`; repeatable.
     ///
     /// The keys are `optimizer=adamw|none`, `lr`, `beta1`, `beta2`, `eps`, `weight_decay`, `clip`, `chunks`,
-    /// `dropout=config|off` and `gradients=full|weights`. `config`, the default, applies the dropout of the configuration;
+    /// `stage_layers=8+8+8+6`, `dropout=config|off` and `gradients=full|weights`. Without `stage_layers` the stages of a
+    /// pipeline have nearly equal FLOPs. `config`, the default, applies the dropout of the configuration;
     /// `full`, the default, sums gradients in f32, `weights` in the type of the weights, at half the memory.
     #[arg(long = "train", value_name = "KEY=VALUE", help_heading = "Training")]
     #[serde(rename = "train")]
