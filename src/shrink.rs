@@ -38,6 +38,9 @@ const SECONDS: f64 = 5.0;
 /// FLOPs of a model that is small as it is: it takes seconds.
 const SMALL: u128 = 4_000_000_000;
 
+/// The most elements of weights and states of a program that is compared whole: half a GiB in double precision.
+pub const MOST_ELEMENTS: u64 = 1 << 26;
+
 /// Widths of heads and groups of layers that are tried, those that run fastest first.
 const DETAILS: [(u64, u64); 10] =
     [(8, 1), (16, 1), (8, 3), (32, 1), (16, 3), (64, 1), (32, 3), (128, 1), (64, 3), (128, 3)];
@@ -62,7 +65,7 @@ pub fn job(large: &Large<'_>, job: &Job, choices: &Choices, per_rank: &Module) -
             Err(failure) => refused = refused.or(Some(failure)),
         }
     }
-    if job.flops() <= SMALL {
+    if job.flops() <= SMALL && import::held(&job.program) <= MOST_ELEMENTS {
         return Ok(Job { weights: None, choices: Some(choices.clone()), ..job.clone() });
     }
     let help = "report this plan: every plan is to have a small model that proves it";
@@ -303,7 +306,7 @@ impl Shrinking<'_> {
         let config = import::shrink(config, &workload.ignore, &shrink)?;
         let micro_batches = training.micro_batches;
         let batch = if workload.batch.is_multiple_of(micro_batches) {
-            micro_batches * small_batch(workload.batch / micro_batches, chunks, job, options)?
+            micro_batches * self.small_batch(workload.batch / micro_batches, chunks, options)?
         } else {
             workload.batch
         };
@@ -343,15 +346,24 @@ fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
     })
 }
 
-/// The fewest sequences, two or more, for each rank that has its own, that are cut into as many chunks; a batch that does not divide
-/// is unchanged.
-fn small_batch(batch: u64, chunks: u64, job: &Job, options: &ShardOptions) -> Result<u64> {
-    let degree = job::sequence_groups(&job.registry, &job.options)?;
-    if !batch.is_multiple_of(degree) {
-        return Ok(batch);
+impl Shrinking<'_> {
+    /// The fewest sequences, two or more, for each rank that has its own, that are cut into as many chunks and divide as the large
+    /// batch does; a batch that does not divide is unchanged.
+    fn small_batch(&self, batch: u64, chunks: u64, options: &ShardOptions) -> Result<u64> {
+        let Job { registry, options: all, .. } = self.job;
+        let degree = job::sequence_groups(registry, all)?;
+        if !batch.is_multiple_of(degree) {
+            return Ok(batch);
+        }
+        let (each, groups) = (batch / degree, job::sequence_groups(registry, options)?);
+        let cut = |n: u64| (1..=chunks).rev().find(|&chunks| n.is_multiple_of(chunks));
+        let splits = degrees::of_batch([&all.mesh, &options.mesh], self.per_rank);
+        let divides = |n: u64| {
+            splits.iter().all(|[of_all, of_small]| {
+                batch.is_multiple_of(*of_all) == (groups * n).is_multiple_of(*of_small)
+            })
+        };
+        let small = (2..each).find(|&n| cut(n) == cut(each) && divides(n)).unwrap_or(each);
+        Ok(groups * small)
     }
-    let each = batch / degree;
-    let cut = |n: u64| (1..=chunks).rev().find(|&chunks| n.is_multiple_of(chunks));
-    let small = (2..each).find(|&n| cut(n) == cut(each)).unwrap_or(each);
-    Ok(job::sequence_groups(&job.registry, options)? * small)
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use ithaca_ir::Level;
+use ithaca_passes::import;
 use ithaca_passes::plan::Plan;
 
 use super::prove::prove;
@@ -14,7 +15,7 @@ use crate::error::Result;
 use crate::ineffective;
 use crate::job::Job;
 use crate::kind::Kind;
-use crate::subject;
+use crate::{shrink, subject};
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     match Kind::of(&args.subject.subject)? {
@@ -76,7 +77,11 @@ fn provable(args: &VerifyArgs, job_of: impl Fn(&SubjectArgs) -> Result<Job>) -> 
 /// Why a program is too large for the plain loops of the oracle, if it is.
 fn too_large(job: &Job) -> Option<String> {
     const FLOPS: u128 = 20_000_000_000;
-    let flops = job.flops();
-    (flops > FLOPS)
-        .then(|| format!("the whole program takes {:.1e} FLOPs, too many for plain loops", flops as f64))
+    let (flops, held) = (job.flops(), import::held(&job.program));
+    if flops > FLOPS {
+        return Some(format!("the whole program takes {:.1e} FLOPs, too many for plain loops", flops as f64));
+    }
+    (held > shrink::MOST_ELEMENTS).then(|| {
+        format!("the whole program holds {:.1e} elements, too many in double precision", held as f64)
+    })
 }

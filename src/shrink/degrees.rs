@@ -1,9 +1,9 @@
 //! The axes of a mesh that a proof may shorten, and the degrees of what they split.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::layout::AxisList;
-use ithaca_ir::{AxisId, Mask, Mesh, Module, Op};
+use ithaca_ir::{AxisId, DimId, Mask, Mesh, Module, Op};
 use ithaca_passes::import::{Degrees, OfSize};
 use ithaca_passes::shard::strategy::Placement;
 
@@ -35,18 +35,11 @@ pub(super) fn divisors(size: u64) -> impl Iterator<Item = u64> {
 /// The degrees by which `per_rank`, a program of ranks of a mesh, splits dimensions, with those of the mesh `small`.
 pub(super) fn of((large, placement): (&Mesh, &Placement), small: &Mesh, per_rank: &Module) -> Degrees {
     let space = &per_rank.space;
-    // An axis in two levels has other names, and is as long as before.
-    let named = |axes: &AxisList| -> Option<Vec<AxisId>> {
-        axes.iter().map(|&axis| large.axis(&space.mesh.axes[axis].name)).collect()
-    };
     let pair = |axes: &[AxisId]| [large.degree(axes), small.degree(axes)];
     // ZeRO splits a tensor by all ranks that have the same weights, if a dimension divides.
     let replicas = Vec::from_iter(large.axes.ids().filter(|&axis| placement.holds_same_weights(axis)));
-    let values = per_rank.functions.values().flat_map(|function| function.values.values());
-    let splits = values.flat_map(|value| value.ty.dims.iter().zip(&value.ty.layout.split));
     let mut of_size: BTreeMap<u64, OfSize> = BTreeMap::new();
-    for (&dim, axes) in splits {
-        let Some(axes) = named(axes) else { continue };
+    for (dim, axes) in splits(large, per_rank) {
         of_size.entry(space.size(dim)).or_default().must.insert(pair(&axes));
         // Elements that stay together are split as one.
         let OfSize { must, may } = of_size.entry(space.size(dim) / space.dims[dim].granule).or_default();
@@ -55,6 +48,24 @@ pub(super) fn of((large, placement): (&Mesh, &Placement), small: &Mesh, per_rank
         may.insert(pair(&Vec::from_iter(others.copied())));
     }
     Degrees { ranks: small.ranks() / small.degree(&placement.stages), all: Vec::new(), of_size }
+}
+
+/// The dimensions of a program of ranks of a mesh, each with axes that split it.
+fn splits(mesh: &Mesh, per_rank: &Module) -> BTreeSet<(DimId, Vec<AxisId>)> {
+    // An axis in two levels has other names, and is as long as before.
+    let named = |axes: &AxisList| -> Option<Vec<AxisId>> {
+        axes.iter().map(|&axis| mesh.axis(&per_rank.space.mesh.axes[axis].name)).collect()
+    };
+    let values = per_rank.functions.values().flat_map(|function| function.values.values());
+    let all = values.flat_map(|value| value.ty.dims.iter().zip(&value.ty.layout.split));
+    all.filter_map(|(&dim, axes)| Some((dim, named(axes)?))).collect()
+}
+
+/// The degrees by which `per_rank`, a program of ranks of the mesh `large`, splits sequences, with those of the mesh `small`.
+pub(super) fn of_batch([large, small]: [&Mesh; 2], per_rank: &Module) -> BTreeSet<[u64; 2]> {
+    let of_sequences = |(dim, _): &(DimId, Vec<AxisId>)| per_rank.space.dims[*dim].name == "b";
+    let splits = splits(large, per_rank).into_iter().filter(of_sequences);
+    splits.map(|(_, axes)| [large.degree(&axes), small.degree(&axes)]).collect()
 }
 
 /// The width of a head, if there is attention.

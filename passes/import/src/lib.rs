@@ -38,6 +38,7 @@ mod workload;
 use std::collections::BTreeSet;
 
 use ithaca_differentiate::{self as differentiate, Differentiate};
+use ithaca_ir::ops::Binding;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
@@ -127,15 +128,31 @@ pub fn described_name(config: &Value, ignore: &[String]) -> Result<String, Diagn
 
 /// The elements of all weights; of a weight that several functions read, once.
 pub fn parameters(module: &Module) -> u64 {
+    elements(module, |op| match op {
+        Op::Param(binding) => Some(binding),
+        _ => None,
+    })
+}
+
+/// The elements of all weights and states, such as moments and caches.
+pub fn held(module: &Module) -> u64 {
+    elements(module, |op| match op {
+        Op::Param(binding) | Op::State(binding) => Some(binding),
+        _ => None,
+    })
+}
+
+/// The elements of the sources that `of` names; of one that several functions read, once.
+fn elements(module: &Module, of: impl Fn(&Op) -> Option<&Binding>) -> u64 {
     let mut shared = BTreeSet::new();
     let mut all = 0;
     for (function, runs) in module.functions.values().zip(module.run_counts()) {
         for node in &function.nodes {
-            let Op::Param(binding) = &node.op else { continue };
+            let Some(binding) = of(&node.op) else { continue };
             let is_of_layer = binding.name.contains("{layer}");
             if is_of_layer || shared.insert(&binding.name) {
                 let elements: u64 = module.space.shape(function.ty(node.result())).iter().product();
-                all += elements * if is_of_layer { runs } else { 1 };
+                all = elements.saturating_mul(if is_of_layer { runs } else { 1 }).saturating_add(all);
             }
         }
     }
