@@ -4,7 +4,7 @@
     python tests/goldens/make.py gradients
     python tests/goldens/make.py decode NAME ...
 
-Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each directory holds `config.json`,
+Needs torch and transformers (made with versions 2.15 and 5.23 or 5.24, on a CPU). Each directory holds `config.json`,
 `model.safetensors` (weights by the library's names) and `io.safetensors`: `input_ids`, `labels`, `logits`, `loss`
 (the mean cross-entropy of `labels`, which are not shifted; where some are -100, the mean is over the others) and
 `grad.<parameter>` for every tensor of `model.safetensors` that the model uses. T5 has `decoder_input_ids` too, and BERT
@@ -177,6 +177,29 @@ MODELS = {
              hidden_act="gelu_new",
              rope_parameters=dict(rope_type="linear", rope_theta=1000.0, factor=2.0, partial_rotary_factor=1.0)),
         1, 48,
+    ),
+    "seed-oss": (
+        "SeedOss",
+        dict(COMMON, head_dim=16, num_key_value_heads=2, attention_out_bias=True, mlp_bias=True, residual_dropout=0.0,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "smollm3": (
+        "SmolLM3",
+        dict(COMMON, num_hidden_layers=5, pad_token_id=0, bos_token_id=1, eos_token_id=2, no_rope_layer_interval=3,
+             use_sliding_window=True, sliding_window=7, no_rope_layers=[1, 0, 1, 0, 1],
+             layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention",
+                          "full_attention"],
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "glm4-moe": (
+        "Glm4Moe",
+        dict(COMMON, num_hidden_layers=3, head_dim=16, num_key_value_heads=2, attention_bias=True, use_qk_norm=True,
+             first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=4, n_group=1, topk_group=1,
+             n_shared_experts=2, moe_intermediate_size=16, routed_scaling_factor=1.5, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)),
+        4, 32,
     ),
     "gemma2": (
         "Gemma2",
@@ -421,6 +444,10 @@ def stored_gradients(model):
         for parameter in model.parameters():
             used = parameter.grad is not None
             parameter.data = parameter.grad.clone() if used else torch.full_like(parameter, torch.nan)
+        # Biases of routers are saved, too, and have no gradient.
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(torch.nan)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         gradients = load_file(pathlib.Path(folder) / "model.safetensors")

@@ -220,10 +220,14 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     let is_dense = |kind: &Kind| kind.mlp == Mlp::Dense;
     let usual = ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"];
     let (names, aliases): (_, &[&str]) = match spec.spelling {
-        Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers | Spelling::Quotient => {
-            (usual, &["sliding_window_size"])
+        Spelling::FirstDense if spec.latent.is_some() => {
+            (usual, &["sliding_window_size", "head_dim", "qk_head_dim"])
         }
-        Spelling::Latent => (usual, &["sliding_window_size", "head_dim", "qk_head_dim"]),
+        Spelling::Usual
+        | Spelling::LayerTypes
+        | Spelling::DenseLayers
+        | Spelling::FirstDense
+        | Spelling::Quotient => (usual, &["sliding_window_size"]),
         Spelling::Gpt2 => (
             ["n_embd", "n_inner", "vocab_size", "n_layer"],
             &["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"],
@@ -238,7 +242,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     }
     let has_kv_heads = small.contains_key("num_key_value_heads")
         || spec.sizes.kv_heads != spec.sizes.heads
-        || spec.spelling == Spelling::Latent;
+        || spec.latent.is_some();
     let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
     let is_tied = matches!(spec.spelling, Spelling::Quotient | Spelling::Gpt2);
     let [heads, kv_heads] = fewer_heads(&spec.sizes, shrink, is_tied.then_some(head_dim));
@@ -253,17 +257,14 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Spelling::Usual
         | Spelling::LayerTypes
         | Spelling::DenseLayers
-        | Spelling::Latent
+        | Spelling::FirstDense
         | Spelling::Llama4 => alike(hidden, degrees, 64),
     };
     let sizes = [hidden, alike(ffn, degrees, 48), alike(vocab, degrees, 96), layers.len() as u64];
     for (name, size) in names.into_iter().zip(sizes) {
         set(name, json!(size));
     }
-    if matches!(
-        spec.spelling,
-        Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers | Spelling::Llama4
-    ) {
+    if !is_tied && spec.latent.is_none() {
         set("head_dim", json!(head_dim));
     }
     if let Some(positions) = spec.learned {
@@ -275,13 +276,13 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     if let Some(width) = spec.kinds.iter().find_map(|kind| window_width(&kind.mask)) {
         set("sliding_window", json!(tokens.window(width)));
     }
-    if let (Spelling::DenseLayers | Spelling::Latent, Some(experts)) = (spec.spelling, &spec.experts) {
+    if let (Spelling::DenseLayers | Spelling::FirstDense, Some(experts)) = (spec.spelling, &spec.experts) {
         set("moe_intermediate_size", json!(alike(experts.ffn, degrees, 16)));
     }
     if let Some(experts) = &spec.experts {
         let (count, top) = fewer(experts, shrink);
         let name = match spec.spelling {
-            Spelling::Latent => "n_routed_experts",
+            Spelling::FirstDense => "n_routed_experts",
             Spelling::DenseLayers => "num_experts",
             Spelling::Usual
             | Spelling::LayerTypes
@@ -301,6 +302,9 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
                 Some(_) => "sliding_attention",
             });
             set("layer_types", json!(types.collect::<Vec<_>>()));
+            if spec.kinds.iter().any(|kind| kind.rotary.is_none()) {
+                set("no_rope_layers", rotated(&mut kinds()));
+            }
         }
         Spelling::DenseLayers => {
             let dense = (0u64..).zip(kinds()).filter(|(_, kind)| is_dense(kind));
@@ -310,8 +314,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Spelling::Llama4 => {
             let experts = (0u64..).zip(kinds()).filter(|(_, kind)| !is_dense(kind));
             set("moe_layers", json!(experts.map(|(layer, _)| layer).collect::<Vec<_>>()));
-            let rotated = kinds().map(|kind| u64::from(kind.rotary.is_some()));
-            set("no_rope_layers", json!(rotated.collect::<Vec<_>>()));
+            set("no_rope_layers", rotated(&mut kinds()));
             let types = kinds().map(|kind| match chunk_size(&kind.mask) {
                 None => "full_attention",
                 Some(_) => "chunked_attention",
@@ -327,7 +330,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
                 set("intermediate_size", json!(alike(experts.ffn, degrees, 16)));
             }
         }
-        Spelling::Latent => {
+        Spelling::FirstDense => {
             set("first_k_dense_replace", json!(kinds().filter(|kind| is_dense(kind)).count()));
             if let Some(latent) = spec.latent {
                 if let Some(n) = latent.queries {
@@ -340,6 +343,11 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             }
         }
     }
+}
+
+/// For each kind of layer 1 where it has rotary positions, and 0 where it has none.
+fn rotated(kinds: &mut dyn Iterator<Item = &Kind>) -> Value {
+    json!(kinds.map(|kind| u64::from(kind.rotary.is_some())).collect::<Vec<_>>())
 }
 
 /// Experts, and those of a token: enough for a choice, in as many groups as before.

@@ -153,6 +153,11 @@ fn example_parameters_are_counted_as_published() {
         ("t5-3b", 2_851_598_336),
         ("flan-t5-xl", 2_849_757_184),
         ("bert-large-uncased", 335_174_458),
+        ("smollm3-3b", 3_075_098_624),
+        ("seed-oss-36b", 36_151_104_512),
+        ("kimi-k2", 1_026_408_232_448),
+        // Without the layer that predicts a further token.
+        ("glm-4.5", 352_797_829_024),
     ] {
         let module = import(&example(name), name, &Workload::prefill(1, 64)).unwrap();
         let counts = module.run_counts();

@@ -1,4 +1,4 @@
-//! Families with full and sliding attention by type of layer: Qwen2, Qwen3, Gemma 2 and 3.
+//! Families with full and sliding attention by type of layer: Qwen2, Qwen3, Gemma 2 and 3, SmolLM3.
 //!
 //! `layer_types` states the types.
 
@@ -53,6 +53,80 @@ fn qwen(fields: &mut Fields<'_>, sizes: Sizes) -> Result<Spec, Diagnostic> {
 pub(super) fn used_window(fields: &mut Fields<'_>) -> Result<Option<u64>, Diagnostic> {
     let used = fields.flag("use_sliding_window", false)?;
     Ok(fields.nullable_size("sliding_window", Some(4096))?.filter(|_| used))
+}
+
+/// As Llama, without rotary positions in every fourth layer unless lists state otherwise; layers without them slide if
+/// `use_sliding_window` is set and there is a window.
+pub(super) fn smollm3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 128_256,
+        hidden: 2048,
+        layers: 36,
+        heads: 16,
+        kv_heads: KvHeads::Fixed(4),
+        max_positions: 32_768,
+        tied: true,
+        padding: Padding::Token(128_004),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let attention = fields.flag("attention_bias", false)?;
+    let bias = Biases { mlp: fields.flag("mlp_bias", false)?, ..Biases::of_attention(attention) };
+    let is_sliding = fields.flag("use_sliding_window", false)?;
+    let width = fields.nullable_size("sliding_window", None)?.filter(|_| is_sliding);
+    // Published descriptions state fields that the library does not read.
+    fields.count("max_window_layers", 0)?;
+    fields.skip(&["pretraining_tp"]);
+    let rotated = rotated_layers(fields, &sizes)?;
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => {
+            let slides = |is_rotated: &bool| width.is_some() && !is_rotated;
+            rotated.iter().map(|layer| if slides(layer) { SLIDING } else { FULL }).collect()
+        }
+    };
+    let rotary = Rope::read(fields, RopeContext { theta: 2e6, ..RopeContext::of(&sizes) })?.of_model()?;
+    let window = width.ok_or("`use_sliding_window` must be true and `sliding_window` a number of tokens");
+    let of_rotated = by_type(sizes, &types, window, |sizes, label, _, mask| {
+        Ok(Kind::new(label, mask, rotary.clone(), sizes))
+    })?;
+    Ok(Spec { bias, ..with_unrotated(of_rotated, &rotated) })
+}
+
+/// For each layer whether it has rotary positions: by `no_rope_layers`, of which 1 says so, else all but those that
+/// `no_rope_layer_interval` counts.
+pub(super) fn rotated_layers(fields: &mut Fields<'_>, sizes: &Sizes) -> Result<Vec<bool>, Diagnostic> {
+    let interval = fields.size("no_rope_layer_interval", 4)?;
+    let name = "no_rope_layers";
+    match fields.counts(name)?.filter(|list| !list.is_empty()) {
+        Some(list) if (list.len() as u64) < sizes.layers => {
+            let message =
+                format!("`{name}` has {} entries, but `num_hidden_layers` is {}", list.len(), sizes.layers);
+            Err(Diagnostic::new("M07", message))
+        }
+        Some(list) => Ok(list.into_iter().map(|flag| flag != 0).collect()),
+        None => Ok((1..=sizes.layers).map(|layer| !layer.is_multiple_of(interval)).collect()),
+    }
+}
+
+/// The model without rotary positions in the layers that are not `rotated`.
+fn with_unrotated(spec: Spec, rotated: &[bool]) -> Spec {
+    let of_layers = spec.runs.iter().flat_map(|(kind, layers)| layers.clone().map(move |_| *kind));
+    let mut kinds: Vec<Kind> = Vec::new();
+    let mut layers = Vec::new();
+    for (kind, &is_rotated) in of_layers.zip(rotated) {
+        let known = &spec.kinds[kind];
+        let kind = if is_rotated {
+            known.clone()
+        } else {
+            Kind { label: format!("{}_unrotated", known.label), rotary: None, ..known.clone() }
+        };
+        layers.push(kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            kinds.push(kind);
+            kinds.len() - 1
+        }));
+    }
+    Spec { spelling: spec.spelling, ..Spec::new(spec.sizes, kinds, layers) }
 }
 
 /// Capped scores and logits, norms before and after attention and MLP with weight + 1, scaled embeddings.

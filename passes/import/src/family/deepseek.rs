@@ -1,6 +1,7 @@
-//! DeepSeek-V3: latent attention; the first layers are dense, the others have experts in groups and shared experts.
+//! DeepSeek-V3, with latent attention, and GLM-4 with experts: the first layers are dense, the others have experts in groups and
+//! shared experts.
 //!
-//! The library's model has no modules that predict further tokens; nor has the program.
+//! The library's models have no modules that predict further tokens; nor has the program.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Pairs;
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 use super::experts::{read_gates, read_loss, with_experts};
 use super::sizes::{Defaults, HeadDim, KvHeads, USUAL, read_sizes};
 use crate::fields::Fields;
-use crate::rope::{Rope, RopeContext};
-use crate::spec::{Biases, ExpertSpec, Latent, Sizes, Spec, Spelling};
+use crate::rope::{Partial, Rope, RopeContext};
+use crate::spec::{Biases, ExpertSpec, Latent, QkNorm, Sizes, Spec, Spelling};
 
 /// Fields that families without experts must leave neutral.
 pub(super) const OWN: &[&str] =
@@ -27,8 +28,10 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     };
     let sizes = read_latent_sizes(fields, &latent)?;
     read_unused(fields)?;
+    fields.neutral("moe_layer_freq", &[json!(1)])?;
     let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
-    let experts = read_experts(fields)?;
+    let defaults = OfExperts { count: 256, ffn: 2048, groups: 8, kept: 4, scale: 2.5 };
+    let experts = read_experts(fields, &defaults)?;
     let first = fields.count("first_k_dense_replace", 3)?;
     let pairs = match fields.raw("rope_interleave") {
         None | Some(Value::Bool(true)) => Pairs::Neighbours,
@@ -46,7 +49,35 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
         kind.scale *= sharpening;
     }
     let experts = has_experts.then_some(experts);
-    Ok(Spec { spelling: Spelling::Latent, experts, latent: Some(latent), bias, ..spec })
+    Ok(Spec { spelling: Spelling::FirstDense, experts, latent: Some(latent), bias, ..spec })
+}
+
+/// As GLM-4 without norms after attention and MLP: half of each head is rotated, in halves; queries and keys are normalised by a
+/// flag.
+pub(super) fn glm4_moe(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 151_552,
+        ffn: 10_944,
+        layers: 46,
+        heads: 96,
+        kv_heads: KvHeads::Fixed(8),
+        max_positions: 131_072,
+        eps: ("rms_norm_eps", 1e-5),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    read_unused(fields)?;
+    let qkv = fields.flag("attention_bias", false)?;
+    let qk_norm = if fields.flag("use_qk_norm", false)? { QkNorm::Head } else { QkNorm::None };
+    let defaults = OfExperts { count: 128, ffn: 1408, groups: 1, kept: 1, scale: 1.0 };
+    let experts = read_experts(fields, &defaults)?;
+    let first = fields.count("first_k_dense_replace", 1)?;
+    let cx = RopeContext { partial: Partial::Half, ..RopeContext::of(&sizes) };
+    let rotary = Rope::read(fields, cx)?.of_model()?;
+    let experts = (sizes.layers > first).then_some(experts);
+    let spec = with_experts(sizes, None, &rotary, |layer| layer >= first);
+    let bias = Biases { qkv, ..Biases::default() };
+    Ok(Spec { spelling: Spelling::FirstDense, experts, bias, qk_norm, ..spec })
 }
 
 /// The sizes that all families have; the width of a head is the sum of its two parts.
@@ -84,11 +115,20 @@ fn read_latent_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, 
     }
 }
 
-fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
-    let count = fields.aliased_size(["n_routed_experts", "num_local_experts"], 256)?;
+/// The values of absent fields of experts.
+struct OfExperts {
+    count: u64,
+    ffn: u64,
+    groups: u64,
+    kept: u64,
+    scale: f64,
+}
+
+fn read_experts(fields: &mut Fields<'_>, defaults: &OfExperts) -> Result<ExpertSpec, Diagnostic> {
+    let count = fields.aliased_size(["n_routed_experts", "num_local_experts"], defaults.count)?;
     let top = fields.size("num_experts_per_tok", 8)?;
-    let ffn = fields.size("moe_intermediate_size", 2048)?;
-    let groups = read_groups(fields, count, top)?;
+    let ffn = fields.size("moe_intermediate_size", defaults.ffn)?;
+    let groups = read_groups(fields, count, top, defaults)?;
     let shared = fields.size("n_shared_experts", 1)?;
     Ok(ExpertSpec {
         count,
@@ -97,7 +137,7 @@ fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
         shared: Some(ffn.saturating_mul(shared)),
         scoring: Scoring::Sigmoid,
         gates: read_gates(fields, true)?,
-        scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),
+        scale: fields.positive("routed_scaling_factor")?.unwrap_or(defaults.scale),
         groups,
         biased: true,
         rounded_gates: false,
@@ -112,8 +152,14 @@ fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
 /// # Errors
 /// `M07` when the number of groups does not divide the number of experts, a group has fewer than two experts, or the
 /// chosen groups have too few.
-fn read_groups(fields: &mut Fields<'_>, count: u64, top: u64) -> Result<Option<ExpertGroups>, Diagnostic> {
-    let (n, kept) = (fields.size("n_group", 8)?, fields.size("topk_group", 4)?);
+fn read_groups(
+    fields: &mut Fields<'_>,
+    count: u64,
+    top: u64,
+    defaults: &OfExperts,
+) -> Result<Option<ExpertGroups>, Diagnostic> {
+    let n = fields.size("n_group", defaults.groups)?;
+    let kept = fields.size("topk_group", defaults.kept)?;
     let size = count / n;
     let problem = if !count.is_multiple_of(n) {
         format!("{count} experts do not divide into `n_group` {n}")
@@ -136,7 +182,6 @@ fn read_unused(fields: &mut Fields<'_>) -> Result<(), Diagnostic> {
     read_loss(fields)?;
     fields.neutral("scoring_func", &[json!("sigmoid")])?;
     fields.neutral("topk_method", &[json!("noaux_tc")])?;
-    fields.neutral("moe_layer_freq", &[json!(1)])?;
     fields.neutral("ep_size", &[json!(1)])?;
     // Training only: the load-balancing loss, and prediction of further tokens.
     fields.number("aux_loss_alpha")?;

@@ -6,7 +6,7 @@ use ithaca_ir::ops::experts::{Gates, Scoring};
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::{Value, json};
 
-use super::by_layer::FULL;
+use super::by_layer::{FULL, rotated_layers};
 use super::experts::{by_softmax, read_loss};
 use super::sizes::{Defaults, HeadDim, KvHeads, USUAL, read_sizes};
 use crate::fields::Fields;
@@ -52,12 +52,8 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     // Of another library.
     fields.skip(&["for_llm_compressor"]);
 
-    let interval = fields.size("no_rope_layer_interval", 4)?;
-    let rotated = of_layers(fields, &sizes, "no_rope_layers")?;
-    let is_rotated = |layer: u64| match &rotated {
-        Some(flags) => flags[layer as usize] != 0,
-        None => !(layer + 1).is_multiple_of(interval),
-    };
+    let rotated = rotated_layers(fields, &sizes)?;
+    let is_rotated = |layer: u64| rotated[layer as usize];
     let types = fields.words("layer_types")?;
     if let Some(types) = types.as_ref().filter(|types| types.len() as u64 != sizes.layers) {
         let message =
@@ -152,17 +148,4 @@ fn read_growth(fields: &mut Fields<'_>) -> Result<Option<Growth>, Diagnostic> {
         }
     };
     Ok(is_on.then_some(Growth { scale, step }))
-}
-
-/// A number for each layer; nothing where the list is missing or empty.
-fn of_layers(fields: &mut Fields<'_>, sizes: &Sizes, name: &str) -> Result<Option<Vec<u64>>, Diagnostic> {
-    let listed = fields.counts(name)?.filter(|list| !list.is_empty());
-    match listed {
-        Some(list) if (list.len() as u64) < sizes.layers => {
-            let message =
-                format!("`{name}` has {} entries, but `num_hidden_layers` is {}", list.len(), sizes.layers);
-            Err(Diagnostic::new("M07", message))
-        }
-        listed => Ok(listed),
-    }
 }

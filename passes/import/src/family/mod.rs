@@ -53,13 +53,26 @@ enum Reader {
     Bert,
 }
 
-static FAMILIES: [Family; 19] = [
+static FAMILIES: [Family; 23] = [
     Family::new(
         "llama",
         "grouped heads, biases by flags; rotary default, linear, llama3, yarn",
         &["LlamaForCausalLM"],
         Reader::Decoder(uniform::llama),
     ),
+    Family {
+        dropout: DropoutFields {
+            attention: ("attention_dropout", 0.1),
+            residual: Some(("residual_dropout", 0.1)),
+            embedding: None,
+        },
+        ..Family::new(
+            "seed_oss",
+            "as llama, with biased queries, keys and values by default",
+            &["SeedOssForCausalLM"],
+            Reader::Decoder(uniform::seed_oss),
+        )
+    },
     Family::new(
         "mistral",
         "grouped heads, one sliding window for all layers; rotary as llama",
@@ -78,6 +91,15 @@ static FAMILIES: [Family; 19] = [
         &["Qwen3ForCausalLM"],
         Reader::Decoder(by_layer::qwen3),
     ),
+    Family {
+        own: &["pretraining_tp"],
+        ..Family::new(
+            "smollm3",
+            "as llama, some layers without rotary positions; sliding windows by layer",
+            &["SmolLM3ForCausalLM"],
+            Reader::Decoder(by_layer::smollm3),
+        )
+    },
     Family {
         // The library reads `embd_pdrop` but does not apply it.
         dropout: DropoutFields { residual: Some(("resid_pdrop", 0.0)), ..DropoutFields::USUAL },
@@ -182,6 +204,24 @@ static FAMILIES: [Family; 19] = [
             "latent attention, experts in groups, shared experts, dense first layers; rotary as llama",
             &["DeepseekV3ForCausalLM"],
             Reader::Decoder(deepseek::read),
+        )
+    },
+    Family {
+        own: deepseek::OWN,
+        ..Family::new(
+            "kimi_k2",
+            "as deepseek_v3",
+            &["DeepseekV3ForCausalLM"],
+            Reader::Decoder(deepseek::read),
+        )
+    },
+    Family {
+        own: deepseek::OWN,
+        ..Family::new(
+            "glm4_moe",
+            "experts as deepseek_v3; partly rotated heads, biased queries, keys and values by a flag",
+            &["Glm4MoeForCausalLM"],
+            Reader::Decoder(deepseek::glm4_moe),
         )
     },
     Family {

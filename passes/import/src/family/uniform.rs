@@ -1,4 +1,4 @@
-//! Families whose layers are all alike: Llama, Mistral, Phi-3, GLM-4, OLMo 2, StarCoder2 and GPT-NeoX.
+//! Families whose layers are all alike: Llama, Seed-OSS, Mistral, Phi-3, GLM-4, OLMo 2, StarCoder2 and GPT-NeoX.
 //!
 //! A `sliding_window` applies to all layers.
 
@@ -21,6 +21,28 @@ pub(super) fn llama(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let mlp = fields.flag("mlp_bias", false)?;
     let spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
     Ok(Spec { bias: Biases { mlp, ..Biases::of_attention(attention) }, ..spec })
+}
+
+/// As Llama, with biased queries, keys and values by default, and a flag of its own for the bias of attention's output.
+pub(super) fn seed_oss(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 155_136,
+        ffn: 27_648,
+        layers: 64,
+        heads: 80,
+        head_dim: HeadDim::Fixed(128),
+        kv_heads: KvHeads::Fixed(8),
+        max_positions: 524_288,
+        padding: Padding::Token(1),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let bias = Biases {
+        qkv: fields.flag("attention_bias", true)?,
+        out: fields.flag("attention_out_bias", false)?,
+        mlp: fields.flag("mlp_bias", false)?,
+    };
+    Ok(Spec { bias, ..alike(fields, RopeContext::of(&sizes), sizes, None)? })
 }
 
 /// As Llama without biases, with one sliding window.

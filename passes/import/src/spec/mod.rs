@@ -217,8 +217,8 @@ pub(super) enum Spelling {
     LayerTypes,
     /// By those names, layers without experts in `mlp_only_layers`.
     DenseLayers,
-    /// By those names, with widths of latents and a number of first layers without experts.
-    Latent,
+    /// By those names, with a number of first layers without experts, and widths of latents if the model has them.
+    FirstDense,
     /// By those names, the width of a head being a quotient.
     Quotient,
     /// By the names of GPT-2.
