@@ -159,7 +159,7 @@ impl Shrinking<'_> {
         let round = if training.n_chunks() > training.stages { training.stages } else { 1 };
         let with = |micro_batches: u64| -> Option<(Workload, Found)> {
             let workload = self.large.workload;
-            if micro_batches >= all || !workload.batch.is_multiple_of(all) {
+            if !workload.batch.is_multiple_of(all) {
                 return None;
             }
             let training = Training { micro_batches, ..training.clone() };
@@ -175,8 +175,10 @@ impl Shrinking<'_> {
             proof::same_growth(&found.compiled.per_rank, all, small).is_ok()
         };
         // Gradients are sums over micro-batches, of which there are two or more.
-        (if round > 1 { 1 } else { 2 }..=3).find_map(|n| {
-            let (fewest, more) = (with(n * round)?, with((n + 1) * round)?);
+        (if round > 1 { 1 } else { 2 }..=3).map(|n| n * round).filter(|&n| n < all).find_map(|n| {
+            // A third number of micro-batches says whether each one adds the same.
+            let more = if n + round == all { all + round } else { n + round };
+            let (fewest, more) = (with(n)?, with(more)?);
             is_proven(&fewest, &more).then_some(fewest)
         })
     }

@@ -49,11 +49,12 @@ use std::collections::BTreeMap;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
+use ithaca_ir::ops::experts::{Deal, Experts, bounded_slots};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, Space, TensorType};
 use ithaca_pass::roles::Roles;
 use ithaca_pass::{Context, Pass};
 
@@ -399,10 +400,25 @@ fn cut(stepped: &mut Module, module: &Module, n: u64, is_pipeline: bool) -> Resu
     let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;
     dim.valid = dim.size;
+    bound_slots(&mut stepped.space, module, batch);
     let all = declare(stepped, &format!("{name}_all"), all);
     // The unrolled step of a pipeline reads windows of the whole batch; a loop over micro-batches reads a stack.
     let earlier = (!is_pipeline).then(|| declare(stepped, "micro", n - 1));
     Ok(Some(Split { all, batch, earlier }))
+}
+
+/// Sets the slots of experts with a bound to those for the tokens of a micro-batch.
+fn bound_slots(space: &mut Space, module: &Module, batch: DimId) {
+    for node in module.functions.values().flat_map(|f| &f.nodes) {
+        if let Op::Experts(Experts::Deal(Deal { experts, top, shared, bound: Some(bound) })) = &node.op
+            && shared.batch == batch
+        {
+            let tokens = space.size(batch) * space.size(shared.sequence);
+            let size = bounded_slots(*bound, tokens, space.size(*top), space.size(*experts));
+            let slots = &mut space.dims[shared.slots];
+            (slots.size, slots.valid) = (size, size);
+        }
+    }
 }
 
 /// For each function the layers of all calls of it.
