@@ -24,7 +24,7 @@ pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Don
     let mut text = args.arguments.join(" ");
     if let [one] = args.arguments.as_slice()
         && !one.starts_with('-')
-        && Path::new(one).is_file()
+        && (Path::new(one).is_file() || !one.contains(char::is_whitespace))
     {
         text = files::read_text(Path::new(one))?;
     }

@@ -46,16 +46,13 @@ pub use stages::{chunk_layers, chunks, in_stages};
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
-use ithaca_ir::ops::experts::{Deal, Experts, bounded_slots};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::order::joined;
 use ithaca_ir::phase::Phase;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, Space, TensorType};
-use ithaca_pass::roles::Roles;
+use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, Op, TensorType};
 use ithaca_pass::{Context, Pass};
 
 use active::Activity;
@@ -165,7 +162,7 @@ fn stepped(
     let (main, loss) = loss_of(module)?;
     let runs = calls(module);
     let mut stepped = module.emptied(Level::Program);
-    let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
+    let cut = micro::cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
     let chunked = match training.loss_chunks {
         1 => None,
         n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
@@ -375,52 +372,6 @@ fn check(module: &Module, main: FuncId) -> Result<(), OpError> {
     }
 }
 
-/// Cuts the batch into micro-batches.
-fn cut(stepped: &mut Module, module: &Module, n: u64, is_pipeline: bool) -> Result<Option<Split>, OpError> {
-    if n == 1 && !is_pipeline {
-        return Ok(None);
-    }
-    let batches = Roles::of(module).batches;
-    let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
-        let message = format!(
-            "micro-batches split one batch dimension of the inputs, but the inputs have {}",
-            batches.len()
-        );
-        return Err(OpError::new("P52", message));
-    };
-    let dim = &mut stepped.space.dims[batch];
-    if !dim.size.is_multiple_of(n) {
-        let message = format!(
-            "a batch `{}` of {} does not divide into {n} micro-batches",
-            dim.name,
-            counted(dim.size, "sequence")
-        );
-        return Err(OpError::new("P52", message));
-    }
-    let (name, all) = (dim.name.clone(), dim.size);
-    dim.size /= n;
-    dim.valid = dim.size;
-    bound_slots(&mut stepped.space, module, batch);
-    let all = declare(stepped, &format!("{name}_all"), all);
-    // The unrolled step of a pipeline reads windows of the whole batch; a loop over micro-batches reads a stack.
-    let earlier = (!is_pipeline).then(|| declare(stepped, "micro", n - 1));
-    Ok(Some(Split { all, batch, earlier }))
-}
-
-/// Sets the slots of experts with a bound to those for the tokens of a micro-batch.
-fn bound_slots(space: &mut Space, module: &Module, batch: DimId) {
-    for node in module.functions.values().flat_map(|f| &f.nodes) {
-        if let Op::Experts(Experts::Deal(Deal { experts, top, shared, bound: Some(bound) })) = &node.op
-            && shared.batch == batch
-        {
-            let tokens = space.size(batch) * space.size(shared.sequence);
-            let size = bounded_slots(*bound, tokens, space.size(*top), space.size(*experts));
-            let slots = &mut space.dims[shared.slots];
-            (slots.size, slots.valid) = (size, size);
-        }
-    }
-}
-
 /// For each function the layers of all calls of it.
 fn calls(module: &Module) -> Vec<Vec<Layers>> {
     let mut calls = vec![Vec::new(); module.functions.len()];
@@ -592,18 +543,7 @@ fn count(layers: &[Layers]) -> u64 {
 fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> BTreeMap<u64, DimId> {
     let mut stacks = BTreeMap::new();
     for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
-        stacks.entry(n).or_insert_with(|| declare(stepped, "l", n));
+        stacks.entry(n).or_insert_with(|| micro::declare(stepped, "l", n));
     }
     stacks
-}
-
-/// A new dimension named `base`, with a number appended if the name is taken.
-fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
-    let mut name = base.to_owned();
-    let mut i = 1;
-    while module.space.dim(&name).is_some() {
-        i += 1;
-        name = format!("{base}{i}");
-    }
-    module.space.dims.push(Dim::new(&name, size))
 }

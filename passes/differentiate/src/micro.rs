@@ -9,12 +9,15 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
+use ithaca_ir::ops::experts::{Deal, Experts, bounded_slots};
 use ithaca_ir::ops::structure::stacked;
 use ithaca_ir::ops::{Binding, OpError, Random, Scan, ScanOrder, source};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
+use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
+use ithaca_pass::roles::Roles;
 
 use super::last::{LastPass, MICRO};
 use super::step::{Cx, StepParts};
@@ -29,6 +32,68 @@ pub(super) struct Split {
     pub(super) batch: DimId,
     /// The dimension of the micro-batches before the last; `None` if `main` runs them one by one.
     pub(super) earlier: Option<DimId>,
+}
+
+/// Cuts the batch into micro-batches.
+pub(super) fn cut(
+    stepped: &mut Module,
+    module: &Module,
+    n: u64,
+    is_pipeline: bool,
+) -> Result<Option<Split>, OpError> {
+    if n == 1 && !is_pipeline {
+        return Ok(None);
+    }
+    let batches = Roles::of(module).batches;
+    let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
+        let message = format!(
+            "micro-batches split one batch dimension of the inputs, but the inputs have {}",
+            batches.len()
+        );
+        return Err(OpError::new("P52", message));
+    };
+    let dim = &mut stepped.space.dims[batch];
+    if !dim.size.is_multiple_of(n) {
+        let message = format!(
+            "a batch `{}` of {} does not divide into {n} micro-batches",
+            dim.name,
+            counted(dim.size, "sequence")
+        );
+        return Err(OpError::new("P52", message));
+    }
+    let (name, all) = (dim.name.clone(), dim.size);
+    dim.size /= n;
+    dim.valid = dim.size;
+    bound_slots(&mut stepped.space, module, batch);
+    let all = declare(stepped, &format!("{name}_all"), all);
+    // The unrolled step of a pipeline reads windows of the whole batch; a loop over micro-batches reads a stack.
+    let earlier = (!is_pipeline).then(|| declare(stepped, "micro", n - 1));
+    Ok(Some(Split { all, batch, earlier }))
+}
+
+/// A new dimension named `base`, with a number appended if the name is taken.
+pub(super) fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
+    let mut name = base.to_owned();
+    let mut i = 1;
+    while module.space.dim(&name).is_some() {
+        i += 1;
+        name = format!("{base}{i}");
+    }
+    module.space.dims.push(Dim::new(&name, size))
+}
+
+/// Sets the slots of experts with a bound to those for the tokens of a micro-batch.
+fn bound_slots(space: &mut Space, module: &Module, batch: DimId) {
+    for node in module.functions.values().flat_map(|f| &f.nodes) {
+        if let Op::Experts(Experts::Deal(Deal { experts, top, shared, bound: Some(bound) })) = &node.op
+            && shared.batch == batch
+        {
+            let tokens = space.size(batch) * space.size(shared.sequence);
+            let size = bounded_slots(*bound, tokens, space.size(*top), space.size(*experts));
+            let slots = &mut space.dims[shared.slots];
+            (slots.size, slots.valid) = (size, size);
+        }
+    }
 }
 
 /// `@micro` and the function of the last micro-batch, which are added to `functions`, and `main`, which is returned.

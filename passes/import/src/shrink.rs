@@ -3,13 +3,18 @@
 //! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility, and how many
 //! blocks of the sequence a window reaches. Reduced: widths, vocabulary, layers, windows and experts.
 
+mod layers;
+mod tokens;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use ithaca_ir::{Diagnostic, Mask};
 use num_integer::{gcd, lcm};
 use serde_json::{Map, Value, json};
 
+use self::layers::{Keep, by_chunk, is_scaled_by_layer, small_layers};
+pub use self::tokens::SmallTokens;
+use self::tokens::scaled;
 use super::family::{self, text_part};
 use super::spec::{Bert, ExpertSpec, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 
@@ -113,74 +118,6 @@ impl Default for Detail {
     }
 }
 
-/// A sequence and a smaller one, in blocks of tokens that ranks hold together.
-///
-/// A small window reaches as many blocks as the large one, and ends inside a block if the large one does. So ranks need keys
-/// of the same ranks, and tiles are whole, cut and empty in both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmallTokens {
-    /// Tokens of a sequence of the large model.
-    pub sequence: u64,
-    /// Tokens of a sequence of the small model.
-    pub small_sequence: u64,
-    /// Tokens of a block of the large sequence.
-    pub block: u64,
-    /// Tokens of a block of the small sequence; two or more, unless `block` is one.
-    pub small_block: u64,
-    /// The blocks after which a rank has one again, where blocks are dealt round; the small sequence has four rounds.
-    pub round: Option<u64>,
-}
-
-impl SmallTokens {
-    /// Sequences in two blocks for each of so many ranks, as a zigzag has them.
-    pub fn halves(sequence: u64, small_sequence: u64, ranks: u64) -> Self {
-        let block = |n: u64| (n / ranks.saturating_mul(2).max(1)).max(1);
-        Self {
-            sequence,
-            small_sequence,
-            block: block(sequence),
-            small_block: block(small_sequence),
-            round: None,
-        }
-    }
-
-    /// The small window for a window of `width` tokens.
-    pub fn window(&self, width: u64) -> u64 {
-        let Self { sequence, small_sequence, block, small_block, round } = *self;
-        if width == 0 || width >= sequence {
-            return scaled(width, small_sequence, sequence);
-        }
-        let (blocks, rest) = ((width - 1) / block, (width - 1) % block);
-        // Two rounds are enough: each rank has two blocks in the window.
-        let blocks = match round {
-            Some(round) if blocks >= 3 * round => 2 * round + blocks % round,
-            Some(_) | None => blocks,
-        };
-        let rest = match rest {
-            0 => 0,
-            rest => scaled(rest, small_block, block).max(rest.min(2)).min(small_block.saturating_sub(1)),
-        };
-        blocks * small_block + rest + 1
-    }
-
-    /// The small size of chunks of `size` tokens: several in a block, or one of several blocks, if the large one is.
-    pub fn chunk(&self, size: u64) -> u64 {
-        let Self { sequence, block, small_block, .. } = *self;
-        if size == 0 || size >= sequence {
-            return self.window(size);
-        }
-        if size.is_multiple_of(block) {
-            return size / block * small_block;
-        }
-        if !block.is_multiple_of(size) {
-            return self.window(size);
-        }
-        let exact = small_block / (block / size);
-        let divisor = |least: u64| (least..small_block).find(|&small| small_block.is_multiple_of(small));
-        divisor(exact.max(2)).or_else(|| divisor(1)).unwrap_or(1)
-    }
-}
-
 /// A description of a small model with the structure that `config` describes.
 ///
 /// Head counts stay. A head becomes 8 wide (16 if it is partly rotated), or as wide as `detail` says. The stream (unless its width is
@@ -215,7 +152,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     let SmallTokens { sequence, small_sequence, .. } = *tokens;
     let Sizes { hidden, ffn, vocab, .. } = spec.sizes;
     let head_dim = small_head_dim(spec, shrink.detail.head_dim);
-    let layers = small_layers(spec, shrink);
+    let layers = small_layers(spec, &shrink.keep());
     let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
     let is_dense = |kind: &Kind| kind.mlp == Mlp::Dense;
     let usual = ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"];
@@ -424,8 +361,8 @@ fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
     }
     set("d_ff", alike(t5.sizes.ffn, degrees, 48));
     set("vocab_size", alike(t5.sizes.vocab, degrees, 96));
-    set("num_layers", shrink.layers(t5.sizes.layers));
-    set("num_decoder_layers", shrink.layers(t5.decoder_layers));
+    set("num_layers", shrink.keep().layers(t5.sizes.layers));
+    set("num_decoder_layers", shrink.keep().layers(t5.decoder_layers));
 }
 
 fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
@@ -438,7 +375,7 @@ fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
     set("hidden_size", heads.saturating_mul(head_dim.min(shrink.detail.head_dim)));
     set("intermediate_size", alike(ffn, degrees, 48));
     set("vocab_size", alike(vocab, degrees, 96));
-    set("num_hidden_layers", shrink.layers(bert.sizes.layers));
+    set("num_hidden_layers", shrink.keep().layers(bert.sizes.layers));
     let positions = scaled(max_positions, small_sequence, sequence).max(small_sequence);
     set("max_position_embeddings", alike(max_positions, degrees, positions));
 }
@@ -453,16 +390,9 @@ impl Shrink {
         Self { tokens, degrees, experts, chunks: Vec::new(), every: 1, detail: Detail::default() }
     }
 
-    /// The layers of a stack of `n`: two, or as many of each chunk as are kept.
-    fn layers(&self, n: u64) -> u64 {
-        let chunks = self.chunks.len().max(1) as u64;
-        chunks.saturating_mul(self.kept(n / chunks)).max(2).min(n)
-    }
-
-    /// The layers that are kept of `n` that follow one another in a chunk: some groups, and those that are left.
-    fn kept(&self, n: u64) -> u64 {
-        let group = self.every.max(1);
-        (self.detail.groups * group + n % group).clamp(1, n.max(1))
+    /// How many layers are kept.
+    fn keep(&self) -> Keep<'_> {
+        Keep { chunks: &self.chunks, every: self.every, groups: self.detail.groups }
     }
 
     /// The layers of each chunk of the small model in place of `chunks`; empty where its layers are too few to be those of each
@@ -473,8 +403,8 @@ impl Shrink {
     pub fn small_chunks(&self, config: &Value, ignore: &[String]) -> Result<Vec<u64>, Diagnostic> {
         let model = family::read(&text_part(config), ignore)?;
         let chunks = match &model.structure {
-            Structure::Decoder(spec) if !is_scaled_by_layer(spec) => by_chunk(&spec.runs, self),
-            Structure::Bert(bert) => by_chunk(&[(0, 0..bert.sizes.layers)], self),
+            Structure::Decoder(spec) if !is_scaled_by_layer(spec) => by_chunk(&spec.runs, &self.keep()),
+            Structure::Bert(bert) => by_chunk(&[(0, 0..bert.sizes.layers)], &self.keep()),
             Structure::Decoder(_) | Structure::T5(_) => None,
         };
         let lengths = chunks.unwrap_or_default().into_iter().map(|kinds| kinds.len() as u64);
@@ -492,86 +422,6 @@ fn small_head_dim(spec: &Spec, least: u64) -> u64 {
         .map(|n| 2 * n)
         .find(|&n| ((n as f64 * factor) as u64).is_multiple_of(2) && (n as f64 * factor) as u64 > 0)
         .unwrap_or(head_dim)
-}
-
-/// Whether layers differ by a factor of their scores only.
-fn is_scaled_by_layer(spec: &Spec) -> bool {
-    spec.spelling == Spelling::Gpt2 && spec.kinds.len() > 1
-}
-
-/// The kinds of the small model's layers. Either each chunk keeps the layers that have the same neighbours, or runs of one kind
-/// are cut to equal lengths, and of these the first layers that have every kind are kept, as many as are needed.
-fn small_layers(spec: &Spec, shrink: &Shrink) -> Vec<usize> {
-    let least = shrink.layers(spec.sizes.layers);
-    let mut kinds: Vec<usize> = Vec::new();
-    for (kind, _) in &spec.runs {
-        if !kinds.contains(kind) {
-            kinds.push(*kind);
-        }
-    }
-    // Kinds that differ by layer only (scores scaled by depth) need two at most.
-    if is_scaled_by_layer(spec) {
-        kinds.truncate(2);
-        let first = *kinds.last().expect("there are several");
-        kinds.resize(kinds.len().max(usize::try_from(least).unwrap_or(usize::MAX)), first);
-        return kinds;
-    }
-    if let Some(chunks) = by_chunk(&spec.runs, shrink) {
-        return chunks.concat();
-    }
-    let all = spec.sizes.layers;
-    let least = least.min(all);
-    let cut = |length: u64| -> Vec<usize> {
-        let runs = spec.runs.iter().flat_map(|(kind, layers)| {
-            layers.clone().take(usize::try_from(length).unwrap_or(usize::MAX)).map(|_| *kind)
-        });
-        runs.collect()
-    };
-    let fits = |layers: &Vec<usize>| layers.len() as u64 >= least;
-    let mut layers = (1..=all).map(cut).find(fits).unwrap_or_else(|| cut(all));
-    let has_all = |n: usize| kinds.iter().all(|kind| layers[..n].contains(kind));
-    let n = (1..=layers.len()).find(|&n| n as u64 >= least && has_all(n)).unwrap_or(layers.len());
-    layers.truncate(n);
-    layers
-}
-
-/// The kinds of the layers that each chunk keeps, where enough of them are asked for: the fewest of its first and last ones in which
-/// runs of one kind have the same neighbours. Of a long run a first layer is kept, a last one, and some between them.
-fn by_chunk(runs: &[(usize, Range<u64>)], shrink: &Shrink) -> Option<Vec<Vec<usize>>> {
-    let layers = runs.last().map_or(0, |(_, last)| last.end);
-    let all = [layers];
-    let chunks = if shrink.chunks.is_empty() { &all[..] } else { &shrink.chunks };
-    let is_of_one_kind = runs.iter().all(|(kind, _)| *kind == runs[0].0);
-    let is_enough = if is_of_one_kind { chunks.len() > 1 } else { shrink.detail.groups > 1 };
-    if !is_enough || chunks.iter().sum::<u64>() != layers {
-        return None;
-    }
-    let starts = chunks.iter().scan(0, |end, &n| {
-        *end += n;
-        Some(*end - n..*end)
-    });
-    let of_chunk = |chunk: Range<u64>| {
-        let inside = |(kind, run): &(usize, Range<u64>)| {
-            let n = run.end.min(chunk.end).saturating_sub(run.start.max(chunk.start));
-            (n > 0).then(|| (*kind, shrink.kept(n)))
-        };
-        with_same_neighbours(runs.iter().filter_map(inside).collect())
-    };
-    Some(starts.map(of_chunk).collect())
-}
-
-/// The layers of the fewest first and last runs in which each run has the same neighbours as in all of them.
-fn with_same_neighbours(runs: Vec<(usize, u64)>) -> Vec<usize> {
-    let neighbours = |runs: &[(usize, u64)]| -> BTreeSet<[Option<(usize, u64)>; 3]> {
-        let run = |i: usize| runs.get(i).copied();
-        (0..runs.len()).map(|i| [i.checked_sub(1).and_then(run), run(i), run(i + 1)]).collect()
-    };
-    let all = neighbours(&runs);
-    let ends = |n: usize| (0..=n).map(move |last| (n - last, last));
-    let cut = |(first, last)| [&runs[..first], &runs[runs.len() - last..]].concat();
-    let cuts = (1..runs.len()).flat_map(ends).map(cut);
-    let kept = cuts.into_iter().find(|kept| neighbours(kept) == all).unwrap_or_else(|| runs.clone());
-    kept.into_iter().flat_map(|(kind, n)| (0..n).map(move |_| kind)).collect()
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.
@@ -606,12 +456,6 @@ fn chunk_size(mask: &Mask) -> Option<u64> {
         Mask::All(masks) => masks.iter().find_map(chunk_size),
         _ => None,
     }
-}
-
-/// `n · small / large`, rounded up.
-fn scaled(n: u64, small: u64, large: u64) -> u64 {
-    let scaled = (u128::from(n) * u128::from(small)).div_ceil(u128::from(large));
-    u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
 }
 
 /// The smallest size of at least `least` that degrees divide as they divide `n`; at most `n`. One that does not divide by all of them
