@@ -71,8 +71,10 @@ def dropout(model: Any) -> None:
     import torch
 
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout) and module.p > 0:
+        # Some models drop by a function, with a rate of their own.
+        share = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "residual_dropout", 0.0)
+        if share > 0:
             raise IthacaError.of(
-                f"`{name}` drops {module.p:.0%} in training, which ranks cannot do as one process does",
+                f"`{name}` drops {share:.0%} in training, which ranks cannot do as one process does",
                 "load the model with all dropout probabilities 0",
             )

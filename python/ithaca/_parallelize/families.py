@@ -40,6 +40,8 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": dataclasses.replace(_LLAMA, head_norms=("q_norm", "k_norm")),
+    "SeedOssForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
     "GPT2LMHeadModel": Family(
         "transformer.h", "transformer.wte", "transformer.ln_f", "transformer.wpe", "attn", ("c_attn",), "c_proj",
         "mlp", ("c_fc",), "c_proj",
