@@ -90,6 +90,11 @@ impl Degrees {
         self.must(large).all(|degrees| divides_alike(degrees, large, small))
     }
 
+    /// Whether each rank of a degree has a part of the small size if it has one of the large size.
+    fn are_enough(&self, large: u64, small: u64) -> bool {
+        self.must(large).all(|degrees| (large < degrees[0]) == (small < degrees[1]))
+    }
+
     /// How many degrees might split the size, and divide `small` otherwise.
     pub fn n_unlike(&self, large: u64, small: u64) -> usize {
         let may = self.of_size.get(&large).into_iter().flat_map(|of_size| &of_size.may);
@@ -302,7 +307,10 @@ fn fewer(experts: &ExpertSpec, shrink: &Shrink) -> (u64, u64) {
     // Their order on a rank shows with two.
     let several = (experts.count / degrees[0].max(1)).min(2);
     let counts = counts.filter(|&count| count / degrees[1].max(1) >= several);
-    let counts = counts.filter(|&count| shrink.degrees.are_alike(experts.count, count));
+    let is_alike = |&count: &u64| {
+        shrink.degrees.are_alike(experts.count, count) && shrink.degrees.are_enough(experts.count, count)
+    };
+    let counts = counts.filter(is_alike);
     let found = counts.min_by_key(|&count| shrink.degrees.n_unlike(experts.count, count));
     (found.unwrap_or(experts.count), top)
 }
@@ -317,10 +325,8 @@ fn fewer_heads(sizes: &Sizes, shrink: &Shrink, tied: Option<u64>) -> [u64; 2] {
     }
     let group = heads / kv_heads;
     let counts = (1..=kv_heads).flat_map(|kv| (group.min(2)..=group).map(move |group| [kv * group, kv]));
-    let is_alike = |large: u64, small: u64| {
-        let is_enough = |pair: &[u64; 2]| (large < pair[0]) == (small < pair[1]);
-        degrees.are_alike(large, small) && degrees.must(large).all(is_enough)
-    };
+    let is_alike =
+        |large: u64, small: u64| degrees.are_alike(large, small) && degrees.are_enough(large, small);
     // Those of a rank are cut into chunks too.
     let of_rank = |large: u64| degrees.must(large).filter(move |pair| large.is_multiple_of(pair[0])).max();
     let [of_large, of_small] = of_rank(heads).copied().unwrap_or([1, 1]);
