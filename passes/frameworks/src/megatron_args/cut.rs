@@ -13,67 +13,127 @@ pub(super) struct Cut {
     pub layers: Option<Vec<u64>>,
 }
 
-/// The most chunks of a layout; longer ones are not unrolled.
+/// The most layers and stages that are read, and letters of a layout.
 const MOST: usize = 1 << 16;
+
+/// Flags that state the chunks of a stage, of which Megatron-LM takes one.
+const OF_CHUNKS: [&str; 3] = [
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+];
+
+/// Flags that state the layers of the first and of the last stage.
+const ENDS: [&str; 2] = ["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"];
+
+/// Flags by which the embedding and the loss count as a layer of their stage.
+const COUNTED: [&str; 2] = ["account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"];
 
 /// Reads the flags that cut layers into `stages`.
 pub(super) fn read(flags: &mut Flags, stages: u64) -> Result<Cut, Diagnostics> {
     let layers = flags.number("num-layers");
-    let each = flags.number("num-layers-per-virtual-pipeline-stage");
-    let chunks = flags.number("num-virtual-stages-per-pipeline-rank");
-    let ends = ["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"]
-        .map(|name| (name, flags.number(name)));
-    let counted = ["account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"]
-        .map(|name| u64::from(flags.flag(name)));
-    let layout = flags.word("pipeline-model-parallel-layout");
+    let each = flags.number(OF_CHUNKS[0]);
+    let chunks = flags.number(OF_CHUNKS[1]);
+    let layout = flags.word(OF_CHUNKS[2]);
+    let ends = ENDS.map(|name| flags.number(name));
+    let counted = COUNTED.map(|name| flags.flag(name));
     if stages == 1 {
         return Ok(Cut { chunks: 1, layers: None });
     }
-    if let Some(text) = layout {
-        let of_layout = of_layout(&text).and_then(|of_chunk| {
-            let n = of_chunk.len() as u64;
-            if n.is_multiple_of(stages) {
-                Ok(Cut { chunks: n / stages, layers: Some(of_chunk) })
-            } else {
-                Err(refusal(format!(
-                    "`--pipeline-model-parallel-layout` has {n} chunks, which do not divide among {stages} stages"
-                )))
-            }
-        });
-        return of_layout.map_err(|refused| vec![refused]);
-    }
-    let Some(layers) = layers else {
-        return Ok(Cut { chunks: chunks.unwrap_or(1), layers: None });
+    let given = |names: &[&str], is_given: &[bool]| -> Vec<String> {
+        names
+            .iter()
+            .zip(is_given)
+            .filter(|(_, given)| **given)
+            .map(|(name, _)| format!("`--{name}`"))
+            .collect()
     };
-    let refused = |message: String| Err(vec![refusal(message)]);
-    // The embedding and the head count as a layer of their stage, if flags say so.
+    let of_chunks = given(&OF_CHUNKS, &[each.is_some(), chunks.is_some(), layout.is_some()]);
+    let of_ends = given(&ENDS, &ends.map(|n| n.is_some()));
+    let excluded = match of_chunks.as_slice() {
+        [] | [_] if of_ends.is_empty() => Vec::new(),
+        [_] if each.is_some() => [of_chunks, of_ends].concat(),
+        [] | [_] if counted.contains(&true) => [of_ends, given(&COUNTED, &counted)].concat(),
+        [] | [_] => Vec::new(),
+        several => several.to_vec(),
+    };
+    if !excluded.is_empty() {
+        let message = format!("Megatron-LM does not take {} together", excluded.join(" and "));
+        return Err(vec![refusal(message)]);
+    }
+    let cut = match (layout, layers) {
+        (Some(text), _) => stated(&text, stages, layers),
+        (None, Some(layers)) => even(layers, stages, [each, chunks], ends, counted.map(u64::from)),
+        (None, None) if each.is_some() => {
+            Err(refusal(format!("`--{}` needs `--num-layers`, which is missing", OF_CHUNKS[0])))
+        }
+        (None, None) => Ok(Cut { chunks: chunks.unwrap_or(1), layers: None }),
+    };
+    cut.map_err(|refused| vec![refused])
+}
+
+/// The cut of a layout.
+fn stated(text: &str, stages: u64, layers: Option<u64>) -> Result<Cut, Diagnostic> {
+    let of_chunk = of_layout(text)?;
+    let (n, sum) = (of_chunk.len() as u64, of_chunk.iter().sum::<u64>());
+    let of_flag = |why: String| Err(refusal(format!("`--{}` has {why}", OF_CHUNKS[2])));
+    match layers {
+        _ if !n.is_multiple_of(stages) => {
+            of_flag(format!("{n} chunks, which do not divide among {stages} stages"))
+        }
+        Some(layers) if layers != sum => of_flag(format!("{sum} layers, and `--num-layers` is {layers}")),
+        Some(_) | None => Ok(Cut { chunks: n / stages, layers: Some(of_chunk) }),
+    }
+}
+
+/// The cut of `layers` into stages of as many layers, but for the first and the last where flags state theirs.
+fn even(
+    layers: u64,
+    stages: u64,
+    [each, chunks]: [Option<u64>; 2],
+    ends: [Option<u64>; 2],
+    counted: [u64; 2],
+) -> Result<Cut, Diagnostic> {
+    if layers.max(stages) > MOST as u64 {
+        return Err(refusal(format!("{layers} layers in {stages} stages, and at most {MOST} are read")));
+    }
     let all = layers + counted[0] + counted[1];
-    let given: u64 = ends.iter().filter_map(|(_, n)| *n).sum();
-    let others = stages.saturating_sub(ends.iter().filter(|(_, n)| n.is_some()).count() as u64);
+    let given = ends.iter().flatten().fold(0, |sum: u64, n| sum.saturating_add(*n));
+    let others = stages.saturating_sub(ends.iter().flatten().count() as u64);
     let rest = all.checked_sub(given);
     let of_others = rest.and_then(|rest| rest.checked_div(others)).unwrap_or(0);
     if rest != Some(of_others * others) {
-        return refused(format!(
+        return Err(refusal(format!(
             "{layers} layers do not divide among {stages} stages as `--num-layers` and the flags of stages say"
-        ));
+        )));
     }
-    // Layers of a chunk are stated as those of stages without ends of their own.
-    let chunks = chunks.or_else(|| each.map(|each| (of_others / each).max(1))).unwrap_or(1);
     let mut of_stage = vec![of_others; usize::try_from(stages).unwrap_or(0)];
     let last = of_stage.len() - 1;
-    for (stage, (_, n)) in [0, last].into_iter().zip(ends) {
+    for (stage, n) in [0, last].into_iter().zip(ends) {
         of_stage[stage] = n.unwrap_or(of_stage[stage]);
     }
+    let chunks = match each {
+        Some(each) if of_others.is_multiple_of(each) => of_others / each,
+        Some(each) => {
+            let message = format!("a stage of {of_others} layers does not divide into chunks of {each}");
+            return Err(refusal(message));
+        }
+        None => chunks.unwrap_or(1),
+    };
     if let Some(n) = of_stage.iter().find(|n| !n.is_multiple_of(chunks)) {
-        return refused(format!("a stage of {n} layers does not divide into {chunks} chunks"));
+        return Err(refusal(format!("a stage of {n} layers does not divide into {chunks} chunks")));
+    }
+    let no_layer = || refusal("a chunk of the pipeline has no layer, and each has one here");
+    if of_stage.contains(&0) {
+        return Err(no_layer());
     }
     let mut of_chunk: Vec<u64> = (0..chunks).flat_map(|_| of_stage.iter().map(|n| n / chunks)).collect();
     let last = of_chunk.len() - 1;
     for (chunk, counted) in [0, last].into_iter().zip(counted) {
-        of_chunk[chunk] = of_chunk[chunk].saturating_sub(counted);
+        of_chunk[chunk] -= counted;
     }
     if of_chunk.contains(&0) {
-        return refused("a chunk of the pipeline has no layer, and each has one here".to_owned());
+        return Err(no_layer());
     }
     Ok(Cut { chunks, layers: Some(of_chunk) })
 }
@@ -181,6 +241,30 @@ mod tests {
             (2, "--pipeline-model-parallel-layout E(t|tL", "is not made of chunks"),
             (2, "--pipeline-model-parallel-layout Et*99999999|tL", "is not made of chunks"),
             (2, "--pipeline-model-parallel-layout tt|tL", "the embedding"),
+            (
+                2,
+                "--num-layers 9 --pipeline-model-parallel-layout Ett|ttL",
+                "4 layers, and `--num-layers` is 9",
+            ),
+            (2, "--num-layers 8 --num-layers-per-virtual-pipeline-stage 3", "chunks of 3"),
+            (2, "--num-layers-per-virtual-pipeline-stage 2", "needs `--num-layers`"),
+            (
+                2,
+                "--num-layers 8 --num-layers-per-virtual-pipeline-stage 2 --decoder-last-pipeline-num-layers 2",
+                "together",
+            ),
+            (
+                2,
+                "--num-layers 8 --decoder-last-pipeline-num-layers 2 --account-for-loss-in-pipeline-split",
+                "together",
+            ),
+            (
+                2,
+                "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout Ett|ttL",
+                "together",
+            ),
+            (1 << 40, "--num-layers 1099511627776", "at most 65536"),
+            (2, "--num-layers 2 --decoder-first-pipeline-num-layers 2", "no layer"),
         ] {
             let refused = layers(stages, flags).unwrap_err();
             assert!(refused.contains(why), "{flags}: {refused}");

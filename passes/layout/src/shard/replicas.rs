@@ -25,8 +25,8 @@ pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
 }
 
 /// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
-/// them, else of those that are whole and [`uneven`] the one that the program declares first, as a small model does: the stream, which
-/// is long. Where there is none, axis by axis the first that divides by it, and by those that are left one that is whole and uneven.
+/// them, else of the [`uneven`] dimensions that no axis splits the one that the program declares first, which is the same in a small
+/// model. If there is none either, axis by axis the first dimension that divides by it, and by the other axes an uneven one.
 pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
     let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
         let split: AxisList = ty.layout.split[i].iter().chain(more).copied().collect();
