@@ -104,7 +104,8 @@ pub(super) fn rotated_layers(fields: &mut Fields<'_>, sizes: &Sizes) -> Result<V
                 format!("`{name}` has {} entries, but `num_hidden_layers` is {}", list.len(), sizes.layers);
             Err(Diagnostic::new("M07", message))
         }
-        Some(list) => Ok(list.into_iter().map(|flag| flag != 0).collect()),
+        // The library reads as many as there are layers.
+        Some(list) => Ok((0..sizes.layers).zip(list).map(|(_, flag)| flag != 0).collect()),
         None => Ok((1..=sizes.layers).map(|layer| !layer.is_multiple_of(interval)).collect()),
     }
 }
