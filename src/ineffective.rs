@@ -236,7 +236,7 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 /// `C00`.
 pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     self::steps(args.steps, program)?;
-    let DecodingArgs { prompt, chunk, stop, save_cache, prefix, prompt_strategy, prompt_mesh } =
+    let DecodingArgs { prompt, chunk, stop, save_cache, prefix, prompt_strategy, prompt_mesh, two_pools } =
         &args.decoding;
     let decoding = [
         ("--prompt", prompt.is_some()),
@@ -244,6 +244,7 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
         ("--stop", stop.is_some()),
         ("--prompt-strategy", prompt_strategy.is_some()),
         ("--prompt-mesh", prompt_mesh.is_some()),
+        ("--two-pools", *two_pools),
         ("--save-cache", save_cache.is_some()),
         ("--prefix", prefix.is_some()),
     ];

@@ -343,7 +343,7 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 /// a mesh of their own.
 ///
 /// # Errors
-/// As [`job`](fn@job); those of `pages`; `C04` for two meshes of different numbers of ranks.
+/// As [`job`](fn@job); those of `pages`; `C04` for pages of sequences that prompts and tokens split otherwise.
 pub fn continuing(
     registry: &Registry,
     args: &SubjectArgs,
@@ -353,8 +353,7 @@ pub fn continuing(
 ) -> Result<[Job; 2]> {
     let model = model(&args.subject)?;
     let (mut options, cluster) = layout(registry, &args.layout, Some(cli::Mode::Decode))?;
-    let groups = job::sequence_groups(registry, &options)?;
-    let pages = pages(groups)?;
+    let mut groups = job::sequence_groups(registry, &options)?;
     let mut of_prompts = options.clone();
     if prompt_strategy.is_some() || prompt_mesh.is_some() {
         let strategy = prompt_strategy.clone().or_else(|| args.layout.strategy.clone());
@@ -365,21 +364,22 @@ pub fn continuing(
             ..args.layout.clone()
         };
         (of_prompts, _) = layout(registry, &own, Some(cli::Mode::Decode))?;
-        let [prompts, tokens] = [&of_prompts.mesh, &options.mesh];
-        if prompts.ranks() != tokens.ranks() {
+        // Pages of the smaller groups are those of the larger ones, too.
+        let other = job::sequence_groups(registry, &of_prompts)?;
+        let (few, many) = (groups.min(other), groups.max(other));
+        if args.workload.page.is_some() && !many.is_multiple_of(few) {
             let message = format!(
-                "mesh `{prompts}` of prompts has {}, and mesh `{tokens}` of tokens {}",
-                counted(prompts.ranks(), "rank"),
-                tokens.ranks()
+                "pages of {few} and of {many} groups of sequences, those of ranks of prompts and of tokens"
             );
-            return Err(Diagnostic::new("C04", message).help("both are of the same ranks").into());
+            return Err(Diagnostic::new("C04", message)
+                .help(
+                    "split sequences into numbers of groups of which one divides the other, or omit `--page`",
+                )
+                .into());
         }
-        if pages.is_some() && job::sequence_groups(registry, &of_prompts)? != groups {
-            let message =
-                "prompts and tokens split sequences otherwise, and ranks have pages of their own sequences";
-            return Err(Diagnostic::new("C04", message).help("omit `--page`").into());
-        }
+        groups = many;
     }
+    let pages = pages(groups)?;
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let lengths = Lengths { batch, sequence: chunk, target: None };
     let mut given = workload(&args.workload, Some(lengths))?;

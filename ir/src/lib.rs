@@ -38,6 +38,7 @@ pub mod dim;
 pub mod dtype;
 pub mod entity;
 pub mod handles;
+pub mod handover;
 mod identifier;
 pub mod layers;
 pub mod layout;

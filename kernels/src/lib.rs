@@ -44,6 +44,8 @@ pub mod source;
 
 pub mod persistent;
 
+pub mod handover;
+
 mod assemble;
 
 mod digest;

@@ -14,15 +14,11 @@ use crate::tensor::{index, strides};
 ///
 /// A dimension that copies another reads that one.
 pub(crate) fn loaded_from(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<Option<usize>> {
-    let size = source::stored_size(space, dim);
-    let stored = |position: u64| (position < size).then(|| index(position));
-    match space.dims[dim].copies {
-        Some(of) => {
-            let times = (space.size(dim) / space.size(of).max(1)).max(1);
-            indices.map(|i| stored(space.dims[of].position(i / times))).collect()
-        }
-        None => own_positions(space, dim, indices).into_iter().map(stored).collect(),
+    let mut places = vec![None; index(indices.end - indices.start)];
+    for run in source::stored_runs(space, dim, indices) {
+        (index(run.index)..).zip(run.positions()).for_each(|(i, position)| places[i] = Some(index(position)));
     }
+    places
 }
 
 /// For each of `indices`, where an output has its element; `None` is padding, which is cut off.

@@ -21,9 +21,12 @@ pub struct DecodingArgs {
     /// --prompt-strategy ulysses+megatron-tp --prompt-mesh ulysses=2,tp=2`, which have the same heads of the caches.
     #[arg(long, value_name = "NAME")]
     pub prompt_strategy: Option<String>,
-    /// The mesh of the steps of prompts, of as many ranks as that of tokens.
+    /// The mesh of the steps of prompts. One of another number of ranks than that of tokens has ranks of its own.
     #[arg(long, value_name = "AXIS=N,…")]
     pub prompt_mesh: Option<String>,
+    /// Compute prompts on ranks of their own, which come before those of tokens and send caches to them.
+    #[arg(long)]
+    pub two_pools: bool,
     /// Tokens at which a sequence is finished, as in `2,7`, or `none` [default: `eos_token_id` of the model; none with
     /// `--expect`].
     ///

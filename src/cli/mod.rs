@@ -300,10 +300,13 @@ pub struct EmitArgs {
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
-    /// Of a program that decodes, for `cuda`: a plan of its steps of prompts, made with the same `--batch` and `--context`. Each
-    /// rank has the same caches in both, under any number.
+    /// Of a program that decodes: a plan of its steps of prompts, made with the same `--batch` and `--context`. Where ranks have
+    /// other parts of caches, these are sent; a plan of another number of ranks has ranks of its own.
     #[arg(long, value_name = "PLAN", conflicts_with = "chunk")]
     pub prompts: Option<PathBuf>,
+    /// Prompts are computed on ranks of their own, which come before those of tokens.
+    #[arg(long)]
+    pub two_pools: bool,
 }
 
 /// The form of the code that `emit` writes.

@@ -90,8 +90,8 @@ impl Device {
                 let how = cuda::Options { timeout, fault, ..how.clone() };
                 let process = agreed.process();
                 let id = process.shared(|| Ok(Nccl::new_id()?))?;
-                agreed.step_by(sources.0, next, |job| {
-                    let rank = (process.rank(), id.as_slice());
+                agreed.step_by(sources.0, next, |job, rank| {
+                    let rank = (rank, id.as_slice());
                     machine.execute_rank(job, rank, sources, &how, &|| process.has_failed())
                 })?
             }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, torch, trace};
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::handover::Handover;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
-use ithaca_kernels::tensor::index;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{ADAMW, Training};
 use ithaca_passes::import::{self, Mode, Workload};
@@ -17,8 +17,8 @@ use ithaca_passes::shard::Zero;
 use ithaca_passes::simulate;
 
 use super::generate;
+use super::handover;
 use super::session::{Done, Session};
-use super::shift;
 use crate::cli::{EmitArgs, Target};
 use crate::error::{Failure, Result};
 use crate::job::Large;
@@ -88,7 +88,12 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         return Err(Failure::usage(message));
     }
     if args.prompts.is_some() && !(is_program && plan.workload.mode == Mode::Decode) {
-        return Err(Failure::usage("`--prompts` goes with `--target cuda` and a plan of decoding"));
+        return Err(Failure::usage(
+            "`--prompts` goes with `--target cuda` or `torch` and a plan of decoding",
+        ));
+    }
+    if args.two_pools && args.prompts.is_none() {
+        return Err(Failure::usage("`--two-pools` goes with `--prompts`, the plan of the other pool"));
     }
     if args.autograd {
         return autograd(plan, args, session).map(Emitted::Text);
@@ -108,18 +113,15 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         Target::Torch => {
             let workload = plan.workload.to_import()?;
             let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
-            let prompts = match workload.mode {
-                Mode::Decode if args.prompts.is_some() => {
-                    return Err(Failure::usage("`--prompts` goes with `--target cuda`"));
-                }
-                Mode::Decode => Some(prompts(plan, &workload, args.chunk, session)?),
-                Mode::Prefill | Mode::Train => None,
-            };
-            let (of_ranks, of_whole) =
-                prompts.as_ref().map(|(ranks, whole)| (&*ranks.per_rank, whole)).unzip();
+            let prompts = prompts(plan, &compiled, args, session)?;
+            let of = |step, prompts, handover| torch::Steps { step, prompts, handover };
             torch::emit(
-                torch::Steps { step: &compiled.per_rank, prompts: of_ranks },
-                torch::Steps { step: &whole, prompts: of_whole },
+                of(
+                    &compiled.per_rank,
+                    prompts.as_ref().map(|prompts| &*prompts.ranks.per_rank),
+                    prompts.as_ref().and_then(|prompts| prompts.handover.as_ref()),
+                ),
+                of(&whole, prompts.as_ref().map(|prompts| &prompts.whole), None),
             )?
         }
         Target::Cuda => {
@@ -129,27 +131,17 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
             let program = import::program(&plan.model.config, &plan.model.name, &workload)?;
             // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
-            let mut prompt_ranks = None;
-            let prompts = match (workload.mode, &args.prompts) {
-                (Mode::Decode, None) => Some(prompts(plan, &workload, args.chunk, session)?),
-                (Mode::Decode, Some(path)) => {
-                    let other = subject::plan(session.registry, path)?;
-                    let (ranks, whole) = prompts_of(plan, &other, session)?;
-                    prompt_ranks = Some(same_caches(&ranks.schedule, &compiled.schedule)?);
-                    Some((ranks, whole))
-                }
-                (Mode::Prefill | Mode::Train, _) => None,
-            };
-            let whole = prompts.as_ref().map(|(_, whole)| Ok::<_, Failure>(lower(verify(whole)?)?));
+            let prompts = prompts(plan, &compiled, args, session)?;
+            let whole = prompts.as_ref().map(|prompts| Ok::<_, Failure>(lower(verify(&prompts.whole)?)?));
             let whole = whole.transpose()?;
-            let prompts = prompts.as_ref().map(|(ranks, _)| &ranks.schedule).zip(whole.as_ref());
-            let steps = |step, prompts: Option<_>, prompt_ranks| -> Result<cuda::Steps<'_>> {
+            let steps = |step, prompts: Option<_>, handover| -> Result<cuda::Steps<'_>> {
                 let prompts = prompts.map(schedule::verify).transpose()?;
-                Ok(cuda::Steps { step: schedule::verify(step)?, prompts, prompt_ranks })
+                Ok(cuda::Steps { step: schedule::verify(step)?, prompts, handover })
             };
-            let (of_ranks, of_whole) = prompts.unzip();
-            let ranks = steps(&compiled.schedule, of_ranks, prompt_ranks.as_deref())?;
-            let emitted = cuda::emit(ranks, Some(steps(&reference, of_whole, None)?))?;
+            let of_ranks = prompts.as_ref().map(|prompts| &prompts.ranks.schedule);
+            let handover = prompts.as_ref().and_then(|prompts| prompts.handover.as_ref());
+            let ranks = steps(&compiled.schedule, of_ranks, handover)?;
+            let emitted = cuda::emit(ranks, Some(steps(&reference, whole.as_ref(), None)?))?;
             let list = emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes()));
             return Ok(Emitted::Files(list.collect()));
         }
@@ -185,7 +177,39 @@ fn autograd(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -> Result<S
     Ok(torch::emit_autograd(&compiled.per_rank, &whole, &optimizer)?)
 }
 
-/// A step of prompts that a plan of its own describes, as [`prompts`].
+/// The steps of prompts of a program that decodes.
+struct Prompts {
+    ranks: Compiled,
+    whole: Module,
+    /// Where caches go from them to the steps of tokens; none where both lay them out alike, on the same ranks.
+    handover: Option<Handover>,
+}
+
+/// The steps of prompts beside `tokens`, those of a plan of decoding: under its layout, or under that of `--prompts`.
+///
+/// # Errors
+/// Those of the plan of prompts; `C04` where it has other sequences or caches than the steps of tokens.
+fn prompts(
+    plan: &Plan,
+    tokens: &Compiled,
+    args: &EmitArgs,
+    session: &Session<'_>,
+) -> Result<Option<Prompts>> {
+    let workload = plan.workload.to_import()?;
+    if workload.mode != Mode::Decode {
+        return Ok(None);
+    }
+    let (ranks, whole) = match &args.prompts {
+        None => prompts_alike(plan, &workload, args.chunk, session)?,
+        Some(path) => prompts_of(plan, &subject::plan(session.registry, path)?, session)?,
+    };
+    let handover = handover::between([&ranks.schedule, &tokens.schedule], args.two_pools)?;
+    let [senders, receivers] = &handover.processes;
+    let is_alike = args.prompts.is_none() && handover.states.is_empty() && senders == receivers;
+    Ok(Some(Prompts { ranks, whole, handover: (!is_alike).then_some(handover) }))
+}
+
+/// A step of prompts that a plan of its own describes.
 ///
 /// # Errors
 /// `C04` where it has other sequences or caches than the steps of tokens.
@@ -193,18 +217,16 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     let [of_token, workload] = [&token.workload, &plan.workload].map(plan::Workload::to_import);
     let (of_token, workload) = (of_token?, workload?);
     let of = |plan: &Plan, workload: &Workload| {
-        let ranks = plan.shard_options().map(|options| options.mesh.ranks());
-        Ok::<_, Failure>([
-            ("ranks", ranks?.to_string()),
+        [
             ("sequences", workload.batch.to_string()),
             ("tokens of a cache", format!("{:?}", workload.cache)),
             ("pages", format!("{:?}", workload.pages)),
             ("type of activations", plan.workload.dtype.clone()),
             ("type of caches", format!("{:?}", workload.cache_type)),
-        ])
+        ]
     };
     let differ = |(a, b): &(_, _)| a != b;
-    let differing = of(token, &of_token)?.into_iter().zip(of(plan, &workload)?).find(differ);
+    let differing = of(token, &of_token).into_iter().zip(of(plan, &workload)).find(differ);
     let refused = |message: String| {
         Err(Diagnostic::new("C04", message)
             .help("plan both of one model, with the same `--batch`, `--context` and pages: prompts without `--mode decode`")
@@ -230,27 +252,8 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     Ok((plan.compile(session.registry)?, whole))
 }
 
-/// For each rank of tokens the rank of prompts that has the same caches.
-///
-/// # Errors
-/// `S40` where ranks have other parts of them.
-fn same_caches(prompts: &Schedule, token: &Schedule) -> Result<Vec<u64>> {
-    let refused = |message: &str| {
-        let help = "`ithaca run` with `--prompt-strategy` and `--prompt-mesh` moves caches";
-        Failure::from(Diagnostic::new("S40", message.to_owned()).help(help))
-    };
-    let other_parts = "ranks have other parts of the caches in a step of prompts than in one of a token";
-    let places = shift::places(prompts, token)?.ok_or_else(|| refused(other_parts))?;
-    let mut ranks = vec![0; places.len()];
-    places.iter().zip(0..).for_each(|(&place, rank)| ranks[index(place)] = rank);
-    if ranks.first() != Some(&0) {
-        return Err(refused("rank 0, which writes outputs, has another number in a step of prompts"));
-    }
-    Ok(ranks)
-}
-
 /// A step of prompts, under the layout of a plan and as the whole program.
-fn prompts(
+fn prompts_alike(
     plan: &Plan,
     token: &Workload,
     chunk: Option<u64>,

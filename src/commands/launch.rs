@@ -11,7 +11,6 @@ use super::run::{job, run_job};
 use super::session::{Done, Session};
 use crate::cli::RunArgs;
 use crate::error::Result;
-use crate::subject;
 
 /// How long a process that cannot run waits for the others, to report its failure to them.
 const REPORT_WAIT: Duration = Duration::from_secs(5);
@@ -33,7 +32,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     let ranks = match &job {
         Some(job) => job.options.mesh.ranks(),
-        None => subject::mesh(&args.subject.layout)?.1.unwrap_or(1),
+        None => generate::ranks(args)?,
     };
     if ranks != env.world {
         let processes = |n| match n {

@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod export;
 mod fault;
 mod generate;
+mod handover;
 mod import;
 mod init;
 mod launch;
@@ -30,7 +31,6 @@ mod schedule_text;
 mod serve;
 mod session;
 mod shard_weights;
-mod shift;
 mod verdict;
 pub(crate) mod verify;
 

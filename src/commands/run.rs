@@ -130,7 +130,7 @@ pub(super) fn run_job(
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let mut ran: Vec<Vec<Span>> = Vec::new();
-    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &settings(args)));
+    let agreed = process.map(|process| process.agree(&compiled.schedule, 0, &options, &settings(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
     let mut against_whole = (is_first && args.expect.is_none() && !args.unchecked)

@@ -129,6 +129,8 @@ fn prompts_are_continued() {
     for mesh in ["tp=2,dcp=2", "dp=2,tp=2"] {
         same_as_threads(4, &[&decode[..], &["--mesh", mesh]].concat());
     }
+    // Ranks of prompts, and then those of tokens.
+    same_as_threads(3, &[&decode[..], &["--mesh", "tp=2", "--prompt-mesh", "dcp=1"]].concat());
 }
 
 #[test]

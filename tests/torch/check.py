@@ -4,7 +4,7 @@
 
 Every line of tests/gpu/strategies.txt and of lines.txt beside this script that contains all WORDs is planned, emitted and run,
 a process per rank, by gloo: a prefill by its logits, a training step by its loss and gradients, by our backward pass (train) and
-by PyTorch's (autograd), decoding by its tokens and logits. Needs torch and safetensors.
+by PyTorch's (autograd), decoding by its tokens and logits. Options after `|` are those of a plan of prompts. Needs torch and safetensors.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
 import socket
 import struct
 import subprocess
@@ -68,13 +69,21 @@ def emitted(ithaca, case, folder):
     if mode == "decode" and json.loads((TESTS / subject / "config.json").read_text()).get("is_encoder_decoder"):
         how = []  # prompts are read whole
     plan, program = folder / "plan.json", folder / f"program{abs(hash(str(case)))}.py"
-    for command in (["plan", TESTS / subject, *workload, *options, "-o", plan],
-                    ["emit", plan, "--target", "torch", "-o", program, *how]):
+    commands = []
+    if "|" in options:
+        # Prompts have a plan of their own.
+        at = options.index("|")
+        options, own, prompts = options[:at], options[at + 1:], folder / "prompts.json"
+        lengths = ["--batch", str(batch), "--seq", str(sequence), "--context", str(sequence + STEPS + 1)]
+        commands.append(["plan", TESTS / subject, *lengths, *own, "-o", prompts])
+        how = ["--prompts", prompts]
+    commands += [["plan", TESTS / subject, *workload, *options, "-o", plan],
+                 ["emit", plan, "--target", "torch", "-o", program, *how]]
+    for command in commands:
         done = subprocess.run([ithaca, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode:
             return None, done.stderr.strip().splitlines()[0]
-    ranks = json.loads(plan.read_text())["gpus"]
-    return program, ranks
+    return program, int(re.search(r"--nproc-per-node (\d+)", program.read_text())[1])
 
 
 def free_port():

@@ -2,6 +2,7 @@
 
 use ithaca_device::{DeviceProgram, Source, SourceFile};
 use ithaca_ir::Diagnostic;
+use ithaca_ir::handover::Handover;
 
 /// The command line of these programs, by file.
 pub(super) const DRIVER: (&str, &str) = ("decode.hpp", include_str!("runtime/decode.hpp"));
@@ -22,11 +23,11 @@ pub(super) fn prompts_of(namespace: &str) -> String {
 }
 
 /// The call that runs the program.
-pub(super) fn drive(prompt_ranks: Option<&[u64]>, has_reference: bool) -> String {
+pub(super) fn drive(handover: Option<&Handover>, has_reference: bool) -> String {
     let pair =
         |name: &str, more: String| format!("{{{}::program(), {name}::program(){more}}}", prompts_of(name));
     let list = |ranks: &[u64]| ranks.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    let own = prompt_ranks.map_or_else(String::new, |ranks| format!(", {{{}}}", list(ranks)));
+    let own = handover.map_or_else(String::new, |handover| format!(", {{{}}}", list(&handover.processes[0])));
     let (ranks, whole) = (pair("ranks", own), pair("whole", String::new()));
     match has_reference {
         true => format!("decode(argc, argv, {ranks}, ithaca::Continuing{whole})"),

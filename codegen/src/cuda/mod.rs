@@ -17,6 +17,7 @@ mod record;
 use std::collections::BTreeSet;
 
 use ithaca_device::{Communicator, DeviceProgram, LowerError, SOURCES};
+use ithaca_ir::handover::Handover;
 use ithaca_ir::ops::{Attention, Keyed, Op};
 use ithaca_ir::schedule::{Schedule, Verified, Work};
 use ithaca_ir::{Diagnostic, Diagnostics};
@@ -48,13 +49,13 @@ pub struct Steps<'a> {
     pub step: Verified<'a>,
     /// The step of prompts, where steps continue sequences: the program decodes.
     pub prompts: Option<Verified<'a>>,
-    /// For each rank of tokens the rank of prompts that has the same states, where the two are laid out otherwise; 0 for 0.
-    pub prompt_ranks: Option<&'a [u64]>,
+    /// Where states go from steps of prompts to those of a token; none where both lay them out alike, on the same ranks.
+    pub handover: Option<&'a Handover>,
 }
 
 impl<'a> From<Verified<'a>> for Steps<'a> {
     fn from(step: Verified<'a>) -> Self {
-        Self { step, prompts: None, prompt_ranks: None }
+        Self { step, prompts: None, handover: None }
     }
 }
 
@@ -68,7 +69,7 @@ impl<'a> From<Verified<'a>> for Steps<'a> {
 pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Result<Vec<File>, Diagnostics> {
     let (ranks, mut namespaces, mut kernels) = (ranks.into(), String::new(), BTreeSet::new());
     for (name, steps) in [("ranks", Some(ranks)), ("whole", reference)] {
-        let Some(Steps { step, prompts, prompt_ranks }) = steps else { continue };
+        let Some(Steps { step, prompts, handover }) = steps else { continue };
         let mut programs = Vec::new();
         // Steps that run in turns share communicators if ranks are the same.
         let of_step = |step: Verified<'a>| Communicator::further(step.schedule());
@@ -76,7 +77,7 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
         for (name, step) in [(name.to_owned(), Some(step)), (decoding::prompts_of(name), prompts)] {
             let Some(step) = step else { continue };
             let schedule = step.schedule();
-            let communicators = match prompt_ranks {
+            let communicators = match handover {
                 None => shared.clone(),
                 Some(_) => of_step(step).into_iter().collect(),
             };
@@ -89,13 +90,13 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
             kernels.extend(program.kernels());
             programs.push(program);
         }
-        if let ([step, prompts], None) = (programs.as_slice(), prompt_ranks) {
+        if let ([step, prompts], None) = (programs.as_slice(), handover) {
             decoding::check_states(step, prompts).map_err(|d| vec![d])?;
         }
     }
     let schedule = ranks.step.schedule();
     let drive = match ranks.prompts {
-        Some(_) => decoding::drive(ranks.prompt_ranks, reference.is_some()),
+        Some(_) => decoding::drive(ranks.handover, reference.is_some()),
         None => {
             let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
             format!("drive(argc, argv, ranks::program(), {whole})")

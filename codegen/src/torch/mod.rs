@@ -6,13 +6,16 @@
 mod autograd;
 mod expression;
 mod function;
+mod handover;
 mod library;
 mod python;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use ithaca_ir::ops::{Cache, Target};
-use ithaca_ir::{Diagnostic, Diagnostics, Dim, Module, Op, Order, Space, text};
+use ithaca_ir::handover::Handover;
+use ithaca_ir::module::{Function, Node};
+use ithaca_ir::ops::Cache;
+use ithaca_ir::{Diagnostics, Dim, Module, Op, Order, Space};
 
 pub use autograd::Optimizer;
 use function::Printer;
@@ -25,6 +28,8 @@ pub struct Steps<'a> {
     pub step: &'a Module,
     /// The step of prompts, where steps continue sequences: the program decodes.
     pub prompts: Option<&'a Module>,
+    /// Where states go from steps of prompts to those of a token; none where both lay them out alike, on the same ranks.
+    pub handover: Option<&'a Handover>,
 }
 
 /// The program that runs steps of `ranks`, one process per rank, on a CPU or a GPU each.
@@ -32,13 +37,17 @@ pub struct Steps<'a> {
 /// `whole` is the program of one device, by which rank 0 checks the ranks.
 ///
 /// # Errors
-/// `S43` for an operation that has no form in PyTorch, and for states that are laid out otherwise in a step of prompts than in one
-/// of a token; `S42` for dropout that follows a device.
+/// `S43` for an operation that has no form in PyTorch, and for a handover of states in micro-batches; `S42` for dropout that follows
+/// a device.
 pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
-    if let Some(prompts) = ranks.prompts {
-        check_states(ranks.step, prompts).map_err(|refusal| vec![refusal])?;
-    }
-    let constants = ranks.prompts.map(|prompts| caches(ranks.step, prompts)).unwrap_or_default();
+    let constants = match ranks.prompts {
+        None => String::new(),
+        Some(prompts) => {
+            let moves =
+                handover::moves(&ranks.step.space, ranks.handover).map_err(|refusal| vec![refusal])?;
+            caches(ranks.step, prompts) + &moves
+        }
+    };
     let main = if ranks.prompts.is_some() { "decode" } else { "main" };
     written(ranks, whole, &constants, main)
 }
@@ -49,7 +58,7 @@ pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
 /// As [`emit`]; `S44` for a program that cannot be differentiated so.
 pub fn emit_autograd(ranks: &Module, whole: &Module, optimizer: &Optimizer) -> Result<String, Diagnostics> {
     autograd::check(ranks).map_err(|refusal| vec![refusal])?;
-    let of = |step| Steps { step, prompts: None };
+    let of = |step| Steps { step, prompts: None, handover: None };
     written(of(ranks), of(whole), &optimizer.constants(), "train")
 }
 
@@ -61,10 +70,15 @@ fn written(ranks: Steps<'_>, whole: Steps<'_>, constants: &str, main: &str) -> R
         ("WHOLE_PROMPTS", "whole_prompts_", whole.prompts),
     ];
     let (mut spaces, mut body, mut groups, mut blocks) =
-        (String::new(), String::new(), BTreeSet::new(), Vec::new());
+        (String::new(), String::new(), [BTreeSet::new(), BTreeSet::new()], Vec::new());
+    let processes = |name| match (ranks.handover, name) {
+        (Some(handover), "PROMPTS") => handover::processes(&handover.processes[0]),
+        (Some(handover), "RANKS") => handover::processes(&handover.processes[1]),
+        _ => String::new(),
+    };
     for (name, prefix, module) in modules {
         let Some(module) = module else { continue };
-        spaces.push_str(&format!("{name} = {}\n\n", space(&module.space)));
+        spaces.push_str(&format!("{name} = {}\n\n", space(&module.space, &processes(name))));
         let mut printer = Printer::new(module, prefix);
         for id in module.functions.ids() {
             body.push_str("\n\n");
@@ -73,59 +87,21 @@ fn written(ranks: Steps<'_>, whole: Steps<'_>, constants: &str, main: &str) -> R
                 blocks.push(string(printer.name(id)));
             }
         }
-        groups.extend(printer.groups);
+        groups[usize::from(name == "PROMPTS")].extend(printer.groups);
     }
+    let [axes, of_prompts] = groups;
     let generated = format!(
-        "{spaces}# Axes along which ranks communicate, and streams between stages.\nAXES = {}\n\nBLOCKS = {}\n{constants}{body}",
-        tuple(groups),
+        "{spaces}# Axes along which ranks communicate, and streams between stages.\nAXES = {}\n{}\nBLOCKS = {}\n{constants}{body}",
+        tuple(axes),
+        ranks.prompts.map(|_| format!("PROMPT_AXES = {}\n", tuple(of_prompts))).unwrap_or_default(),
         tuple(blocks),
     );
     let library = library::used_by(&format!("{generated} {main}"));
     Ok(format!(
         "{}{library}\n\n\n{}\n\n\nif __name__ == \"__main__\":\n    {main}()\n",
-        header(ranks.step),
+        header(ranks),
         python::wrapped(&generated).trim_end(),
     ))
-}
-
-/// Where states are: by name, their types, and the stages and layers that have them.
-fn states(module: &Module) -> BTreeMap<&str, BTreeSet<(String, Vec<String>)>> {
-    let mut found: BTreeMap<&str, BTreeSet<_>> = BTreeMap::new();
-    for (id, function) in module.functions.iter() {
-        let nodes = module.functions.values().flat_map(|f| &f.nodes);
-        let calls = nodes.filter_map(|node| match &node.op {
-            Op::Call { callee, layers, stride, stage, .. } if *callee == id => {
-                Some(format!("{layers:?} {stride} {stage:?}"))
-            }
-            _ => None,
-        });
-        let calls = Vec::from_iter(calls);
-        for node in &function.nodes {
-            let (binding, value) = match &node.op {
-                Op::State(binding) => (binding, node.result()),
-                Op::Assign { target: Target::State, binding } => (binding, node.operands[0]),
-                _ => continue,
-            };
-            let ty = text::show(&module.space, function.ty(value)).to_string();
-            found.entry(&binding.name).or_default().insert((ty, calls.clone()));
-        }
-    }
-    found
-}
-
-/// Checks that the steps of prompts leave the states that the steps of a token continue.
-fn check_states(step: &Module, prompts: &Module) -> Result<(), Diagnostic> {
-    let left = states(prompts);
-    let is_left =
-        |(name, held): &(&str, _)| left.get(name).is_some_and(|left| BTreeSet::is_subset(held, left));
-    match states(step).into_iter().find(|state| !is_left(state)) {
-        None => Ok(()),
-        Some((name, _)) => {
-            let message =
-                format!("state `{name}` is laid out otherwise in a step of prompts than in one of a token");
-            Err(Diagnostic::new("S43", message).help("`ithaca run` moves states between the two"))
-        }
-    }
 }
 
 /// What the loop that decodes must know: sequences, the tokens of a step of prompts and of a cache, pages.
@@ -142,7 +118,8 @@ fn caches(step: &Module, prompts: &Module) -> String {
             Op::Cache(Cache::Append { over, .. }) => context = step.space.dims[*over].valid,
             Op::Cache(Cache::AppendPages { pages: of, slots, .. }) => {
                 let entries = size(ty(4).dims[1]);
-                let groups = step.space.mesh.degree(ty(0).axes_of(*of));
+                // Pages of the smaller groups are those of the larger ones, too.
+                let groups = page_groups(step).max(page_groups(prompts));
                 context = entries * size(*slots);
                 pages = format!("({}, {}, {groups}, {entries})", size(*slots), size(*of));
             }
@@ -163,11 +140,29 @@ fn caches(step: &Module, prompts: &Module) -> String {
     )
 }
 
+/// The groups of sequences that have pages of their own.
+fn page_groups(module: &Module) -> u64 {
+    let nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node)));
+    let degree = |(f, node): (&Function, &Node)| match &node.op {
+        Op::Cache(Cache::AppendPages { pages, .. }) => {
+            Some(module.space.mesh.degree(f.ty(node.operands[0]).axes_of(*pages)))
+        }
+        _ => None,
+    };
+    nodes.filter_map(degree).max().unwrap_or(1)
+}
+
 /// The description at the start of the module.
-fn header(module: &Module) -> String {
-    let mesh = &module.space.mesh;
-    let shape = if mesh.axes.is_empty() { "of one".to_owned() } else { mesh.to_string() };
-    let ranks = mesh.ranks();
+fn header(Steps { step: module, prompts, handover }: Steps<'_>) -> String {
+    let shape = |module: &Module| match module.space.mesh.ranks() {
+        1 => "of one".to_owned(),
+        _ => module.space.mesh.to_string(),
+    };
+    let ranks = handover.map_or(module.space.mesh.ranks(), Handover::n_processes);
+    let shape = match (handover, prompts) {
+        (Some(_), Some(prompts)) => format!("{} for prompts, {} for tokens", shape(prompts), shape(module)),
+        _ => shape(module),
+    };
     let clean = |text: &str| -> String {
         text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect()
     };
@@ -181,10 +176,14 @@ fn header(module: &Module) -> String {
 }
 
 /// A mesh and its dimensions.
-fn space(space: &Space) -> String {
+fn space(space: &Space, processes: &str) -> String {
     let axes = space.mesh.axes.values().map(|axis| format!("{}: {}", string(&axis.name), axis.size));
     let dims = space.dims.values().map(|of| format!("    {}: {},\n", string(&of.name), dim(space, of)));
-    format!("Space({{{}}}, {{\n{}}})", axes.collect::<Vec<_>>().join(", "), dims.collect::<String>())
+    format!(
+        "Space({{{}}}, {{\n{}}}{processes})",
+        axes.collect::<Vec<_>>().join(", "),
+        dims.collect::<String>()
+    )
 }
 
 fn dim(space: &Space, dim: &Dim) -> String {

@@ -1,6 +1,7 @@
 //! Sources: parameters, inputs, positions.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use smallvec::smallvec;
 
@@ -11,6 +12,7 @@ use crate::ops::context::Types;
 use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::{Binding, Target};
+use crate::order::Run;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -106,6 +108,28 @@ pub fn stored_size(space: &Space, dim: DimId) -> u64 {
         Some(of) => space.dims[of].valid,
         None => space.dims[dim].valid,
     }
+}
+
+/// Where a file has the elements `indices` of a dimension, by their numbers among them: runs in order, without padding.
+///
+/// A dimension that copies another has the elements of that one.
+pub fn stored_runs(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<Run> {
+    let (size, start) = (stored_size(space, dim), indices.start);
+    let own = &space.dims[dim];
+    let runs = match own.copies {
+        Some(of) => {
+            let times = (own.size / space.size(of).max(1)).max(1);
+            let run = |i| Run { index: i, position: space.dims[of].position(i / times), len: 1 };
+            indices.map(run).collect()
+        }
+        None => own.order.runs(own.size, indices),
+    };
+    let stored = |run: Run| Run {
+        index: run.index - start,
+        len: run.len.min(size.saturating_sub(run.position)),
+        ..run
+    };
+    runs.into_iter().map(stored).filter(|run| run.len > 0).collect()
 }
 
 pub(super) fn infer(

@@ -1,9 +1,11 @@
 //! One of several processes: it checks that all run the same schedule, runs its rank, and exits as the others do.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, Schedule};
+use ithaca_ir::schedule::{Content, Schedule, Stream};
 
 use super::connections::Connections;
 use super::error::{LaunchError, Phase};
@@ -24,14 +26,58 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Process {
     connections: Connections,
     local_rank: Option<u64>,
+    /// The stored tensors of which each process reads a part, in any run on which all agreed.
+    reads: RefCell<BTreeMap<u64, BTreeSet<String>>>,
     has_ended: bool,
 }
 
-/// A run on which all processes agree.
+/// A run on which all processes agree, of the ranks of all of them or of some in a row.
 #[derive(Debug)]
 pub struct Agreement<'p> {
     process: &'p Process,
     job: Job<'p>,
+    members: Members<'p>,
+}
+
+/// The processes of a run: rank 0 is the process `first`.
+#[derive(Debug)]
+struct Members<'p> {
+    connections: &'p Connections,
+    first: u64,
+    ranks: u64,
+}
+
+impl Members<'_> {
+    /// The rank of a process.
+    fn rank(&self, process: u64) -> Option<Rank> {
+        process.checked_sub(self.first).filter(|&rank| rank < self.ranks).map(Rank)
+    }
+
+    fn process(&self, rank: Rank) -> Rank {
+        Rank(rank.0 + self.first)
+    }
+}
+
+impl Communicator for Members<'_> {
+    fn send(&self, stream: Stream, from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
+        self.connections.send(stream, self.process(from), self.process(to), block)
+    }
+
+    fn receive(&self, stream: Stream, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
+        self.connections.receive(stream, self.process(to), self.process(from))
+    }
+
+    fn check(&self) -> Result<(), RunError> {
+        self.connections.check()
+    }
+
+    fn finish(&self, rank: Rank) {
+        self.connections.finish(self.process(rank));
+    }
+
+    fn fail(&self, rank: Rank, error: &RunError) {
+        self.connections.fail(self.process(rank), error);
+    }
 }
 
 /// The result of a step in one process.
@@ -54,7 +100,7 @@ pub enum NextStep {
 
 impl Process {
     pub(super) fn new(connections: Connections, local_rank: Option<u64>) -> Self {
-        Self { connections, local_rank, has_ended: false }
+        Self { connections, local_rank, reads: RefCell::default(), has_ended: false }
     }
 
     /// Its number among the processes of its machine, which is that of its GPU: the launcher's variable, else the rank.
@@ -73,7 +119,7 @@ impl Process {
     }
 
     /// Checks that all processes run the same `schedule` with the same `settings`, given as names and values. A process may run
-    /// steps of several schedules.
+    /// steps of several schedules. Rank 0 of this one is the process `first`.
     ///
     /// # Errors
     /// [`LaunchError::Refused`] when two differ, naming them; [`RunError::RemoteFailure`] and [`RunError::Lost`] when another
@@ -81,6 +127,7 @@ impl Process {
     pub fn agree<'p>(
         &'p self,
         schedule: &'p Schedule,
+        first: u64,
         options: &Options,
         settings: &[(&str, String)],
     ) -> Result<Agreement<'p>, RunError> {
@@ -109,7 +156,12 @@ impl Process {
             connections.send_frame(0, Kind::Agree, &digests);
             connections.message::<()>(0, Kind::Agree, Phase::Agreeing)?;
         }
-        Ok(Agreement { process: self, job })
+        let members = Members { connections, first, ranks: schedule.space.mesh.ranks() };
+        for other in connections.others() {
+            let of_rank = members.rank(other).map(|rank| job.reads(rank));
+            self.reads.borrow_mut().entry(other).or_default().extend(of_rank.into_iter().flatten());
+        }
+        Ok(Agreement { process: self, job, members })
     }
 
     /// Whether another process is known to have failed.
@@ -178,7 +230,8 @@ impl<'p> Agreement<'p> {
 
     /// Runs one step. Every process must call it equally often, with the same `next`.
     ///
-    /// Only the parts of weights and inputs that this rank holds are read; the limit of memory is this rank's.
+    /// Only the parts of weights and inputs that this rank holds are read; the limit of memory is this rank's. A process without a
+    /// rank waits for the others.
     ///
     /// # Errors
     /// As [`cpu::execute`](crate::cpu::execute) on rank 0; on others the error of their rank. A failure of another rank
@@ -191,9 +244,10 @@ impl<'p> Agreement<'p> {
         next: NextStep,
     ) -> Result<Step, RunError> {
         let connections = &self.process.connections;
-        let loaded = self.job.load(&[connections.rank()], weights, inputs, options)?;
+        let Some(rank) = self.rank() else { return self.gather(Vec::new(), 0, weights, next) };
+        let loaded = self.job.load(&[rank], weights, inputs, options)?;
         let memory_bytes = loaded.memory_bytes;
-        let parts = loaded.run(connections).map_err(|error| connections.with_cause(error))?;
+        let parts = loaded.run(&self.members).map_err(|error| connections.with_cause(error))?;
         self.gather(parts, memory_bytes, weights, next)
     }
 
@@ -206,14 +260,21 @@ impl<'p> Agreement<'p> {
         &self,
         weights: &dyn TensorSource,
         next: NextStep,
-        run: impl FnOnce(&Job<'_>) -> Result<(RankResult, u64), RunError>,
+        run: impl FnOnce(&Job<'_>, Rank) -> Result<(RankResult, u64), RunError>,
     ) -> Result<Step, RunError> {
         let connections = &self.process.connections;
-        let (part, memory_bytes) = run(&self.job).map_err(|error| connections.with_first_cause(error))?;
+        let Some(rank) = self.rank() else { return self.gather(Vec::new(), 0, weights, next) };
+        let (part, memory_bytes) =
+            run(&self.job, rank).map_err(|error| connections.with_first_cause(error))?;
         self.gather(vec![part], memory_bytes, weights, next)
     }
 
-    /// Sends this rank's results to rank 0, which assembles those of all.
+    /// The rank that this process runs.
+    fn rank(&self) -> Option<Rank> {
+        self.members.rank(self.process.rank().0)
+    }
+
+    /// Sends this rank's results to process 0, which assembles those of all.
     fn gather(
         &self,
         mut parts: Vec<RankResult>,
@@ -228,7 +289,7 @@ impl<'p> Agreement<'p> {
             }
             return self.updates(next).map(Step::Local);
         }
-        for other in connections.others() {
+        for other in connections.others().filter(|&other| self.members.rank(other).is_some()) {
             let (part, bytes): (RankResult, u64) =
                 connections.message(other, Kind::Result, Phase::Collecting)?;
             memory_bytes += bytes;
@@ -236,9 +297,10 @@ impl<'p> Agreement<'p> {
         }
         let execution = self.job.assemble(&parts, weights, memory_bytes)?;
         if next == NextStep::Continues {
+            let reads = self.process.reads.borrow();
             for other in connections.others() {
-                for name in self.job.reads(Rank(other)) {
-                    if let Some(tensor) = execution.kept.get(&name) {
+                for name in reads.get(&other).into_iter().flatten() {
+                    if let Some(tensor) = execution.kept.get(name) {
                         connections.send_frame(other, Kind::Update, &Some((name, tensor)));
                     }
                 }

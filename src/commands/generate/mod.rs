@@ -16,8 +16,9 @@ use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{self, Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
-use ithaca_kernels::{Outputs, Real, Storage, cpu, oracle};
+use ithaca_kernels::{Outputs, Real, Storage, cpu, handover, oracle};
 use ithaca_passes::import::{self, Pages};
+use ithaca_passes::shard::parse_mesh;
 
 use self::pages::PageTable;
 use self::prompts::Prompts;
@@ -27,9 +28,8 @@ use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
 use super::session::{Done, Session};
-use super::shift;
 use super::verdict::{AgainstWhole, Judgement, against, tolerance};
-use crate::cli::{Mode, RunArgs, StorageArg};
+use crate::cli::{DecodingArgs, Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::job::Job;
 use crate::subject::Offload;
@@ -170,8 +170,10 @@ impl Request {
         let after = had.iter().zip(&lengths).map(|(had, prompt)| had + prompt + args.steps);
         let after = Vec::from_iter(after);
         let needed = after.iter().copied().max().unwrap_or(0);
-        let ranks = subject::mesh(&args.subject.layout)?.1.unwrap_or(1);
-        let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(ranks * BLOCK));
+        let [of_prompts, ranks] = ranks_of_steps(args)?;
+        let mut multiples = (1..=of_prompts).map(|i| i * ranks);
+        let both = multiples.find(|n| n.is_multiple_of(of_prompts)).unwrap_or(ranks);
+        let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(both * BLOCK));
         if context < needed {
             let (prompt, steps) = (counted(longest, "token"), counted(args.steps, "step"));
             let parts = match had.iter().max() {
@@ -268,6 +270,22 @@ fn too_large(mut failure: Failure, program: &Module) -> Failure {
     failure
 }
 
+/// The ranks of the steps of prompts, and of those of tokens.
+fn ranks_of_steps(args: &RunArgs) -> Result<[u64; 2]> {
+    let tokens = subject::mesh(&args.subject.layout)?.1.unwrap_or(1);
+    let mesh = args.decoding.prompt_mesh.as_deref().map(parse_mesh).transpose()?;
+    Ok([mesh.map_or(tokens, |mesh| mesh.ranks()), tokens])
+}
+
+/// The ranks of all steps: those of two pools together.
+///
+/// # Errors
+/// As [`subject::mesh`].
+pub(super) fn ranks(args: &RunArgs) -> Result<u64> {
+    let [prompts, tokens] = ranks_of_steps(args)?;
+    Ok(if args.decoding.two_pools || prompts != tokens { prompts + tokens } else { tokens })
+}
+
 /// Runs the ranks of this process.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
     ineffective::decoding(args)?;
@@ -287,6 +305,11 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     };
     progress("compiling");
     let compiled = [prompt.compile()?, token.compile()?];
+    let DecodingArgs { prompt_strategy, prompt_mesh, two_pools, .. } = &args.decoding;
+    let have_own_layout = *two_pools || prompt_strategy.is_some() || prompt_mesh.is_some();
+    let handover =
+        have_own_layout.then(|| super::handover::between([0, 1].map(|i| &compiled[i].schedule), *two_pools));
+    let handover = handover.transpose()?;
     let open = |i: usize| Device::open(&compiled[i].schedule, args, process);
     let devices = [open(0)?, open(1)?];
     let from = match (&args.decoding.prompt, &args.subject.inputs, &request.prefix) {
@@ -327,7 +350,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let mut settings = run::settings(args).to_vec();
     settings.push(("`--stop`", format!("{stops:?}")));
     let agreed = process.map(|process| {
-        let [prompt, token] = [0, 1].map(|i| process.agree(&compiled[i].schedule, &options, &settings));
+        let first = handover.as_ref().and_then(|handover| handover.processes[1].first().copied());
+        let [prompt, token] = [(0, 0), (1, first.unwrap_or(0))]
+            .map(|(i, first)| process.agree(&compiled[i].schedule, first, &options, &settings));
         Ok::<_, Failure>([prompt?, token?])
     });
     let agreed = agreed.transpose()?;
@@ -337,9 +362,18 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let mut against_whole =
         (is_first && args.expect.is_none() && !args.unchecked).then(|| AgainstWhole::new(&kinds, storage));
     let stopping = (&stops, process);
+    let has_prompts = prompts.longest() > 0;
+    let mut to_move = handover.as_ref().filter(|_| process.is_none() && has_prompts);
     let (generated, kept) =
         generate(&request, &prompts, &before, table(), stopping, |kind, states, inputs, next| {
             let device = &devices[kind as usize];
+            let mut moved = Tensors::new();
+            if let (Kind::Token, Some(handover)) = (kind, to_move) {
+                let schedules = [0, 1].map(|i| &compiled[i].schedule);
+                moved = Tensors::from(&handover::execute(handover, schedules, states)?);
+                to_move = None;
+            }
+            let states: &dyn TensorSource = &Layered::new(&moved, states);
             let execution = match &agreed {
                 None => device
                     .execute(&compiled[kind as usize].schedule, states, inputs, &options)
@@ -364,11 +398,10 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let ends = generated.ends();
     let found = generated.outputs();
     let mut out = run::heading(token, &compiled[1].notes, &data);
-    if args.decoding.prompt_strategy.is_some() || args.decoding.prompt_mesh.is_some() {
-        let places = shift::places(&compiled[0].schedule, &compiled[1].schedule)?;
-        let layouts =
-            [0, 1].map(|i| jobs[i].options.strategy.clone() + " " + &jobs[i].options.mesh.to_string());
-        out.push_str(&shift::text([&layouts[0], &layouts[1]], places.as_deref()));
+    if let Some(handover) = &handover {
+        let layouts = [0, 1]
+            .map(|i| format!("{} {}", jobs[i].options.strategy, jobs[i].options.mesh).trim_end().to_owned());
+        out.push_str(&super::handover::text(handover, [&layouts[0], &layouts[1]]));
     }
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));

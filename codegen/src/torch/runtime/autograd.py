@@ -92,7 +92,7 @@ def descend(program, optimizer=None):
         for _, text, x, _ in weights:
             x.grad = torch.zeros_like(x) if x.grad is None else x.grad
             if axes := held_alike(text):
-                dist.all_reduce(x.grad, group=GROUPS[axes])
+                dist.all_reduce(x.grad, group=here.groups[axes])
             n = math.prod(here.mesh[axis] for axis in axes)
             squares += wide(x.grad).square().sum() / n
         if CLIP and here.ranks > 1:

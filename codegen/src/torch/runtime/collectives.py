@@ -10,7 +10,6 @@ class Pending:
         return self.finish()
 
 
-GROUPS = {}  # process groups of this rank, by the axes along which its members differ
 SENT = []  # messages that this rank sent to other stages and need not wait for before the end of the step
 
 
@@ -30,7 +29,7 @@ def relative(box, within):
 def blocks(space, kind, axes, start, end):
     """The members of the group of a collective, and for each the boxes that this rank sends to it and receives from it."""
     rank = space.rank
-    group = sorted(space.along(rank, axes))  # as process groups number them
+    group = sorted(space.along(rank, axes), key=space.process)  # as process groups number them
     if start.on != end.on:
         group = [r for r in group if space.holds(start, r) or space.holds(end, r)]
     some = lambda box: [box] if elements(box) > 0 else []
@@ -102,7 +101,7 @@ def collective(kind, axes, parcels, group=None, adjoint=False):
     """Starts a collective of tensors, each with its type before and after; `wait` of the result gives them.
 
     The adjoint takes gradients back: from the type after to that before."""
-    space, process_group = here, GROUPS[group or axes]
+    space, process_group = here, here.groups[group or axes]
     parcels = [(x, parse(start), parse(end)) for x, start, end in parcels]
     if kind == "all_reduce":
         return reduced(process_group, [x for x, _, _ in parcels])
@@ -178,9 +177,9 @@ def point_to_point(kind, members, group, send, counts, dtype, device):
             continue
         arrived.append(torch.empty(n, dtype=dtype, device=device))
         if n:
-            transfers.append(dist.P2POp(dist.irecv, arrived[-1], peer, members))
+            transfers.append(dist.P2POp(dist.irecv, arrived[-1], here.process(peer), members))
         if parts:
-            transfers.append(dist.P2POp(dist.isend, flat(parts, dtype, device), peer, members))
+            transfers.append(dist.P2POp(dist.isend, flat(parts, dtype, device), here.process(peer), members))
     works = dist.batch_isend_irecv(transfers) if transfers else []
     keep = [transfer.tensor for transfer in transfers]
     return works, lambda: (arrived, keep)[0]

@@ -28,22 +28,77 @@ class Given(dict):
 
 
 def one_step(space, program, inputs):
-    """A step of a program that decodes: the token after it of each sequence and its logits, on rank 0."""
+    """A step of a program that decodes: the token after it of each sequence and its logits, on process 0."""
     global INPUTS
     INPUTS = inputs
     for key in [key for key in space.stored if key[0] == "input"]:
         del space.stored[key]
     with within(space):
-        whole = assembled(outputs_of(step(program)))
+        whole = assembled(outputs_of(step(program)) if here.rank is not None else [])
     return whole.get("token"), whole.get("logits")
+
+
+def is_first():
+    return os.environ.get("RANK", "0") == "0"
+
+
+def indices(pieces, side):
+    """The indices of pieces in a part of a sender, or of a receiver: lists of `(from, to, length, count, steps)`."""
+    return torch.cat([(torch.arange(count)[:, None] * steps[side] + first[side] + torch.arange(length)).reshape(-1)
+                      for *first, length, count, steps in pieces]).to(DEVICE)
+
+
+def hand_over(of_prompts, of_tokens):
+    """Moves states from where prompts have left them to the ranks that continue them; others stay where they are."""
+    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in HANDOVER for name in names}
+    for where, stored in of_prompts.stored.items():
+        if where[0] == "state" and where[1] not in moved:
+            of_tokens.stored[where] = stored
+    outgoing, incoming = collections.defaultdict(list), collections.defaultdict(list)
+    for names, text, moves in HANDOVER:
+        ty = parse(text)
+        for name in names:
+            if any(taker == of_tokens.rank for _, taker, _ in moves):
+                empty = torch.zeros(of_tokens.shape(ty), dtype=ty.dtype, device=DEVICE)
+                of_tokens.stored[key(name)] = (empty, text, {})
+            for giver, taker, pieces in moves:
+                if giver == of_prompts.rank:
+                    x = of_prompts.stored[key(name)][0]
+                    for dim, of_dim in enumerate(pieces):
+                        x = x.index_select(dim, indices(of_dim, 0))
+                    outgoing[of_tokens.process(taker)].append(x.reshape(-1).view(torch.uint8))
+                if taker == of_tokens.rank:
+                    incoming[of_prompts.process(giver)].append((key(name), [indices(of_dim, 1) for of_dim in pieces]))
+    process, transfers, messages = int(os.environ.get("RANK", "0")), [], {}
+    for peer, parts in sorted(outgoing.items()):
+        if peer == process:
+            messages[peer] = torch.cat(parts)
+        else:
+            transfers.append(dist.P2POp(dist.isend, torch.cat(parts), peer))
+    bytes_of = lambda where, index: math.prod(map(len, index)) * of_tokens.stored[where][0].element_size()
+    for peer, parts in sorted(incoming.items()):
+        if peer != process:
+            messages[peer] = torch.empty(sum(bytes_of(*part) for part in parts), dtype=torch.uint8, device=DEVICE)
+            transfers.append(dist.P2POp(dist.irecv, messages[peer], peer))
+    for work in dist.batch_isend_irecv(transfers) if transfers else []:
+        work.wait()
+    for peer, parts in incoming.items():
+        offset = 0
+        for where, index in parts:
+            x, end = of_tokens.stored[where][0], offset + bytes_of(where, index)
+            part = messages[peer][offset:end].clone().view(x.dtype).view([len(i) for i in index])
+            x[torch.meshgrid(*index, indexing="ij") if index else ()] = part
+            offset = end
 
 
 def generate(spaces, programs, prompts, lengths, steps, forced=None):
     """The tokens `[sequence step]` that follow prompts, and their logits; with `forced`, those that follow its tokens."""
     (of_prompts, of_tokens), (prompt_program, token_program) = spaces, programs
-    of_tokens.stored = of_prompts.stored
+    is_whole = forced is not None
+    if is_whole or HANDOVER is None:
+        of_tokens.stored = of_prompts.stored
     sequences = len(lengths)
-    chunk, pages = of_prompts.dims[CHUNK].size, Pages(sequences)
+    chunk, pages = of_prompts.dims[CHUNK].data, Pages(sequences)
     first = [None] * sequences
     for start in range(0, max(lengths), chunk):
         more = [min(max(n - start, 0), chunk) for n in lengths]
@@ -54,15 +109,17 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
         inputs = Given(input_ids=ids, new_tokens=torch.tensor(more, dtype=torch.int32), pages=table)
         began = time.perf_counter()
         token, logits = one_step(of_prompts, prompt_program, inputs)
-        if here.rank == 0 and forced is None:
+        if is_first() and not is_whole:
             print(f"prompts, tokens from {start}: {time.perf_counter() - began:.3f} s")
         for i, n in enumerate(lengths):
             if token is not None and start < n <= start + chunk:
                 first[i] = (token[i], logits[i])
+    if of_tokens.stored is not of_prompts.stored:
+        hand_over(of_prompts, of_tokens)
     found, last = [first], None
     for i in range(steps):
         inputs = Given(new_tokens=torch.ones(sequences, dtype=torch.int32), pages=pages.grow([1] * sequences))
-        if forced is not None:
+        if is_whole:
             for key, (x, text, place) in list(of_tokens.stored.items()):
                 if key[:2] == ("state", "cache.token"):
                     of_tokens.stored[key] = (forced[:, i].to(x), text, place)
@@ -70,9 +127,9 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
         token, logits = one_step(of_tokens, token_program, inputs)
         last = time.perf_counter() - began
         found.append([(token[j], logits[j]) for j in range(sequences)] if token is not None else None)
-    if here.rank != 0:
+    if not is_first():
         return None
-    if last is not None and forced is None:
+    if last is not None and not is_whole:
         print(f"a token: {last:.4f} s")
     return {"tokens": torch.stack([torch.stack([token for token, _ in column]) for column in found], 1),
             "step_logits": torch.stack([torch.stack([logits for _, logits in column]) for column in found], 1)}
@@ -83,7 +140,12 @@ def decode():
     start(args)
     file = Checkpoint(args.inputs)
     prompts, lengths = file["prompt_ids"].to(torch.int32), file["prompt_lengths"].flatten().tolist()
-    PROMPTS.rank = RANKS.rank
+    PROMPTS.join(int(os.environ.get("RANK", "0")))
+    if (PROMPTS.mesh, PROMPTS.processes) == (RANKS.mesh, RANKS.processes):
+        PROMPTS.groups = RANKS.groups
+    if dist.is_initialized():
+        with within(PROMPTS):
+            groups(PROMPT_AXES)
     if len(lengths) != SEQUENCES or len(prompts) != SEQUENCES:
         raise SystemExit(f"{args.inputs} has {len(lengths)} prompts, and the program was emitted for {SEQUENCES}")
     if min(lengths) < 1 or max(lengths) > prompts.shape[1]:

@@ -73,12 +73,21 @@ def parse(text):
 class Space:
     """A mesh of ranks, axes major to minor, and the dimensions of the tensors on it."""
 
-    def __init__(self, mesh, dims):
+    def __init__(self, mesh, dims, processes=None):
         self.mesh, self.dims, self.rank = mesh, dims, 0
         self.ranks = math.prod(mesh.values())
+        self.processes = processes  # that of each rank; its own number where there are none
+        self.groups = {}  # process groups of this rank, by the axes along which its members differ
         self.stored = {}  # weights, states and inputs that this rank holds, by their place in files
         self.assigned = set()  # those that a step wrote
         self.lazy = functools.cache(self.positions_of)
+
+    def process(self, rank):
+        return rank if self.processes is None else self.processes[rank]
+
+    def join(self, process):
+        """Gives a process its rank; None where it has none."""
+        self.rank = next((rank for rank in range(self.ranks) if self.process(rank) == process), None)
 
     def stride(self, axis):
         names = list(self.mesh)

@@ -1,18 +1,18 @@
 def groups(of):
     """Makes the process groups that there are not yet, in the same order on every rank."""
     for axes in of:
-        if axes in GROUPS:
+        if axes in here.groups:
             continue
         if isinstance(axes, str):
             # Transfers between stages, which wait for no others.
-            GROUPS[axes] = dist.new_group()
+            here.groups[axes] = dist.new_group([here.process(rank) for rank in range(here.ranks)])
             continue
         for rank in range(here.ranks):
             members = sorted(here.along(rank, axes))
             if members[0] == rank:
-                group = dist.new_group(members)
+                group = dist.new_group([here.process(member) for member in members])
                 if here.rank in members:
-                    GROUPS[axes] = group
+                    here.groups[axes] = group
 
 
 def step(program):
@@ -87,9 +87,10 @@ def whole_program(steps):
 def start(args):
     """Joins the ranks."""
     global WEIGHTS, DEVICE
-    world, RANKS.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    if world != RANKS.ranks:
-        raise SystemExit(f"this program has {RANKS.ranks} ranks, and {world} run: torchrun --nproc-per-node {RANKS.ranks}")
+    world, ranks = int(os.environ.get("WORLD_SIZE", "1")), 1 + max(map(RANKS.process, range(RANKS.ranks)))
+    RANKS.join(int(os.environ.get("RANK", "0")))
+    if world != ranks:
+        raise SystemExit(f"this program has {ranks} ranks, and {world} run: torchrun --nproc-per-node {ranks}")
     if torch.cuda.is_available():
         # With fewer GPUs than ranks, NCCL 2.30.3 and later run several ranks on one.
         DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -106,7 +107,7 @@ def start(args):
 
 def finish(right):
     """Ends every rank with the verdict of rank 0."""
-    if here.ranks > 1:
+    if dist.is_initialized():
         verdict = [right]
         dist.broadcast_object_list(verdict, 0)
         right = verdict[0]

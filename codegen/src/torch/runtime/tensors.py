@@ -153,16 +153,16 @@ def put(whole, x, ty, box):
 
 
 def everywhere(item):
-    """What each rank has, on rank 0."""
-    if here.ranks == 1:
+    """What each rank has, on process 0."""
+    if here.ranks == 1 and here.processes is None:
         return [item]
-    items = [None] * here.ranks if here.rank == 0 else None
+    items = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(item, items)
-    return items
+    return items and [items[here.process(rank)] for rank in range(here.ranks)]
 
 
 def assembled(parts):
-    """The tensors of which ranks hold parts, each `(name, type, tensor, place)`, as files have them; on rank 0."""
+    """The tensors of which ranks hold parts, each `(name, type, tensor, place)`, as files have them; on process 0."""
     mine = []
     for name, text, x, place in parts:
         ty = parse(text)

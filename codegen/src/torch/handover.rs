@@ -1,0 +1,59 @@
+//! The states that go from the ranks of prompts to those of tokens, as a table of the module.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::handover::{Handover, Move, Pieces};
+use ithaca_ir::{Diagnostic, Space, TensorType, text};
+
+use super::python::{string, tuple};
+
+/// The argument of a space that has the process of each rank.
+pub(super) fn processes(of: &[u64]) -> String {
+    let first = of.first().copied().unwrap_or(0);
+    if (first..).zip(of).all(|(process, &of)| process == of) {
+        format!(", range({first}, {})", first + of.len() as u64)
+    } else {
+        format!(", {}", tuple(of.iter().map(u64::to_string)))
+    }
+}
+
+/// The constant `HANDOVER`; `space` is that of tokens.
+///
+/// # Errors
+/// `S43` for states in micro-batches.
+pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> Result<String, Diagnostic> {
+    let Some(handover) = handover else { return Ok("HANDOVER = None\n".to_owned()) };
+    let mut alike: BTreeMap<(usize, String), Vec<String>> = BTreeMap::new();
+    for state in &handover.states {
+        if state.name.contains(' ') {
+            let message = "caches in micro-batches of sequences have no form in PyTorch where prompts and tokens are laid out otherwise";
+            return Err(
+                Diagnostic::new("S43", message).help("plan with `--micro-batches 1`, or run the plan")
+            );
+        }
+        // The table says which ranks have it.
+        let mut ty = TensorType::clone(&state.ty);
+        ty.layout.at = None;
+        let ty = text::show(space, &ty).to_string();
+        alike.entry((state.moves, ty)).or_default().push(string(&state.name));
+    }
+    let row = |((moves, ty), names): ((usize, String), Vec<String>)| {
+        let moves = handover.moves[moves].iter().map(one);
+        format!("    ({}, {}, {}),\n", tuple(names), string(&ty), tuple(moves))
+    };
+    let rows: String = alike.into_iter().map(row).collect();
+    Ok(format!(
+        "# States that go from ranks of prompts to those of tokens: names, the type that these have, and moves (from, to, for each \
+         dimension pieces).\nHANDOVER = [\n{rows}]\n"
+    ))
+}
+
+fn one(of: &Move) -> String {
+    let dims = of.pieces.iter().map(|of_dim| tuple(of_dim.iter().map(pieces)));
+    format!("({}, {}, {})", of.from, of.to, tuple(dims))
+}
+
+fn pieces(of: &Pieces) -> String {
+    let Pieces { first, count, steps: [from, to] } = of;
+    format!("({}, {}, {}, {count}, ({from}, {to}))", first.from, first.to, first.len)
+}
