@@ -90,7 +90,7 @@ impl<'a> From<[&'a Schedule; 1]> for Steps<'a> {
 fn emitted_steps(ranks: Steps<'_>, reference: Option<Steps<'_>>) -> Vec<cuda::File> {
     fn verified(steps: Steps<'_>) -> cuda::Steps<'_> {
         let prompts = steps.prompts.map(|prompts| schedule::verify(prompts).unwrap());
-        cuda::Steps { step: schedule::verify(steps.step).unwrap(), prompts, prompt_ranks: None }
+        cuda::Steps { step: schedule::verify(steps.step).unwrap(), prompts, handover: None }
     }
     cuda::emit(verified(ranks), reference.map(verified)).unwrap_or_else(|d| panic!("{}", d[0].render(None)))
 }

@@ -2,10 +2,15 @@
 
 use ithaca_device::{DeviceProgram, Source, SourceFile};
 use ithaca_ir::Diagnostic;
-use ithaca_ir::handover::Handover;
+use ithaca_ir::handover::{Handover, Pieces};
+
+use super::{lines, names};
 
 /// The command line of these programs, by file.
-pub(super) const DRIVER: (&str, &str) = ("decode.hpp", include_str!("runtime/decode.hpp"));
+pub(super) const DRIVER: [(&str, &str); 2] = [
+    ("decode.hpp", include_str!("runtime/decode.hpp")),
+    ("handover.hpp", include_str!("runtime/handover.hpp")),
+];
 
 /// The part of the program's own description.
 pub(super) const README: &str = "
@@ -23,16 +28,55 @@ pub(super) fn prompts_of(namespace: &str) -> String {
 }
 
 /// The call that runs the program.
-pub(super) fn drive(handover: Option<&Handover>, has_reference: bool) -> String {
+pub(super) fn drive(has_handover: bool, has_reference: bool) -> String {
     let pair =
         |name: &str, more: String| format!("{{{}::program(), {name}::program(){more}}}", prompts_of(name));
-    let list = |ranks: &[u64]| ranks.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    let own = handover.map_or_else(String::new, |handover| format!(", {{{}}}", list(&handover.processes[0])));
+    let own = if has_handover { ", handover".to_owned() } else { String::new() };
     let (ranks, whole) = (pair("ranks", own), pair("whole", String::new()));
     match has_reference {
         true => format!("decode(argc, argv, {ranks}, ithaca::Continuing{whole})"),
         false => format!("decode(argc, argv, {ranks}, std::nullopt)"),
     }
+}
+
+/// The constant that says where states go.
+///
+/// # Errors
+/// `S40` for states in micro-batches.
+pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
+    if handover.states.iter().any(|state| state.name.contains(' ')) {
+        let message = "caches in micro-batches of sequences, which prompts and tokens lay out otherwise";
+        return Err(
+            Diagnostic::new("S40", message).help("plan with `--micro-batches 1`, or use `ithaca run`")
+        );
+    }
+    fn braced(items: impl IntoIterator<Item = String>) -> String {
+        format!("{{{}}}", Vec::from_iter(items).join(", "))
+    }
+    let pieces = |p: &Pieces| {
+        let Pieces { first, count, steps: [from, to] } = p;
+        format!("{{{{{}, {}}}, {}, {count}, {{{from}, {to}}}}}", first.from, first.to, first.len)
+    };
+    let processes = handover.processes.iter().map(|of| braced(of.iter().map(u64::to_string)));
+    let mut out = String::new();
+    lines::push(
+        &mut out,
+        0,
+        &format!("static const ithaca::Handover handover = {{{}, {{", braced(processes)),
+    );
+    for (i, moves) in handover.moves.iter().enumerate() {
+        let of_these = handover.states.iter().filter(|state| state.moves == i);
+        let names = braced(of_these.map(|state| names::string(&state.name)));
+        lines::push(&mut out, 1, &format!("{{{names}, {{"));
+        for m in moves {
+            let dims = braced(m.pieces.iter().map(|of_dim| braced(of_dim.iter().map(pieces))));
+            lines::push(&mut out, 2, &format!("{{{{{}, {}}}, {dims}}},", m.from, m.to));
+        }
+        lines::push(&mut out, 1, "}},");
+    }
+    lines::push(&mut out, 0, "}};");
+    out.push('\n');
+    Ok(out)
 }
 
 /// Checks that the steps of prompts leave the states that the steps of a token continue.

@@ -96,17 +96,19 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     }
     let schedule = ranks.step.schedule();
     let drive = match ranks.prompts {
-        Some(_) => decoding::drive(ranks.handover, reference.is_some()),
+        Some(_) => decoding::drive(ranks.handover.is_some(), reference.is_some()),
         None => {
             let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
             format!("drive(argc, argv, ranks::program(), {whole})")
         }
     };
-    let driver = if ranks.prompts.is_some() { decoding::DRIVER.0 } else { "driver.hpp" };
+    let driver = if ranks.prompts.is_some() { decoding::DRIVER[0].0 } else { "driver.hpp" };
     let launched = headers(&kernels);
     let includes: String = launched.iter().map(|name| format!("#include \"kernels/{name}\"\n")).collect();
+    let handover =
+        ranks.handover.map(decoding::handover).transpose().map_err(|d| vec![d])?.unwrap_or_default();
     let main = format!(
-        "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}int main(int argc, char** argv) {{ \
+        "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}{handover}int main(int argc, char** argv) {{ \
          return ithaca::{drive}; }}\n",
         header(schedule),
     );
@@ -116,7 +118,7 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     let used = with_included(launched.iter().copied().chain([OF_THE_RUNTIME]).collect());
     let used = SOURCES.iter().filter(|(name, _)| used.contains(name));
     files.extend(used.map(|(name, text)| file(format!("kernels/{name}"), text)));
-    let runtime = RUNTIME.iter().chain(ranks.prompts.map(|_| &decoding::DRIVER));
+    let runtime = RUNTIME.iter().chain(ranks.prompts.iter().flat_map(|_| &decoding::DRIVER));
     files.extend(runtime.map(|(name, text)| file(format!("runtime/{name}"), text)));
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")

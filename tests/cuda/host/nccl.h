@@ -402,6 +402,9 @@ inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclData
     return done();
 }
 
+// A rank of this color is in no part, and its place is null.
+#define NCCL_SPLIT_NOCOLOR (-1)
+
 // The place of a part is written when the one that is split is ready.
 inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
     using namespace nccl_on_host;
@@ -427,6 +430,10 @@ inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm
             members.insert(members.begin() + static_cast<long>(at), p);
         }
         delete seats;
+        if (color == NCCL_SPLIT_NOCOLOR) {
+            *out = nullptr;
+            return;
+        }
         auto* comm = new ncclComm{0, {}, false, {}, -1, static_cast<int>(members.size()) - 1, kLooks, false};
         for (size_t i = 0; i < members.size(); ++i) {
             if (static_cast<int>(members[i]) == world->rank) comm->rank = static_cast<int>(i);

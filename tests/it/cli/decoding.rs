@@ -381,7 +381,7 @@ fn two_pools_hand_caches_over() {
             "6 messages",
         ),
         ("--mesh tp=4 --prompt-mesh tp=2 --page 4", "ranks 0 to 1", "ranks 2 to 5", "6 messages"),
-        ("--prompt-mesh tp=8", "ranks 0 to 7", "rank 8", "8 messages"),
+        ("--prompt-mesh tp=8", "ranks 0 to 7", "rank 8", "5 messages"),
     ] {
         let out = said(&dir, &format!("{run} {layouts}"));
         assert!(out.contains("passed: tolerance 1e-5"), "{layouts}: {out}");
@@ -390,8 +390,11 @@ fn two_pools_hand_caches_over() {
             assert!(note.contains(&word), "{layouts}: {note}");
         }
     }
-    let refusal = refused(&dir, "run . --mode decode --prompt 1,2;3 --mesh dp=2 --prompt-mesh tp=4 --page 4");
-    assert!(refusal.starts_with("error[C04]: prompts and tokens split sequences otherwise"), "{refusal}");
+    // Two groups of sequences have pages of their own, and both are of the one of prompts.
+    let six = "run . --mode decode --prompt 1,2;3;4;5;6;7,8 --page 4 --mesh dp=2";
+    assert!(said(&dir, &format!("{six} --prompt-mesh tp=2 --two-pools")).contains("passed"));
+    let refusal = refused(&dir, &format!("{six} --prompt-mesh dp=3"));
+    assert!(refusal.starts_with("error[C04]: pages of 2 and of 3 groups of sequences"), "{refusal}");
 }
 
 /// A finished sequence grows no more, and the run ends when all are finished.

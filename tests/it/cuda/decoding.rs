@@ -389,7 +389,8 @@ fn emitted_programs_continue_the_goldens_on_the_host() {
     assert!(status == Some(0) && said.contains("token 1: ") && said.contains("sequence 1: "), "{said}");
 }
 
-/// Ranks of prompts have the caches of ranks of tokens that are numbered otherwise: nothing moves between the two.
+/// Ranks of prompts have the caches of ranks of tokens that are numbered otherwise, and nothing moves; or they are a pool of their
+/// own, with other parts, which they send.
 #[test]
 fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
     let root = root();
@@ -401,10 +402,6 @@ fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
     plan("--mode decode --context 64 --strategy megatron-tp --mesh tp=4", &token);
     let emit = format!("emit {token} --target cuda --prompts {prompts} -o {program}");
     for (args, says) in [
-        (
-            "--seq 16 --context 64 --strategy ring --mesh ring=4",
-            "error[S40]: ranks have other parts of the caches",
-        ),
         ("--seq 16 --context 96 --strategy megatron-tp --mesh tp=4", "error[C04]: tokens of a cache"),
         ("--seq 16 --strategy megatron-tp --mesh tp=4", "error[C04]: tokens of a cache"),
     ] {
@@ -420,27 +417,35 @@ fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
     let refusal =
         refused(root, &format!("emit {t5_token} --target cuda --prompts {t5_prompts} -o {program}"));
     assert!(refusal.contains("error[C04]: steps of prompts of 16 tokens in caches of 64"), "{refusal}");
-    plan("--seq 16 --context 64 --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2", &prompts);
-    said(root, &emit);
-    let main = std::fs::read_to_string(out.path().join("program/main.cu")).unwrap();
-    assert!(main.contains("{0, 2, 1, 3}"), "{}", main.lines().last().unwrap());
-    if !can_run_in_full() {
-        return;
+    for (layout, processes, moves, ranks) in [
+        ("ulysses+megatron-tp --mesh ulysses=2,tp=2", "{{0, 2, 1, 3}, {0, 1, 2, 3}}", false, "4"),
+        ("decode-context --mesh dcp=2", "{{0, 1}, {2, 3, 4, 5}}", true, "6"),
+    ] {
+        plan(&format!("--seq 16 --context 64 --strategy {layout}"), &prompts);
+        said(root, &emit);
+        let main = std::fs::read_to_string(out.path().join("program/main.cu")).unwrap();
+        let handover = main.split("Handover handover = ").nth(1).unwrap();
+        assert!(handover.starts_with(&format!("{{{processes}, {{")), "{layout}: {handover}");
+        assert_eq!(handover.contains("cache.key.1"), moves, "{layout}: {handover}");
+        if !can_run_in_full() {
+            continue;
+        }
+        let [weights, io] =
+            ["model", "decode"].map(|name| format!("tests/goldens/llama-gqa/{name}.safetensors"));
+        let output = file("output.safetensors");
+        let run = Command::new("bash")
+            .current_dir(root)
+            .args(["tests/cuda/host/run.sh", &program, ranks, "--weights", &weights, "--inputs", &io])
+            .args(["--steps", "23", "--self-check", "--graph", "--output", &output])
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{layout}: {}", String::from_utf8_lossy(&run.stderr));
+        let [found, expected] =
+            [output, root.join(io).display().to_string()].map(|file| SafeTensorsFile::open(file).unwrap());
+        assert_eq!(found.read("tokens").unwrap(), expected.read("tokens").unwrap(), "{layout}");
+        let error = compare(&found.read("step_logits").unwrap(), &expected.read("step_logits").unwrap());
+        assert!(error < 1e-5, "{layout}: error {error:.3e}");
     }
-    let [weights, io] = ["model", "decode"].map(|name| format!("tests/goldens/llama-gqa/{name}.safetensors"));
-    let output = file("output.safetensors");
-    let run = Command::new("bash")
-        .current_dir(root)
-        .args(["tests/cuda/host/run.sh", &program, "4", "--weights", &weights, "--inputs", &io])
-        .args(["--steps", "23", "--self-check", "--graph", "--output", &output])
-        .output()
-        .unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let [found, expected] =
-        [output, root.join(io).display().to_string()].map(|file| SafeTensorsFile::open(file).unwrap());
-    assert_eq!(found.read("tokens").unwrap(), expected.read("tokens").unwrap());
-    let error = compare(&found.read("step_logits").unwrap(), &expected.read("step_logits").unwrap());
-    assert!(error < 1e-5, "error {error:.3e}");
 }
 
 /// For one architecture: another test compiles for all of them.

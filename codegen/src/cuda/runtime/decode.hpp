@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "driver.hpp"
+#include "handover.hpp"
 
 namespace ithaca {
 
@@ -27,10 +28,10 @@ inline constexpr const char* kDecodeHelp =
 // last tokens.
 inline constexpr const char *kNewTokens = "new_tokens", *kIds = "input_ids", *kPages = "pages", *kLastToken = "cache.token";
 
-// The programs of a step of prompts and of a step of a token; which rank of prompts each rank of tokens is, if it is another.
+// The programs of a step of prompts and of a step of a token; and where states go between the two, if they do.
 struct Continuing {
     const Program &prompts, &token;
-    std::vector<int64_t> prompt_ranks = {};
+    std::optional<Handover> handover = {};
 };
 
 inline const Source& source_named(const Program& program, const std::string& name) {
@@ -99,9 +100,11 @@ class Prompts {
 // The pages of each sequence [sequence entry], -1 where it has none yet: a sequence is given pages as it grows.
 class PageTable {
   public:
-    PageTable(const Program& program, int64_t batch) : pages_(program.pages), given_(program.pages.groups), lengths_(batch) {
+    // Pages of the smaller groups of sequences are those of the larger ones, too.
+    PageTable(const Continuing& programs, int64_t batch)
+        : pages_(programs.prompts.pages.groups > programs.token.pages.groups ? programs.prompts.pages : programs.token.pages), given_(pages_.groups), lengths_(batch) {
         if (pages_.tokens == 0) return;
-        shape_ = source_named(program, kPages).stored_shape();
+        shape_ = source_named(programs.token, kPages).stored_shape();
         table_.assign(shape_[0] * shape_[1], -1);
     }
     // Gives sequences pages for so many more tokens each, and the table to a step.
@@ -140,23 +143,24 @@ struct Generated {
 // One GPU's run of both programs.
 class Decoder : NotCopied {
   public:
-    // Communicators of the program of prompts are those of the other where ranks are the same.
-    Decoder(const Continuing& programs, int64_t rank, const Communicators& communicators, const Communicators& of_prompts,
+    // Of a rank of prompts and of one of tokens; a negative one has no device.
+    Decoder(const Continuing& programs, const int64_t (&ranks)[2], const Communicators& communicators, const Communicators& of_prompts,
             const Tensors& tensors, double seconds)
-        : prompts_(programs.prompts, programs.prompt_ranks.empty() ? rank : programs.prompt_ranks[rank],
-                   of_prompts.all.empty() ? communicators : of_prompts, tensors, seconds),
-          token_(programs.token, rank, communicators, tensors, seconds, &prompts_) {}
+        : programs_(programs) {
+        if (ranks[0] >= 0) prompts_.emplace(programs.prompts, ranks[0], of_prompts, tensors, seconds);
+        if (ranks[1] >= 0) token_.emplace(programs.token, ranks[1], communicators, tensors, seconds, prompts_ ? &*prompts_ : nullptr);
+    }
 
-    int64_t bytes() const { return prompts_.bytes() + token_.bytes(); }
-    Device& token() { return token_; }
+    int64_t bytes() const { return (prompts_ ? prompts_->bytes() : 0) + (token_ ? token_->bytes() : 0); }
+    Device* token() { return token_ ? &*token_ : nullptr; }
 
     // Calls run(device, kind, number) for each step of prompts, then for `steps` steps of a token: of those that were chosen, or
-    // of those that are given.
+    // of those that are given. States are moved between the two.
     template <typename Run>
-    void generate(const Prompts& prompts, int64_t steps, bool has_logits, const Generated* given, const Run& run) {
+    void generate(const Prompts& prompts, int64_t steps, bool has_logits, const Generated* given, StateMover* mover, const Run& run) {
         const auto batch = static_cast<int64_t>(prompts.ids.size());
         generated = {std::vector<std::vector<double>>(batch), std::vector<std::vector<double>>(batch)};
-        PageTable pages(prompts_.program, batch);
+        PageTable pages(programs_, batch);
         for (int64_t start = 0; start < prompts.longest(); start += prompts.chunk) {
             std::vector<int32_t> ids, more;
             std::vector<bool> ends;
@@ -170,30 +174,40 @@ class Decoder : NotCopied {
             inputs.inputs.set(kIds, {batch, prompts.chunk}, ids);
             inputs.inputs.set(kNewTokens, {batch}, more);
             pages.grow(more, inputs);
-            prompts_.read_inputs(inputs);
-            run(prompts_, "prompts", start / prompts.chunk);
-            add(prompts_, ends, has_logits);
+            if (!prompts_) continue;
+            prompts_->read_inputs(inputs);
+            run(*prompts_, "prompts", start / prompts.chunk);
+            add(*prompts_, ends, has_logits);
         }
+        if (mover != nullptr) {
+            mover->run(prompts_ ? &*prompts_ : nullptr, token());
+            const auto& [of_prompts, of_tokens] = programs_.handover->processes;
+            for (auto* const rows : {&generated.tokens, &generated.logits})
+                for (std::vector<double>& row : *rows) mover->send(of_prompts[0], of_tokens[0], row);
+        }
+        if (!token_) return;
         const std::vector<int32_t> one(batch, 1);
         Tensors inputs;
         inputs.inputs.set(kNewTokens, {batch}, one);
         for (int64_t step = 0; step < steps; ++step) {
             pages.grow(one, inputs);
-            if (step == 0 || token_.program.pages.tokens > 0) token_.read_inputs(inputs);
+            if (step == 0 || programs_.token.pages.tokens > 0) token_->read_inputs(inputs);
             if (given != nullptr) {
                 std::vector<int32_t> last;
                 for (const auto& tokens : given->tokens) last.push_back(static_cast<int32_t>(tokens[step]));
-                token_.write(kLastToken, last);
+                token_->write(kLastToken, last);
             }
-            run(token_, "token", step);
-            add(token_, std::vector<bool>(batch, true), has_logits);
+            run(*token_, "token", step);
+            add(*token_, std::vector<bool>(batch, true), has_logits);
         }
     }
     // The tokens and logits of all steps.
     std::vector<HostTensor> outputs() const {
         const auto batch = static_cast<int64_t>(generated.tokens.size()), steps = static_cast<int64_t>(generated.tokens.front().size());
-        std::vector<HostTensor> out = {{"tokens", DType::I32, {batch, steps}, {}},
-                                       {"step_logits", logits_.dtype, {batch, steps, logits_.shape.back()}, {}}};
+        const auto width = static_cast<int64_t>(generated.logits.front().size()) / steps;
+        DType dtype = DType::F32;
+        for (const Output& output : programs_.token.outputs) if (std::strcmp(output.name, "logits") == 0) dtype = output.tensor.dtype;
+        std::vector<HostTensor> out = {{"tokens", DType::I32, {batch, steps}, {}}, {"step_logits", dtype, {batch, steps, width}, {}}};
         for (int64_t i = 0; i < batch; ++i) {
             out[0].values.insert(out[0].values.end(), generated.tokens[i].begin(), generated.tokens[i].end());
             out[1].values.insert(out[1].values.end(), generated.logits[i].begin(), generated.logits[i].end());
@@ -206,23 +220,23 @@ class Decoder : NotCopied {
   private:
     // The token after a step, of sequences whose prompt it ends or that it continued.
     void add(Device& device, const std::vector<bool>& ends, bool has_logits) {
-        HostTensor tokens;
+        HostTensor tokens, logits;
         for (const Output& output : device.program.outputs) {
             if (std::strcmp(output.name, "token") == 0) tokens = gather_output(device, output);
-            if (has_logits && std::strcmp(output.name, "logits") == 0) logits_ = gather_output(device, output);
+            if (has_logits && std::strcmp(output.name, "logits") == 0) logits = gather_output(device, output);
         }
         if (device.rank != 0) return;
-        const auto width = static_cast<std::ptrdiff_t>(has_logits ? logits_.shape.back() : 0);
+        const auto width = static_cast<std::ptrdiff_t>(has_logits ? logits.shape.back() : 0);
         for (size_t i = 0; i < ends.size(); ++i) {
             if (!ends[i]) continue;
             generated.tokens[i].push_back(tokens.values[i]);
-            const auto row = logits_.values.begin() + static_cast<std::ptrdiff_t>(i) * width;
+            const auto row = logits.values.begin() + static_cast<std::ptrdiff_t>(i) * width;
             generated.logits[i].insert(generated.logits[i].end(), row, row + width);
         }
     }
 
-    Device prompts_, token_;
-    HostTensor logits_;  // of the last step
+    const Continuing& programs_;
+    std::optional<Device> prompts_, token_;
 };
 
 // The first of the largest numbers of each row.
@@ -237,31 +251,42 @@ inline HostTensor largest_of_rows(const HostTensor& tokens, const HostTensor& lo
 inline int decode(const Options& options, const Continuing& programs, const Continuing* reference) {
     const Request request(options, 0);
     Tensors tensors;
-    const World self = begin(options, programs.token, reference != nullptr, tensors);
+    const std::optional<Handover>& handover = programs.handover;
+    const int64_t n_processes = handover ? handover->n_processes() : programs.token.mesh.ranks();
+    const World self = begin(options, programs.token, n_processes, reference != nullptr, tensors);
     const int64_t capacity = std::min(programs.prompts.capacity, programs.token.capacity);
     const Prompts prompts(programs, tensors, capacity - request.steps);
     if (prompts.longest() + request.steps > capacity)
         throw Error("a prompt of " + std::to_string(prompts.longest()) + " tokens and " + std::to_string(request.steps) +
                     " steps do not fit a cache of " + std::to_string(capacity));
-    Communicators communicators, of_prompts;
-    communicators.open(programs.token.mesh, self, request.seconds);
-    if (!programs.prompt_ranks.empty()) {
-        World other = self;
-        other.rank = programs.prompt_ranks[self.rank];
-        of_prompts.open(programs.prompts.mesh, other, request.seconds, &communicators);
+    Communicators all, communicators, of_prompts;
+    int64_t ranks[2] = {self.rank, self.rank};
+    std::optional<StateMover> mover;
+    if (handover) {
+        all.open({}, self, request.seconds);
+        for (int side = 0; side < 2; ++side) {
+            ranks[side] = handover->rank(side, self.rank);
+            const Mesh& mesh = (side == 0 ? programs.prompts : programs.token).mesh;
+            (side == 0 ? of_prompts : communicators).open(mesh, {ranks[side], mesh.ranks(), self.local_rank}, request.seconds, &all);
+        }
+        mover.emplace(*handover, self.rank, all.all[kWorld].comm, request.seconds);
+    } else {
+        communicators.open(programs.token.mesh, self, request.seconds);
     }
+    const bool is_first = ranks[1] == 0;
     const bool has_logits = request.checks || !request.output.empty();
     std::vector<HostTensor> outputs;
     Generated generated;
     {
-        Decoder decoder(programs, self.rank, communicators, of_prompts, tensors, request.seconds);
-        if (self.rank == 0) print_memory(programs.token, decoder.bytes());
-        decoder.generate(prompts, request.steps, has_logits, nullptr, [&](Device& device, const char* kind, int64_t number) {
-            request.run(device, kind, number, &device == &decoder.token() && request.measures(number));
+        Decoder decoder(programs, ranks, communicators, handover ? of_prompts : communicators, tensors, request.seconds);
+        if (is_first) print_memory(programs.token, decoder.bytes());
+        StateMover* const moves = mover ? &*mover : nullptr;
+        decoder.generate(prompts, request.steps, has_logits, nullptr, moves, [&](Device& device, const char* kind, int64_t number) {
+            request.run(device, kind, number, &device == decoder.token() && request.measures(number));
         });
-        request.report(decoder.token());
+        if (decoder.token() != nullptr) request.report(*decoder.token());
         generated = decoder.generated;
-        if (self.rank == 0) {
+        if (is_first) {
             for (size_t i = 0; i < generated.tokens.size(); ++i) {
                 std::printf("sequence %zu:", i);
                 for (double token : generated.tokens[i]) std::printf(" %.0f", token);
@@ -271,18 +296,18 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
         }
     }
     bool good = true;
-    if (self.rank == 0 && !request.output.empty()) write_tensors(request.output, outputs);
-    if (self.rank == 0 && request.checks) {
+    if (is_first && !request.output.empty()) write_tensors(request.output, outputs);
+    if (is_first && request.checks) {
         const Communicators none;
-        Decoder decoder(*reference, 0, none, none, tensors, request.seconds);
-        decoder.generate(prompts, request.steps, true, &generated, [](Device& device, const char*, int64_t) { device.run(); });
+        Decoder decoder(*reference, {0, 0}, none, none, tensors, request.seconds);
+        decoder.generate(prompts, request.steps, true, &generated, nullptr, [](Device& device, const char*, int64_t) { device.run(); });
         // Equal logits may round apart, so each token is compared with the logits that it was chosen from.
         Judge judge;
         judge.expect({largest_of_rows(outputs[0], outputs[1]), decoder.outputs()[1]}, 0);
         good = judge.agrees(outputs, request.tolerance, programs.token.tolerances);
     }
-    of_prompts.close();
-    communicators.close();
+    mover.reset();
+    for (Communicators* const some : {&of_prompts, &communicators, &all}) some->close();
     return good ? 0 : 1;
 }
 

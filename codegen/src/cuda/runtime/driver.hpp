@@ -97,8 +97,7 @@ struct Request {
 };
 
 // Opens the files, and the GPU of this process.
-inline World begin(const Options& options, const Program& program, bool has_reference, Tensors& tensors) {
-    const int64_t n_ranks = program.mesh.ranks();
+inline World begin(const Options& options, const Program& program, int64_t n_ranks, bool has_reference, Tensors& tensors) {
     tensors.seed = options.integer("--random-weights", -1, 0);
     tensors.id_bound = program.id_bound;
     const World self = world_of_environment();
@@ -127,7 +126,7 @@ inline void print_memory(const Program& program, int64_t bytes) {
 inline int run(const Options& options, const Program& program, const Program* reference) {
     const Request request(options, 1);
     Tensors tensors;
-    const World self = begin(options, program, reference != nullptr, tensors);
+    const World self = begin(options, program, program.mesh.ranks(), reference != nullptr, tensors);
     Communicators communicators;
     communicators.open(program.mesh, self, request.seconds);
     std::vector<HostTensor> outputs;

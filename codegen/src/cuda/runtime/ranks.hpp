@@ -142,7 +142,7 @@ struct Communicator {
 
 struct Communicators {
     std::vector<Communicator> all;
-    // All ranks must call it; those of a further program number the same processes otherwise.
+    // All ranks must call it; those of a program among `others` number the same processes otherwise, and a process without a rank has none.
     void open(const Mesh& mesh, const World& self, double seconds, const Communicators* others = nullptr) {
         seconds_ = seconds;
         // NCCL writes the handle of a split until the world is ready again, so the vector must not grow.
@@ -151,8 +151,10 @@ struct Communicators {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
         if (others != nullptr) {
-            ITHACA_NCCL(ncclCommSplit(others->all[kWorld].comm, 0, static_cast<int>(self.rank), &world, &config));
+            const bool has_rank = self.rank >= 0;
+            ITHACA_NCCL(ncclCommSplit(others->all[kWorld].comm, has_rank ? 0 : NCCL_SPLIT_NOCOLOR, has_rank ? static_cast<int>(self.rank) : 0, &world, &config));
             wait_for(others->all[kWorld].comm, "the communicator of all ranks");
+            if (!has_rank) return all.clear();
         } else {
             const ncclUniqueId id = rendezvous(self);
             ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
