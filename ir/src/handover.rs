@@ -139,8 +139,9 @@ pub struct Moved {
 /// All moves between two sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// States of which a process reads other parts than it left; in order of names.
-    pub states: Vec<Moved>,
+    /// States of which a process reads other parts than it left; in order of names. Where steps of one side have more sequences than
+    /// those of the other, each round gives it further ones.
+    pub rounds: Vec<Vec<Moved>>,
     /// Lists of moves, in order of receivers.
     pub moves: Vec<Vec<Move>>,
     /// The process of each rank that sends, and of each that receives.
@@ -159,7 +160,7 @@ pub fn places(from: &Side<'_>, to: &Side<'_>) -> Option<Vec<u64>> {
     let mut held = |side: &Side<'_>, number| -> Vec<Vec<(String, Vec<usize>)>> {
         let mut of_ranks = vec![Vec::new(); side.processes.len()];
         for (name, states) in by_name(side) {
-            for (held, part) in of_ranks.iter_mut().zip(parts(side, &states, number, &mut lists)) {
+            for (held, part) in of_ranks.iter_mut().zip(parts(side, &states, (number, 0), &mut lists)) {
                 held.extend(part.map(|part| (name.clone(), part)));
             }
         }
@@ -190,54 +191,41 @@ impl Handover {
     pub fn between(from: &Side<'_>, to: &Side<'_>) -> Result<Self, String> {
         let mut lists = Lists::default();
         let left = by_name(from);
-        let mut handover = Self {
-            states: Vec::new(),
-            moves: Vec::new(),
-            processes: [from.processes.clone(), to.processes.clone()],
-        };
+        let read = by_name(to);
+        let processes = [from.processes.clone(), to.processes.clone()];
+        let mut handover = Self { rounds: Vec::new(), moves: Vec::new(), processes };
         let mut known: BTreeMap<(DType, Parts, Parts), Option<usize>> = BTreeMap::new();
         let mut sent = vec![0; from.processes.len()];
-        for (name, states) in by_name(to) {
-            let read = &to.states[states[0]];
-            let Some(senders) = left.get(&name) else { return Err(format!("no step leaves `{name}`")) };
-            let written = &from.states[senders[0]];
-            let shapes = [(from.space, written), (to.space, read)].map(|(space, state)| {
-                state.ty.dims.iter().map(|&d| stored_size(space, d)).collect::<Vec<_>>()
-            });
-            if shapes[0] != shapes[1] || written.ty.dtype != read.ty.dtype {
-                let [a, b] = &shapes;
-                let (left, right) = (written.ty.dtype, read.ty.dtype);
-                return Err(format!(
-                    "`{name}` is {left} {a:?} where it is written, and {right} {b:?} where it is read"
-                ));
+        let mut n_rounds = 1;
+        for (name, states) in &read {
+            let Some(senders) = left.get(name) else { return Err(format!("no step leaves `{name}`")) };
+            n_rounds = n_rounds.max(rounds_of(name, (from, senders[0]), (to, states[0]))?);
+        }
+        for round in 0..n_rounds {
+            let mut moved = Vec::new();
+            for (name, states) in &read {
+                let senders = &left[name];
+                let (ty, dtype) = (to.states[states[0]].ty, to.states[states[0]].ty.dtype);
+                let rounds = rounds_of(name, (from, senders[0]), (to, states[0]))?;
+                let first = if rounds == 1 { 0 } else { round * sequences(from, senders[0]) };
+                let written = parts(from, senders, (0, first), &mut lists);
+                let key = (dtype, written, parts(to, states, (1, 0), &mut lists));
+                let moves = match known.get(&key) {
+                    Some(&moves) => moves,
+                    None if n_rounds == 1 && handover.stays(&key, &lists) => None,
+                    None => {
+                        let load = (sent.as_mut_slice(), dtype.bytes());
+                        let is_part = rounds > 1;
+                        let found =
+                            moves(name, (&key.1, &key.2, is_part), &handover.processes, &lists, load)?;
+                        handover.moves.push(found);
+                        Some(handover.moves.len() - 1)
+                    }
+                };
+                known.insert(key, moves);
+                moved.extend(moves.map(|moves| Moved { name: name.clone(), ty: ty.clone(), moves }));
             }
-            let (ty, dtype) = (read.ty, read.ty.dtype);
-            let [written, read] = [(from, senders, 0), (to, &states, 1)]
-                .map(|(side, states, number)| parts(side, states, number, &mut lists));
-            let key = (dtype, written, read);
-            let moves = match known.get(&key) {
-                Some(&moves) => moves,
-                None => {
-                    let moves = match handover.stays(&key, &lists) {
-                        true => None,
-                        false => {
-                            let load = (sent.as_mut_slice(), dtype.bytes());
-                            handover.moves.push(moves(
-                                &name,
-                                &key.1,
-                                &key.2,
-                                &handover.processes,
-                                &lists,
-                                load,
-                            )?);
-                            Some(handover.moves.len() - 1)
-                        }
-                    };
-                    known.insert(key, moves);
-                    moves
-                }
-            };
-            handover.states.extend(moves.map(|moves| Moved { name, ty: ty.clone(), moves }));
+            handover.rounds.push(moved);
         }
         Ok(handover)
     }
@@ -265,10 +253,15 @@ impl Handover {
         self.processes.iter().flatten().max().map_or(0, |last| last + 1)
     }
 
+    /// Whether every process has what it reads.
+    pub fn is_empty(&self) -> bool {
+        self.rounds.iter().all(Vec::is_empty)
+    }
+
     /// Bytes between processes, by sender and receiver.
     pub fn bytes(&self) -> BTreeMap<(u64, u64), u64> {
         let mut bytes: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-        for state in &self.states {
+        for state in self.rounds.iter().flatten() {
             for one in &self.moves[state.moves] {
                 let [from, to] =
                     [(0, one.from), (1, one.to)].map(|(i, rank)| self.processes[i][rank.0 as usize]);
@@ -281,22 +274,51 @@ impl Handover {
     }
 }
 
+/// The sequences of a state, its first dimension.
+fn sequences(side: &Side<'_>, state: usize) -> u64 {
+    side.states[state].ty.dims.first().map_or(1, |&dim| stored_size(side.space, dim))
+}
+
+/// How many rounds give a state all its sequences.
+///
+/// # Errors
+/// The other differences of its types.
+fn rounds_of(
+    name: &str,
+    (from, written): (&Side<'_>, usize),
+    (to, read): (&Side<'_>, usize),
+) -> Result<u64, String> {
+    let shape = |side: &Side<'_>, state: usize| -> Vec<u64> {
+        side.states[state].ty.dims.iter().map(|&d| stored_size(side.space, d)).collect()
+    };
+    let (a, b) = (shape(from, written), shape(to, read));
+    let (left, right) = (from.states[written].ty.dtype, to.states[read].ty.dtype);
+    let (few, many) = (sequences(from, written), sequences(to, read));
+    if left != right || a.len() != b.len() || a.get(1..) != b.get(1..) || !many.is_multiple_of(few.max(1)) {
+        return Err(format!(
+            "`{name}` is {left} {a:?} where it is written, and {right} {b:?} where it is read"
+        ));
+    }
+    Ok(many / few.max(1))
+}
+
 /// Lists of places along dimensions, each once.
 #[derive(Debug, Default)]
 struct Lists {
     of: Vec<Vec<Run>>,
-    known: BTreeMap<(usize, DimId, [u64; 2]), usize>,
+    known: BTreeMap<(usize, DimId, [u64; 3]), usize>,
     same: BTreeMap<Vec<[u64; 3]>, usize>,
 }
 
 impl Lists {
-    /// The list of the indices `range` of a dimension of side `number`: where they are stored.
-    fn add(&mut self, (number, space): (usize, &Space), dim: DimId, range: Range<u64>) -> usize {
-        let key = (number, dim, [range.start, range.end]);
+    /// The list of the indices `range` of a dimension of side `number`: where they are stored, behind the `first` ones.
+    fn add(&mut self, (number, space): (usize, &Space), dim: DimId, range: Range<u64>, first: u64) -> usize {
+        let key = (number, dim, [range.start, range.end, first]);
         if let Some(&known) = self.known.get(&key) {
             return known;
         }
-        let runs = stored_runs(space, dim, range);
+        let mut runs = stored_runs(space, dim, range);
+        runs.iter_mut().for_each(|run| run.position += first);
         let plain = runs.iter().map(|run| [run.index, run.position, run.len]).collect();
         let id = *self.same.entry(plain).or_insert_with(|| {
             self.of.push(runs);
@@ -307,24 +329,24 @@ impl Lists {
     }
 }
 
-/// The part that each rank of a side has of a state, which some of `states` are.
-fn parts(side: &Side<'_>, states: &[usize], number: usize, lists: &mut Lists) -> Parts {
+/// The part that each rank of a side has of a state, which some of `states` are; its sequences come behind the `first` ones.
+fn parts(side: &Side<'_>, states: &[usize], (number, first): (usize, u64), lists: &mut Lists) -> Parts {
     let space = side.space;
     let is_on =
         |state: &State<'_>, rank| state.places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, rank)));
     let of_rank = |rank: Rank| {
         let state = states.iter().map(|&i| &side.states[i]).find(|state| is_on(state, rank))?;
-        let dims = state.ty.dims.iter().zip(space.local_box(state.ty, rank));
-        Some(dims.map(|(&dim, range)| lists.add((number, space), dim, range)).collect())
+        let dims = state.ty.dims.iter().zip(space.local_box(state.ty, rank)).enumerate();
+        let first = |i| if i == 0 { first } else { 0 };
+        Some(dims.map(|(i, (&dim, range))| lists.add((number, space), dim, range, first(i))).collect())
     };
     (0..space.mesh.ranks()).map(Rank).map(of_rank).collect()
 }
 
-/// The moves that give each rank of `read` its part, from ranks of `written`.
+/// The moves that give each rank of `read` its part, from ranks of `written`; where these have some sequences only, its part of them.
 fn moves(
     name: &str,
-    written: &Parts,
-    read: &Parts,
+    (written, read, is_part): (&Parts, &Parts, bool),
     [senders, receivers]: &[Vec<u64>; 2],
     lists: &Lists,
     (sent, width): (&mut [u64], u64),
@@ -338,7 +360,11 @@ fn moves(
     for (to, part) in read.iter().enumerate() {
         let Some(part) = part else { continue };
         for (dim, &list) in part.iter().enumerate() {
-            by_list.entry((dim, list)).or_insert_with(|| holders[dim].split(&lists.of[list]));
+            by_list.entry((dim, list)).or_insert_with(|| {
+                let mut classes = holders[dim].split(&lists.of[list]);
+                classes.retain(|(holders, _)| !holders.is_empty() || dim > 0 || !is_part);
+                classes
+            });
         }
         let along: Vec<&ByHolders> =
             part.iter().enumerate().map(|(dim, &list)| &by_list[&(dim, list)]).collect();

@@ -68,7 +68,7 @@ pub fn execute(
 ) -> Result<Outputs<f32>, RunError> {
     let [written, read] = [states(schedules[0])?, states(schedules[1])?];
     let (mut received, mut sent) = (Outputs::new(), BTreeMap::<(u64, u64), u64>::new());
-    for state in &handover.states {
+    for state in handover.rounds.iter().flatten() {
         let from = Parts::of(schedules[0], &written, &state.name, left, false)?;
         // An element that no message brings is seen.
         let mut to = Parts::of(schedules[1], &read, &state.name, left, true)?;

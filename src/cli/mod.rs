@@ -300,8 +300,8 @@ pub struct EmitArgs {
     /// Of a program that decodes: the most tokens of a prompt in one step [default: 512, or those of the cache].
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub chunk: Option<u64>,
-    /// Of a program that decodes: a plan of its steps of prompts, made with the same `--batch` and `--context`. Where ranks have
-    /// other parts of caches, these are sent; a plan of another number of ranks has ranks of its own.
+    /// Of a program that decodes: a plan of its steps of prompts, made with the same `--context`, and the same `--batch` or a divisor
+    /// of it. Where ranks have other parts of caches, these are sent; a plan of another number of ranks has ranks of its own.
     #[arg(long, value_name = "PLAN", conflicts_with = "chunk")]
     pub prompts: Option<PathBuf>,
     /// Prompts are computed on ranks of their own, which come before those of tokens.

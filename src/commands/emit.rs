@@ -205,7 +205,7 @@ fn prompts(
     };
     let handover = handover::between([&ranks.schedule, &tokens.schedule], args.two_pools)?;
     let [senders, receivers] = &handover.processes;
-    let is_alike = args.prompts.is_none() && handover.states.is_empty() && senders == receivers;
+    let is_alike = args.prompts.is_none() && handover.is_empty() && senders == receivers;
     Ok(Some(Prompts { ranks, whole, handover: (!is_alike).then_some(handover) }))
 }
 
@@ -218,7 +218,6 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     let (of_token, workload) = (of_token?, workload?);
     let of = |plan: &Plan, workload: &Workload| {
         [
-            ("sequences", workload.batch.to_string()),
             ("tokens of a cache", format!("{:?}", workload.cache)),
             ("pages", format!("{:?}", workload.pages)),
             ("type of activations", plan.workload.dtype.clone()),
@@ -229,7 +228,7 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     let differing = of(token, &of_token).into_iter().zip(of(plan, &workload)).find(differ);
     let refused = |message: String| {
         Err(Diagnostic::new("C04", message)
-            .help("plan both of one model, with the same `--batch`, `--context` and pages: prompts without `--mode decode`")
+            .help("plan both of one model, with the same `--context` and pages: prompts without `--mode decode`, and with the same `--batch` or a divisor of it")
             .into())
     };
     if workload.mode != Mode::Prefill || token.model.config != plan.model.config {
@@ -237,6 +236,14 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
     }
     if let Some(((what, tokens), (_, prompts))) = differing {
         return refused(format!("{what}: {tokens} in the plan of tokens, {prompts} in that of prompts"));
+    }
+    let (few, many) = (workload.batch, of_token.batch);
+    if !many.is_multiple_of(few) || (few < many && workload.pages.is_some()) {
+        let in_pages = if workload.pages.is_some() { ", whose caches are in pages" } else { "" };
+        return refused(format!(
+            "{} in the plan of tokens{in_pages}, {few} in that of prompts",
+            counted(many, "sequence")
+        ));
     }
     let longest = workload.cache.unwrap_or(workload.sequence);
     if workload.sequence < longest && import::encodes_prompts(&plan.model.config, &workload.ignore)? {
@@ -248,7 +255,9 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
             .help(format!("plan the steps of prompts with `--seq {longest}`"))
             .into());
     }
-    let whole = import::program(&plan.model.config, &plan.model.name, &workload)?;
+    // One device computes the prompts of all sequences at once.
+    let of_all = Workload { batch: many, ..workload };
+    let whole = import::program(&plan.model.config, &plan.model.name, &of_all)?;
     Ok((plan.compile(session.registry)?, whole))
 }
 

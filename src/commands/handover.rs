@@ -30,7 +30,7 @@ pub(super) fn between(schedules: [&Schedule; 2], two_pools: bool) -> Result<Hand
 pub(super) fn text(handover: &Handover, layouts: [&str; 2]) -> String {
     let [prompts, token] = layouts;
     let [senders, receivers] = &handover.processes;
-    if handover.states.is_empty() {
+    if handover.is_empty() {
         let shown = if senders == receivers {
             String::new()
         } else {

@@ -74,7 +74,8 @@ def emitted(ithaca, case, folder):
         # Prompts have a plan of their own.
         at = options.index("|")
         options, own, prompts = options[:at], options[at + 1:], folder / "prompts.json"
-        lengths = ["--batch", str(batch), "--seq", str(sequence), "--context", str(sequence + STEPS + 1)]
+        lengths = ["--seq", str(sequence), "--context", str(sequence + STEPS + 1)]
+        lengths += [] if "--batch" in own else ["--batch", str(batch)]
         commands.append(["plan", TESTS / subject, *lengths, *own, "-o", prompts])
         how = ["--prompts", prompts]
     commands += [["plan", TESTS / subject, *workload, *options, "-o", plan],

@@ -1,5 +1,7 @@
 //! Programs that decode: a step of prompts and one of a token, which share weights and states.
 
+use std::collections::BTreeMap;
+
 use ithaca_device::{DeviceProgram, Source, SourceFile};
 use ithaca_ir::Diagnostic;
 use ithaca_ir::handover::{Handover, Pieces};
@@ -44,7 +46,7 @@ pub(super) fn drive(has_handover: bool, has_reference: bool) -> String {
 /// # Errors
 /// `S40` for states in micro-batches.
 pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
-    if handover.states.iter().any(|state| state.name.contains(' ')) {
+    if handover.rounds.iter().flatten().any(|state| state.name.contains(' ')) {
         let message = "caches in micro-batches of sequences, which prompts and tokens lay out otherwise";
         return Err(
             Diagnostic::new("S40", message).help("plan with `--micro-batches 1`, or use `ithaca run`")
@@ -64,15 +66,21 @@ pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
         0,
         &format!("static const ithaca::Handover handover = {{{}, {{", braced(processes)),
     );
-    for (i, moves) in handover.moves.iter().enumerate() {
-        let of_these = handover.states.iter().filter(|state| state.moves == i);
-        let names = braced(of_these.map(|state| names::string(&state.name)));
-        lines::push(&mut out, 1, &format!("{{{names}, {{"));
-        for m in moves {
-            let dims = braced(m.pieces.iter().map(|of_dim| braced(of_dim.iter().map(pieces))));
-            lines::push(&mut out, 2, &format!("{{{{{}, {}}}, {dims}}},", m.from, m.to));
+    for states in &handover.rounds {
+        let mut alike: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        states
+            .iter()
+            .for_each(|state| alike.entry(state.moves).or_default().push(names::string(&state.name)));
+        lines::push(&mut out, 1, "{");
+        for (moves, names) in alike {
+            lines::push(&mut out, 2, &format!("{{{}, {{", braced(names)));
+            for m in &handover.moves[moves] {
+                let dims = braced(m.pieces.iter().map(|of_dim| braced(of_dim.iter().map(pieces))));
+                lines::push(&mut out, 3, &format!("{{{{{}, {}}}, {dims}}},", m.from, m.to));
+            }
+            lines::push(&mut out, 2, "}},");
         }
-        lines::push(&mut out, 1, "}},");
+        lines::push(&mut out, 1, "},");
     }
     lines::push(&mut out, 0, "}};");
     out.push('\n');

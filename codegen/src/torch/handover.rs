@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::handover::{Handover, Move, Pieces};
+use ithaca_ir::handover::{Handover, Move, Moved, Pieces};
 use ithaca_ir::{Diagnostic, Space, TensorType, text};
 
 use super::python::{string, tuple};
@@ -23,8 +23,17 @@ pub(super) fn processes(of: &[u64]) -> String {
 /// `S43` for states in micro-batches.
 pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> Result<String, Diagnostic> {
     let Some(handover) = handover else { return Ok("HANDOVER = None\n".to_owned()) };
+    let rounds =
+        handover.rounds.iter().map(|states| round(space, handover, states)).collect::<Result<String, _>>()?;
+    Ok(format!(
+        "# States that go from ranks of prompts to those of tokens, for each round of sequences: names, the type that ranks of tokens \
+         have, and moves (from, to, for each dimension pieces).\nHANDOVER = [\n{rounds}]\n"
+    ))
+}
+
+fn round(space: &Space, handover: &Handover, states: &[Moved]) -> Result<String, Diagnostic> {
     let mut alike: BTreeMap<(usize, String), Vec<String>> = BTreeMap::new();
-    for state in &handover.states {
+    for state in states {
         if state.name.contains(' ') {
             let message = "caches in micro-batches of sequences have no form in PyTorch where prompts and tokens are laid out otherwise";
             return Err(
@@ -39,13 +48,10 @@ pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> Result<String
     }
     let row = |((moves, ty), names): ((usize, String), Vec<String>)| {
         let moves = handover.moves[moves].iter().map(one);
-        format!("    ({}, {}, {}),\n", tuple(names), string(&ty), tuple(moves))
+        format!("        ({}, {}, {}),\n", tuple(names), string(&ty), tuple(moves))
     };
     let rows: String = alike.into_iter().map(row).collect();
-    Ok(format!(
-        "# States that go from ranks of prompts to those of tokens: names, the type that these have, and moves (from, to, for each \
-         dimension pieces).\nHANDOVER = [\n{rows}]\n"
-    ))
+    Ok(format!("    [\n{rows}    ],\n"))
 }
 
 fn one(of: &Move) -> String {

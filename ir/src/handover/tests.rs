@@ -66,7 +66,7 @@ fn every_rank_receives_its_part_once() {
             let to = side(&right, from.processes.len() as u64);
             let handover = Handover::between(&from, &to).unwrap();
             let label = format!("{mesh} {ty} to {other_mesh} {other_ty}");
-            let [of_state] = handover.states.as_slice() else { panic!("{label}") };
+            let [of_state] = handover.rounds[0].as_slice() else { panic!("{label}") };
             let mut received: Vec<Vec<Option<u64>>> = to
                 .processes
                 .iter()
@@ -104,7 +104,7 @@ fn every_rank_receives_its_part_once() {
 fn what_stays_is_not_moved() {
     let [heads, tokens] = [program("tp=2", "", "b t h@tp"), program("cp=2", "", "b t@cp h")];
     let same = Handover::between(&side(&heads, 0), &side(&heads, 0)).unwrap();
-    assert_eq!((same.states.len(), same.bytes().len()), (0, 0));
+    assert_eq!((same.rounds[0].len(), same.bytes().len()), (0, 0));
     // Half of what a rank reads is there.
     let moved = Handover::between(&side(&heads, 0), &side(&tokens, 0)).unwrap();
     assert_eq!(moved.bytes(), BTreeMap::from([((0, 1), 4 * 12 * 4), ((1, 0), 4 * 12 * 4)]));
@@ -116,6 +116,22 @@ fn copies_send_alike() {
     let [from, to] = [program("x=8", "", "b t h"), program("dp=4", "", "b@dp t h")];
     let bytes = Handover::between(&side(&from, 0), &side(&to, 8)).unwrap().bytes();
     assert_eq!(bytes.keys().map(|(from, _)| from).collect::<Vec<_>>(), [&0, &1, &2, &3]);
+}
+
+/// Two sequences of prompts at once, four of tokens: the second round has the last two.
+#[test]
+fn further_sequences_come_in_rounds() {
+    let [mut from, to] = [program("tp=2", "", "b t h@tp"), program("dp=2", "", "b@dp t h")];
+    let batch = from.space.dims.ids().next().unwrap();
+    (from.space.dims[batch].size, from.space.dims[batch].valid) = (2, 2);
+    let handover = Handover::between(&side(&from, 0), &side(&to, 2)).unwrap();
+    let receivers = handover.rounds.iter().map(|round| {
+        let moves = &handover.moves[round[0].moves];
+        moves.iter().map(|one| (one.to.0, one.elements())).collect::<Vec<_>>()
+    });
+    assert_eq!(receivers.collect::<Vec<_>>(), [vec![(0, 48), (0, 48)], vec![(1, 48), (1, 48)]]);
+    let second = &handover.moves[handover.rounds[1][0].moves][0];
+    assert_eq!((second.pieces[0][0].first.from, second.pieces[0][0].first.to), (0, 0));
 }
 
 #[test]

@@ -134,6 +134,11 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKi
     if (n > 0) std::memcpy(to, from, n);
     return cudaSuccess;
 }
+inline cudaError_t cudaMemset(void* at, int byte, size_t n) {
+    if (cuda_on_host_graph != nullptr) return cudaErrorStreamCaptureUnsupported;
+    std::memset(at, byte, n);
+    return cudaSuccess;
+}
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t s) {
     return cuda_on_host_ask(s, [=] { if (n > 0) std::memcpy(to, from, n); });
 }

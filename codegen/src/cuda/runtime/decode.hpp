@@ -46,11 +46,12 @@ class Prompts {
     Prompts(const Continuing& programs, const Tensors& tensors, int64_t room) {
         const Source& input = source_named(programs.prompts, kIds);
         const std::vector<int64_t>& shape = input.stored_shape();
+        const int64_t batch = source_named(programs.token, kNewTokens).stored_shape()[0];
         chunk = shape[1];
         if (tensors.inputs.empty()) {
             if (tensors.seed < 0) throw Error("prompts are needed: --inputs FILE");
             const auto id = initial_elements(input, 0, tensors);
-            for (int64_t row = 0; row < shape[0]; ++row) {
+            for (int64_t row = 0; row < batch; ++row) {
                 ids.emplace_back();
                 for (int64_t i = 0; i < std::min(chunk, std::max<int64_t>(room, 1)); ++i)
                     ids.back().push_back(static_cast<int32_t>(element_at(id, row * chunk + i)));
@@ -59,9 +60,9 @@ class Prompts {
         }
         const StoredTensor &all = stored(tensors, "prompt_ids", 2), &lengths = stored(tensors, "prompt_lengths", 1);
         const int64_t rows = all.shape[0], width = all.shape[1];
-        if (rows != shape[0] || lengths.shape[0] != rows)
+        if (rows != batch || lengths.shape[0] != rows)
             throw Error("prompt_ids " + show(all.shape) + " and prompt_lengths " + show(lengths.shape) + " are not " +
-                        std::to_string(shape[0]) + " sequences, for which the program was emitted");
+                        std::to_string(batch) + " sequences, for which the program was emitted");
         for (int64_t row = 0; row < rows; ++row) {
             const auto length = static_cast<int64_t>(load_element(lengths.dtype, lengths.data, row));
             if (length < 1 || length > width)
@@ -71,9 +72,10 @@ class Prompts {
         }
     }
 
-    int64_t longest() const {
+    int64_t longest() const { return longest(0, static_cast<int64_t>(ids.size())); }
+    int64_t longest(int64_t first, int64_t n) const {
         size_t most = 0;
-        for (const auto& sequence : ids) most = std::max(most, sequence.size());
+        for (int64_t row = first; row < first + n; ++row) most = std::max(most, ids[row].size());
         return static_cast<int64_t>(most);
     }
 
@@ -161,26 +163,32 @@ class Decoder : NotCopied {
         const auto batch = static_cast<int64_t>(prompts.ids.size());
         generated = {std::vector<std::vector<double>>(batch), std::vector<std::vector<double>>(batch)};
         PageTable pages(programs_, batch);
-        for (int64_t start = 0; start < prompts.longest(); start += prompts.chunk) {
-            std::vector<int32_t> ids, more;
-            std::vector<bool> ends;
-            for (const auto& sequence : prompts.ids) {
-                const int64_t left = std::max<int64_t>(static_cast<int64_t>(sequence.size()) - start, 0);
-                more.push_back(static_cast<int32_t>(std::min(left, prompts.chunk)));
-                ends.push_back(left > 0 && left <= prompts.chunk);
-                for (int64_t i = 0; i < prompts.chunk; ++i) ids.push_back(i < left ? sequence[start + i] : 0);
+        const int64_t rounds = mover != nullptr ? programs_.handover->rounds.size() : 1, each = batch / rounds;
+        for (int64_t round = 0, first = 0; round < rounds; ++round, first += each) {
+            for (int64_t start = 0; start < prompts.longest(first, each); start += prompts.chunk) {
+                std::vector<int32_t> ids, more;
+                std::vector<bool> ends(batch);
+                for (int64_t row = first; row < first + each; ++row) {
+                    const std::vector<int32_t>& sequence = prompts.ids[row];
+                    const int64_t left = std::max<int64_t>(static_cast<int64_t>(sequence.size()) - start, 0);
+                    more.push_back(static_cast<int32_t>(std::min(left, prompts.chunk)));
+                    ends[row] = left > 0 && left <= prompts.chunk;
+                    for (int64_t i = 0; i < prompts.chunk; ++i) ids.push_back(i < left ? sequence[start + i] : 0);
+                }
+                Tensors inputs;
+                inputs.inputs.set(kIds, {each, prompts.chunk}, ids);
+                inputs.inputs.set(kNewTokens, {each}, more);
+                pages.grow(more, inputs);
+                if (!prompts_) continue;
+                prompts_->read_inputs(inputs);
+                run(*prompts_, "prompts", start / prompts.chunk + round);
+                add(*prompts_, ends, first, has_logits);
             }
-            Tensors inputs;
-            inputs.inputs.set(kIds, {batch, prompts.chunk}, ids);
-            inputs.inputs.set(kNewTokens, {batch}, more);
-            pages.grow(more, inputs);
-            if (!prompts_) continue;
-            prompts_->read_inputs(inputs);
-            run(*prompts_, "prompts", start / prompts.chunk);
-            add(*prompts_, ends, has_logits);
+            if (mover == nullptr) continue;
+            mover->run(round, prompts_ ? &*prompts_ : nullptr, token());
+            if (prompts_ && rounds > 1) prompts_->clear_states();
         }
         if (mover != nullptr) {
-            mover->run(prompts_ ? &*prompts_ : nullptr, token());
             const auto& [of_prompts, of_tokens] = programs_.handover->processes;
             for (auto* const rows : {&generated.tokens, &generated.logits})
                 for (std::vector<double>& row : *rows) mover->send(of_prompts[0], of_tokens[0], row);
@@ -198,7 +206,7 @@ class Decoder : NotCopied {
                 token_->write(kLastToken, last);
             }
             run(*token_, "token", step);
-            add(*token_, std::vector<bool>(batch, true), has_logits);
+            add(*token_, std::vector<bool>(batch, true), 0, has_logits);
         }
     }
     // The tokens and logits of all steps.
@@ -218,8 +226,8 @@ class Decoder : NotCopied {
     Generated generated;
 
   private:
-    // The token after a step, of sequences whose prompt it ends or that it continued.
-    void add(Device& device, const std::vector<bool>& ends, bool has_logits) {
+    // The token after a step of the sequences from `first` on: of those whose prompt it ends or that it continued.
+    void add(Device& device, const std::vector<bool>& ends, int64_t first, bool has_logits) {
         HostTensor tokens, logits;
         for (const Output& output : device.program.outputs) {
             if (std::strcmp(output.name, "token") == 0) tokens = gather_output(device, output);
@@ -229,8 +237,9 @@ class Decoder : NotCopied {
         const auto width = static_cast<std::ptrdiff_t>(has_logits ? logits.shape.back() : 0);
         for (size_t i = 0; i < ends.size(); ++i) {
             if (!ends[i]) continue;
-            generated.tokens[i].push_back(tokens.values[i]);
-            const auto row = logits.values.begin() + static_cast<std::ptrdiff_t>(i) * width;
+            const auto at = static_cast<std::ptrdiff_t>(i) - first;
+            generated.tokens[i].push_back(tokens.values[at]);
+            const auto row = logits.values.begin() + at * width;
             generated.logits[i].insert(generated.logits[i].end(), row, row + width);
         }
     }

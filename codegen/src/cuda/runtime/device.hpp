@@ -223,6 +223,13 @@ class Device : NotCopied {
                 ITHACA_CUDA(cudaMemcpy(source(i, 0), data.data(), data.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     }
 
+    // Makes all states zero, as they are before the first step; no work runs.
+    void clear_states() {
+        for (size_t i = 0; i < sources_.size(); ++i)
+            for (const auto& [layer, at] : sources_[i])
+                if (program.sources[i].file == File::States) ITHACA_CUDA(cudaMemset(at, 0, bytes_of_part(program.sources[i])));
+    }
+
     void synchronize() { watch.wait(streams); }
     // Runs a step; by a graph, which is recorded once. A first step without one has allocated all that products need.
     void run(bool by_graph = false) {
@@ -260,6 +267,11 @@ class Device : NotCopied {
         ITHACA_CUDA(cudaGraphInstantiate(&graph_, graph, 0));
         ITHACA_CUDA(cudaGraphDestroy(graph));
         watch.records = false;
+    }
+    int64_t bytes_of_part(const Source& source) const {
+        int64_t bytes = bytes_of(source.tensor.dtype);
+        for (const DimPart& dim : source.tensor.part(rank)) bytes *= dim.end - dim.start;
+        return bytes;
     }
     bool has_bounds() const { return program.bound.slots > 0 || program.capacity > 0; }
     void check_bounds() const {
@@ -319,8 +331,7 @@ class Device : NotCopied {
         };
         std::vector<std::map<int64_t, int64_t>> own;  // offsets of the sources that are not shared
         for (const Source& source : program.sources) {
-            int64_t bytes = bytes_of(source.tensor.dtype);
-            for (const DimPart& dim : source.tensor.part(rank)) bytes *= dim.end - dim.start;
+            const int64_t bytes = bytes_of_part(source);
             sources_.emplace_back();
             own.emplace_back();
             for (int64_t layer = source.start; layer < source.end; ++layer) {

@@ -23,10 +23,10 @@ struct Moved {
     std::vector<Move> moves;
 };
 
-// The process of each rank of prompts and of each of tokens; and what moves.
+// The process of each rank of prompts and of each of tokens; and what moves, for each round of sequences.
 struct Handover {
     std::vector<int64_t> processes[2];
-    std::vector<Moved> states = {};
+    std::vector<std::vector<Moved>> rounds;
 
     int64_t n_processes() const { return 1 + *std::max_element(processes[1].begin(), processes[1].end()); }
     // The rank of a process in the program of prompts (0) or of tokens (1); negative where it has none.
@@ -116,8 +116,8 @@ class StateMover : NotCopied {
     }
     ~StateMover() { cudaEventDestroy(done_), cudaStreamDestroy(stream_); }
 
-    void run(const Device* prompts, const Device* tokens) {
-        for (const Moved& moved : handover_.states) {
+    void run(size_t round, const Device* prompts, const Device* tokens) {
+        for (const Moved& moved : handover_.rounds[round]) {
             const auto sent = messages(moved, 0, prompts), received = messages(moved, 1, tokens);
             const Room outgoing(end_of(sent)), incoming(end_of(received));
             for (const char* name : moved.names) {

@@ -48,17 +48,17 @@ def indices(pieces, side):
                       for *first, length, count, steps in pieces]).to(DEVICE)
 
 
-def hand_over(of_prompts, of_tokens):
+def hand_over(of_prompts, of_tokens, states):
     """Moves states from where prompts have left them to the ranks that continue them; others stay where they are."""
-    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in HANDOVER for name in names}
+    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in states for name in names}
     for where, stored in of_prompts.stored.items():
         if where[0] == "state" and where[1] not in moved:
             of_tokens.stored[where] = stored
     outgoing, incoming = collections.defaultdict(list), collections.defaultdict(list)
-    for names, text, moves in HANDOVER:
+    for names, text, moves in states:
         ty = parse(text)
         for name in names:
-            if any(taker == of_tokens.rank for _, taker, _ in moves):
+            if key(name) not in of_tokens.stored and any(taker == of_tokens.rank for _, taker, _ in moves):
                 empty = torch.zeros(of_tokens.shape(ty), dtype=ty.dtype, device=DEVICE)
                 of_tokens.stored[key(name)] = (empty, text, {})
             for giver, taker, pieces in moves:
@@ -95,27 +95,32 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
     """The tokens `[sequence step]` that follow prompts, and their logits; with `forced`, those that follow its tokens."""
     (of_prompts, of_tokens), (prompt_program, token_program) = spaces, programs
     is_whole = forced is not None
-    if is_whole or HANDOVER is None:
+    rounds = [None] if is_whole or HANDOVER is None else HANDOVER
+    if rounds == [None]:
         of_tokens.stored = of_prompts.stored
     sequences = len(lengths)
     chunk, pages = of_prompts.dims[CHUNK].data, Pages(sequences)
-    first = [None] * sequences
-    for start in range(0, max(lengths), chunk):
-        more = [min(max(n - start, 0), chunk) for n in lengths]
-        ids = torch.zeros([sequences, chunk], dtype=torch.int32)
-        part = prompts[:, start:start + chunk]
-        ids[:, :part.shape[1]] = part
-        table = pages.grow(more)
-        inputs = Given(input_ids=ids, new_tokens=torch.tensor(more, dtype=torch.int32), pages=table)
-        began = time.perf_counter()
-        token, logits = one_step(of_prompts, prompt_program, inputs)
-        if is_first() and not is_whole:
-            print(f"prompts, tokens from {start}: {time.perf_counter() - began:.3f} s")
-        for i, n in enumerate(lengths):
-            if token is not None and start < n <= start + chunk:
-                first[i] = (token[i], logits[i])
-    if of_tokens.stored is not of_prompts.stored:
-        hand_over(of_prompts, of_tokens)
+    first, each = [None] * sequences, sequences // len(rounds)
+    for i, states in enumerate(rounds):
+        rows = range(i * each, (i + 1) * each)
+        for start in range(0, max(lengths[row] for row in rows), chunk):
+            more = [min(max(lengths[row] - start, 0), chunk) for row in rows]
+            ids = torch.zeros([each, chunk], dtype=torch.int32)
+            part = prompts[rows.start:rows.stop, start:start + chunk]
+            ids[:, :part.shape[1]] = part
+            table = pages.grow(more)
+            inputs = Given(input_ids=ids, new_tokens=torch.tensor(more, dtype=torch.int32), pages=table)
+            began = time.perf_counter()
+            token, logits = one_step(of_prompts, prompt_program, inputs)
+            if is_first() and not is_whole:
+                print(f"prompts, tokens from {start}: {time.perf_counter() - began:.3f} s")
+            for at, row in enumerate(rows):
+                if token is not None and start < lengths[row] <= start + chunk:
+                    first[row] = (token[at], logits[at])
+        if states is not None:
+            hand_over(of_prompts, of_tokens, states)
+            if len(rounds) > 1:
+                of_prompts.stored = {where: stored for where, stored in of_prompts.stored.items() if where[0] != "state"}
     found, last = [first], None
     for i in range(steps):
         inputs = Given(new_tokens=torch.ones(sequences, dtype=torch.int32), pages=pages.grow([1] * sequences))
