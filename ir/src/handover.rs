@@ -253,6 +253,18 @@ impl Handover {
         self.processes.iter().flatten().max().map_or(0, |last| last + 1)
     }
 
+    /// The states that move, by name, those of equal moves together: their types, and for each round its moves.
+    pub fn alike(&self) -> Vec<(Vec<&Moved>, Vec<&[Move]>)> {
+        let mut of_name: BTreeMap<&str, Vec<&Moved>> = BTreeMap::new();
+        self.rounds.iter().flatten().for_each(|state| of_name.entry(&state.name).or_default().push(state));
+        let mut alike: BTreeMap<Vec<usize>, Vec<&Moved>> = BTreeMap::new();
+        for states in of_name.into_values() {
+            alike.entry(states.iter().map(|state| state.moves).collect()).or_default().push(states[0]);
+        }
+        let moves = |list: Vec<usize>| list.into_iter().map(|i| self.moves[i].as_slice()).collect();
+        alike.into_iter().map(|(list, states)| (states, moves(list))).collect()
+    }
+
     /// Whether every process has what it reads.
     pub fn is_empty(&self) -> bool {
         self.rounds.iter().all(Vec::is_empty)

@@ -1,7 +1,5 @@
 //! Programs that decode: a step of prompts and one of a token, which share weights and states.
 
-use std::collections::BTreeMap;
-
 use ithaca_device::{DeviceProgram, Source, SourceFile};
 use ithaca_ir::Diagnostic;
 use ithaca_ir::handover::{Handover, Pieces};
@@ -64,23 +62,24 @@ pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
     lines::push(
         &mut out,
         0,
-        &format!("static const ithaca::Handover handover = {{{}, {{", braced(processes)),
+        &format!(
+            "static const ithaca::Handover handover = {{{}, {}, {{",
+            braced(processes),
+            handover.rounds.len()
+        ),
     );
-    for states in &handover.rounds {
-        let mut alike: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-        states
-            .iter()
-            .for_each(|state| alike.entry(state.moves).or_default().push(names::string(&state.name)));
-        lines::push(&mut out, 1, "{");
-        for (moves, names) in alike {
-            lines::push(&mut out, 2, &format!("{{{}, {{", braced(names)));
-            for m in &handover.moves[moves] {
+    for (states, rounds) in handover.alike() {
+        let names = braced(states.iter().map(|state| names::string(&state.name)));
+        lines::push(&mut out, 1, &format!("{{{names}, {{"));
+        for moves in rounds {
+            lines::push(&mut out, 2, "{");
+            for m in moves {
                 let dims = braced(m.pieces.iter().map(|of_dim| braced(of_dim.iter().map(pieces))));
                 lines::push(&mut out, 3, &format!("{{{{{}, {}}}, {dims}}},", m.from, m.to));
             }
-            lines::push(&mut out, 2, "}},");
+            lines::push(&mut out, 2, "},");
         }
-        lines::push(&mut out, 1, "},");
+        lines::push(&mut out, 1, "}},");
     }
     lines::push(&mut out, 0, "}};");
     out.push('\n');

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::handover::{Handover, Move, Moved, Pieces};
+use ithaca_ir::handover::{Handover, Move, Pieces};
 use ithaca_ir::{Diagnostic, Space, TensorType, text};
 
 use super::python::{string, tuple};
@@ -22,36 +22,33 @@ pub(super) fn processes(of: &[u64]) -> String {
 /// # Errors
 /// `S43` for states in micro-batches.
 pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> Result<String, Diagnostic> {
-    let Some(handover) = handover else { return Ok("HANDOVER = None\n".to_owned()) };
-    let rounds =
-        handover.rounds.iter().map(|states| round(space, handover, states)).collect::<Result<String, _>>()?;
-    Ok(format!(
-        "# States that go from ranks of prompts to those of tokens, for each round of sequences: names, the type that ranks of tokens \
-         have, and moves (from, to, for each dimension pieces).\nHANDOVER = [\n{rounds}]\n"
-    ))
-}
-
-fn round(space: &Space, handover: &Handover, states: &[Moved]) -> Result<String, Diagnostic> {
-    let mut alike: BTreeMap<(usize, String), Vec<String>> = BTreeMap::new();
-    for state in states {
-        if state.name.contains(' ') {
-            let message = "caches in micro-batches of sequences have no form in PyTorch where prompts and tokens are laid out otherwise";
-            return Err(
-                Diagnostic::new("S43", message).help("plan with `--micro-batches 1`, or run the plan")
-            );
+    let Some(handover) = handover else { return Ok("ROUNDS, HANDOVER = 1, None\n".to_owned()) };
+    let mut rows = String::new();
+    for (states, rounds) in handover.alike() {
+        let mut by_type: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for state in states {
+            if state.name.contains(' ') {
+                let message = "caches in micro-batches of sequences have no form in PyTorch where prompts and tokens are laid out otherwise";
+                return Err(
+                    Diagnostic::new("S43", message).help("plan with `--micro-batches 1`, or run the plan")
+                );
+            }
+            // The table says which ranks have it.
+            let mut ty = TensorType::clone(&state.ty);
+            ty.layout.at = None;
+            by_type.entry(text::show(space, &ty).to_string()).or_default().push(string(&state.name));
         }
-        // The table says which ranks have it.
-        let mut ty = TensorType::clone(&state.ty);
-        ty.layout.at = None;
-        let ty = text::show(space, &ty).to_string();
-        alike.entry((state.moves, ty)).or_default().push(string(&state.name));
+        let rounds = rounds.iter().map(|moves| tuple(moves.iter().map(one)));
+        let rounds = format!("[{}]", Vec::from_iter(rounds).join(", "));
+        for (ty, names) in by_type {
+            rows.push_str(&format!("    ({}, {}, {rounds}),\n", tuple(names), string(&ty)));
+        }
     }
-    let row = |((moves, ty), names): ((usize, String), Vec<String>)| {
-        let moves = handover.moves[moves].iter().map(one);
-        format!("        ({}, {}, {}),\n", tuple(names), string(&ty), tuple(moves))
-    };
-    let rows: String = alike.into_iter().map(row).collect();
-    Ok(format!("    [\n{rows}    ],\n"))
+    Ok(format!(
+        "# States that go from ranks of prompts to those of tokens: names, the type that ranks of tokens have, and for each round of \
+         sequences moves (from, to, for each dimension pieces).\nROUNDS = {}\nHANDOVER = [\n{rows}]\n",
+        handover.rounds.len()
+    ))
 }
 
 fn one(of: &Move) -> String {

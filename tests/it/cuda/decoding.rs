@@ -425,7 +425,7 @@ fn prompts_have_a_layout_of_their_own_in_emitted_programs() {
         said(root, &emit);
         let main = std::fs::read_to_string(out.path().join("program/main.cu")).unwrap();
         let handover = main.split("Handover handover = ").nth(1).unwrap();
-        assert!(handover.starts_with(&format!("{{{processes}, {{")), "{layout}: {handover}");
+        assert!(handover.starts_with(&format!("{{{processes}, 1, {{")), "{layout}: {handover}");
         assert_eq!(handover.contains("cache.key.1"), moves, "{layout}: {handover}");
         if !can_run_in_full() {
             continue;

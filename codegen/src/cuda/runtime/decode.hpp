@@ -163,7 +163,7 @@ class Decoder : NotCopied {
         const auto batch = static_cast<int64_t>(prompts.ids.size());
         generated = {std::vector<std::vector<double>>(batch), std::vector<std::vector<double>>(batch)};
         PageTable pages(programs_, batch);
-        const int64_t rounds = mover != nullptr ? programs_.handover->rounds.size() : 1, each = batch / rounds;
+        const int64_t rounds = mover != nullptr ? programs_.handover->rounds : 1, each = batch / rounds;
         for (int64_t round = 0, first = 0; round < rounds; ++round, first += each) {
             for (int64_t start = 0; start < prompts.longest(first, each); start += prompts.chunk) {
                 std::vector<int32_t> ids, more;

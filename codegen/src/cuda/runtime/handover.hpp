@@ -17,16 +17,17 @@ struct Move {
     std::vector<std::vector<Pieces>> dims;
 };
 
-// States that have the same moves.
+// States that have the same moves, for each round of sequences.
 struct Moved {
     std::vector<const char*> names;
-    std::vector<Move> moves;
+    std::vector<std::vector<Move>> rounds;
 };
 
-// The process of each rank of prompts and of each of tokens; and what moves, for each round of sequences.
+// The process of each rank of prompts and of each of tokens; and what moves, in so many rounds.
 struct Handover {
     std::vector<int64_t> processes[2];
-    std::vector<std::vector<Moved>> rounds;
+    int64_t rounds;
+    std::vector<Moved> states;
 
     int64_t n_processes() const { return 1 + *std::max_element(processes[1].begin(), processes[1].end()); }
     // The rank of a process in the program of prompts (0) or of tokens (1); negative where it has none.
@@ -116,9 +117,9 @@ class StateMover : NotCopied {
     }
     ~StateMover() { cudaEventDestroy(done_), cudaStreamDestroy(stream_); }
 
-    void run(size_t round, const Device* prompts, const Device* tokens) {
-        for (const Moved& moved : handover_.rounds[round]) {
-            const auto sent = messages(moved, 0, prompts), received = messages(moved, 1, tokens);
+    void run(int64_t round, const Device* prompts, const Device* tokens) {
+        for (const Moved& moved : handover_.states) {
+            const auto sent = messages(moved, round, 0, prompts), received = messages(moved, round, 1, tokens);
             const Room outgoing(end_of(sent)), incoming(end_of(received));
             for (const char* name : moved.names) {
                 // All is packed before anything is written: a part of prompts may have memory of one of tokens.
@@ -160,9 +161,9 @@ class StateMover : NotCopied {
     };
     using Messages = std::vector<std::unique_ptr<Message>>;
 
-    Messages messages(const Moved& moved, int side, const Device* device) const {
+    Messages messages(const Moved& moved, int64_t round, int side, const Device* device) const {
         Messages all;
-        for (const Move& move : moved.moves) {
+        for (const Move& move : moved.rounds[round]) {
             if (device == nullptr || move.ranks[side] != device->rank) continue;
             const StatePart part = part_of(*device, moved.names.front());
             Rows rows(move, side, part.shape, bytes_of(part.dtype));

@@ -48,17 +48,17 @@ def indices(pieces, side):
                       for *first, length, count, steps in pieces]).to(DEVICE)
 
 
-def hand_over(of_prompts, of_tokens, states):
+def hand_over(of_prompts, of_tokens, i):
     """Moves states from where prompts have left them to the ranks that continue them; others stay where they are."""
-    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in states for name in names}
+    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in HANDOVER for name in names}
     for where, stored in of_prompts.stored.items():
         if where[0] == "state" and where[1] not in moved:
             of_tokens.stored[where] = stored
     outgoing, incoming = collections.defaultdict(list), collections.defaultdict(list)
-    for names, text, moves in states:
-        ty = parse(text)
+    for names, text, rounds in HANDOVER:
+        ty, moves = parse(text), rounds[i]
         for name in names:
-            if key(name) not in of_tokens.stored and any(taker == of_tokens.rank for _, taker, _ in moves):
+            if key(name) not in of_tokens.stored and any(move[1] == of_tokens.rank for move in itertools.chain(*rounds)):
                 empty = torch.zeros(of_tokens.shape(ty), dtype=ty.dtype, device=DEVICE)
                 of_tokens.stored[key(name)] = (empty, text, {})
             for giver, taker, pieces in moves:
@@ -95,13 +95,13 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
     """The tokens `[sequence step]` that follow prompts, and their logits; with `forced`, those that follow its tokens."""
     (of_prompts, of_tokens), (prompt_program, token_program) = spaces, programs
     is_whole = forced is not None
-    rounds = [None] if is_whole or HANDOVER is None else HANDOVER
-    if rounds == [None]:
+    rounds, moves = 1 if is_whole else ROUNDS, not is_whole and HANDOVER is not None
+    if not moves:
         of_tokens.stored = of_prompts.stored
     sequences = len(lengths)
     chunk, pages = of_prompts.dims[CHUNK].data, Pages(sequences)
-    first, each = [None] * sequences, sequences // len(rounds)
-    for i, states in enumerate(rounds):
+    first, each = [None] * sequences, sequences // rounds
+    for i in range(rounds):
         rows = range(i * each, (i + 1) * each)
         for start in range(0, max(lengths[row] for row in rows), chunk):
             more = [min(max(lengths[row] - start, 0), chunk) for row in rows]
@@ -117,9 +117,9 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
             for at, row in enumerate(rows):
                 if token is not None and start < lengths[row] <= start + chunk:
                     first[row] = (token[at], logits[at])
-        if states is not None:
-            hand_over(of_prompts, of_tokens, states)
-            if len(rounds) > 1:
+        if moves:
+            hand_over(of_prompts, of_tokens, i)
+            if rounds > 1:
                 of_prompts.stored = {where: stored for where, stored in of_prompts.stored.items() if where[0] != "state"}
     found, last = [first], None
     for i in range(steps):
