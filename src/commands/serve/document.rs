@@ -148,10 +148,18 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
     let context = input + output;
     let of_decoding = format!("--mode decode --batch {} --context {context}", decode.batch);
     let of_chunk = format!("--batch {chunk_batch} --seq {chunk} --context {context}");
-    vec![
+    let mut commands = vec![
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
-    ]
+    ];
+    let have_all_sequences = decode.micro_batches.max(*chunk_micro_batches) == 1;
+    if have_all_sequences && decode.batch.is_multiple_of(*chunk_batch) {
+        let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
+        commands.push(format!(
+            "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"
+        ));
+    }
+    commands
 }
 
 /// A deployment in words.

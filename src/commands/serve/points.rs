@@ -239,8 +239,9 @@ impl<'a> Pricer<'a> {
     fn decoding_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
         let groups = job::sequence_groups(self.registry, options)?;
         // Memory must hold sequences at their longest.
-        let longest =
-            (demand.input + demand.output) as f64 / self.decode(1, demand).cache.unwrap_or(1) as f64;
+        let context = self.decode(1, demand).cache.unwrap_or(1) as f64;
+        let longest = (demand.input + demand.output) as f64 / context;
+        let of_prompt = demand.input as f64 / context;
         let micro_batches = Self::micro_batches(options);
         let mut decoding = Vec::new();
         let mut parameters = 0;
@@ -254,7 +255,11 @@ impl<'a> Pricer<'a> {
                 parameters = memory.parameters;
                 let more = (memory.states as f64 * (longest - 1.0)) as u64;
                 let left = memory.usable.checked_sub(memory.total + more)?;
-                Some(Decoding { batch, micro_batches, seconds, room: memory.arena + left })
+                // Ranks are sent what they hold, copies of heads among it.
+                let gpus = options.mesh.ranks();
+                let held = memory.states as f64 * gpus as f64 / batch as f64 * of_prompt;
+                let transfer_seconds = held / self.bandwidth(gpus);
+                Some(Decoding { batch, micro_batches, seconds, room: memory.arena + left, transfer_seconds })
             };
             let steps = micro_batches.iter().filter_map(step);
             let Some(fastest) = steps.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
@@ -275,7 +280,7 @@ impl<'a> Pricer<'a> {
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
             // An encoder has weights that steps of tokens lack.
             let room = memory.arena + memory.parameters.saturating_sub(parameters);
-            Some(Prompts { batch, micro_batches, tokens, seconds, room, transfer_seconds: 0.0 })
+            Some(Prompts { batch, micro_batches, tokens, seconds, room })
         });
         Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
     }
@@ -287,18 +292,8 @@ impl<'a> Pricer<'a> {
             let (batch, tokens) = (groups * micro_batches, demand.input);
             let workload = in_parts(self.prefill(batch, tokens, tokens), micro_batches);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
-            let gpus = options.mesh.ranks();
-            let bytes = memory.states as f64 * gpus as f64 / batch as f64;
-            let transfer_seconds = bytes / self.bandwidth(gpus);
             let fits = memory.over().is_none();
-            fits.then_some(Prompts {
-                batch,
-                micro_batches,
-                tokens,
-                seconds,
-                room: memory.arena,
-                transfer_seconds,
-            })
+            fits.then_some(Prompts { batch, micro_batches, tokens, seconds, room: memory.arena })
         };
         let prefills: Vec<Prompts> = Self::micro_batches(options).into_iter().filter_map(step).collect();
         Ok((!prefills.is_empty()).then(|| Replica { prefills, ..self.replica(options) }))

@@ -43,6 +43,8 @@ pub struct Decoding {
     pub seconds: f64,
     /// Bytes that there are for the activations of a step, of this one or of a chunk.
     pub room: u64,
+    /// Seconds in which the caches of a prompt come by one GPU's links, those of all GPUs of the replica.
+    pub transfer_seconds: f64,
 }
 
 /// A step of so many tokens of each of several prompts.
@@ -58,8 +60,6 @@ pub struct Prompts {
     pub seconds: f64,
     /// Bytes of its activations.
     pub room: u64,
-    /// Seconds in which the caches of a whole prompt leave one GPU's links, of all GPUs of the replica together.
-    pub transfer_seconds: f64,
 }
 
 /// The deployments that were found.
@@ -178,7 +178,6 @@ struct PoolOfPrompts {
     tokens: u64,
     capacity: f64,
     first_token_seconds: f64,
-    transfer_seconds: f64,
 }
 
 /// The pools for prompts that are not worse than another in GPUs and in time: of each number of GPUs the fastest.
@@ -200,7 +199,6 @@ fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts>
                     tokens: step.tokens,
                     capacity: n as f64 * batch / step.seconds,
                     first_token_seconds,
-                    transfer_seconds: step.transfer_seconds / replica.gpus as f64,
                 });
                 if demand.first_token_seconds.is_none_or(|most| first_token_seconds <= most) && more > 0 {
                     break;
@@ -224,14 +222,14 @@ fn two_pools(demand: &Demand, replica: &Replica, step: &Decoding, pool: &PoolOfP
     let capacity = step.batch as f64 / (demand.output as f64 * step.seconds);
     let replicas = (demand.rate / capacity).ceil().max(1.0) as u64;
     // The slower side has fewer links.
-    let slower = (pool.part.gpus as f64 / replica.gpus as f64).max(1.0);
+    let transfer_seconds = step.transfer_seconds / pool.part.gpus.min(replica.gpus) as f64;
     Deployment {
         decode: replica.decoding_part(replicas, step),
         chunk: pool.tokens,
         chunk_batch: pool.part.batch,
         chunk_micro_batches: pool.part.micro_batches,
         prefill: Some(pool.part.clone()),
-        first_token_seconds: pool.first_token_seconds + pool.transfer_seconds * slower + step.seconds,
+        first_token_seconds: pool.first_token_seconds + transfer_seconds + step.seconds,
         token_seconds: step.seconds,
         gpus: replicas
             .saturating_mul(replica.gpus)
@@ -245,20 +243,13 @@ mod tests {
     use super::*;
 
     fn replica() -> Replica {
-        let prompts = |tokens, seconds| Prompts {
-            batch: 1,
-            micro_batches: 1,
-            tokens,
-            seconds,
-            room: 1,
-            transfer_seconds: 0.8,
-        };
+        let prompts = |tokens, seconds| Prompts { batch: 1, micro_batches: 1, tokens, seconds, room: 1 };
         Replica {
             layout: "megatron-tp tp=8".to_owned(),
             gpus: 8,
             decoding: vec![
-                Decoding { batch: 10, micro_batches: 1, seconds: 0.01, room: 1 },
-                Decoding { batch: 40, micro_batches: 1, seconds: 0.02, room: 1 },
+                Decoding { batch: 10, micro_batches: 1, seconds: 0.01, room: 1, transfer_seconds: 0.8 },
+                Decoding { batch: 40, micro_batches: 1, seconds: 0.02, room: 1, transfer_seconds: 0.8 },
             ],
             chunks: vec![prompts(500, 0.05)],
             prefills: vec![prompts(1000, 0.1)],
