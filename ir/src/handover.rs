@@ -4,23 +4,37 @@
 //! which process sends which elements to which: it follows from the layouts of both alone. Every element that a rank reads comes
 //! once, from one rank that has it; where several do, from the one that has sent least.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+mod parts;
+#[cfg(test)]
+mod tests;
 
-use crate::dim::DimId;
+use std::collections::BTreeMap;
+
+use self::parts::{Lists, Parts, missing, moves, parts};
 use crate::dtype::DType;
 use crate::layout::At;
 use crate::mesh::Rank;
-use crate::ops::source::{stored_runs, stored_size};
-use crate::order::Run;
+use crate::ops::source::stored_size;
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// A state as some ranks of a schedule hold it. A name may have several: ranks of each have their own type of it.
+/// The sequences of one of several micro-batches: those whose number is `index`, modulo `of`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MicroBatch {
+    /// The number of the micro-batch.
+    pub index: u64,
+    /// Their number.
+    pub of: u64,
+}
+
+/// A state as some ranks of a schedule hold it. A name may have several: ranks of each have their own type of it, and micro-batches
+/// their own part.
 #[derive(Clone, Debug)]
 pub struct State<'a> {
     /// The name of the stored tensor.
     pub name: String,
+    /// The micro-batch whose part it is, where there are several.
+    pub micro_batch: Option<MicroBatch>,
     /// Its dimensions, element type and layout.
     pub ty: &'a TensorType,
     /// The places whose ranks have it; `None` means all ranks.
@@ -130,6 +144,8 @@ impl Move {
 pub struct Moved {
     /// The name of the stored tensor.
     pub name: String,
+    /// The micro-batches whose parts it goes from and to.
+    pub micro_batches: [Option<MicroBatch>; 2],
     /// As the receiver has it; where several types do, as the first of them.
     pub ty: TensorType,
     /// Its moves, as an index of [`Handover::moves`]: layers have the same.
@@ -148,26 +164,26 @@ pub struct Handover {
     pub processes: [Vec<u64>; 2],
 }
 
-/// The part of a state that each rank has: a list of places for each dimension.
-type Parts = Vec<Option<Vec<usize>>>;
-
-/// The elements of one dimension that a rank reads, by the lists that have them.
-type ByHolders = Vec<(BTreeSet<usize>, Vec<Run>)>;
+/// The states of a name, by micro-batch.
+type ByMicroBatch = BTreeMap<Option<MicroBatch>, Vec<usize>>;
 
 /// For each rank of one side the rank of the other that has the same parts of all states; `None` where some rank has others.
 pub fn places(from: &Side<'_>, to: &Side<'_>) -> Option<Vec<u64>> {
+    type Held = Vec<(String, Option<MicroBatch>, Vec<usize>)>;
     let mut lists = Lists::default();
-    let mut held = |side: &Side<'_>, number| -> Vec<Vec<(String, Vec<usize>)>> {
+    let mut held = |side: &Side<'_>, number| -> Vec<Held> {
         let mut of_ranks = vec![Vec::new(); side.processes.len()];
-        for (name, states) in by_name(side) {
-            for (held, part) in of_ranks.iter_mut().zip(parts(side, &states, (number, 0), &mut lists)) {
-                held.extend(part.map(|part| (name.clone(), part)));
+        for (name, of_name) in by_name(side) {
+            for (micro_batch, states) in of_name {
+                for (held, part) in of_ranks.iter_mut().zip(parts(side, &states, (number, 0), &mut lists)) {
+                    held.extend(part.map(|part| (name.clone(), micro_batch, part)));
+                }
             }
         }
         of_ranks
     };
     let (left, read) = (held(from, 0), held(to, 1));
-    let mut free: BTreeMap<Vec<(String, Vec<usize>)>, Vec<u64>> = BTreeMap::new();
+    let mut free: BTreeMap<Held, Vec<u64>> = BTreeMap::new();
     for (rank, held) in read.into_iter().enumerate().rev() {
         free.entry(held).or_default().push(rank as u64);
     }
@@ -175,10 +191,10 @@ pub fn places(from: &Side<'_>, to: &Side<'_>) -> Option<Vec<u64>> {
 }
 
 /// The states of a side, by name.
-fn by_name(side: &Side<'_>) -> BTreeMap<String, Vec<usize>> {
-    let mut found: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+fn by_name(side: &Side<'_>) -> BTreeMap<String, ByMicroBatch> {
+    let mut found: BTreeMap<String, ByMicroBatch> = BTreeMap::new();
     for (i, state) in side.states.iter().enumerate() {
-        found.entry(state.name.clone()).or_default().push(i);
+        found.entry(state.name.clone()).or_default().entry(state.micro_batch).or_default().push(i);
     }
     found
 }
@@ -190,8 +206,7 @@ impl Handover {
     /// The state that the sender lacks, has in another shape or type, or does not have whole.
     pub fn between(from: &Side<'_>, to: &Side<'_>) -> Result<Self, String> {
         let mut lists = Lists::default();
-        let left = by_name(from);
-        let read = by_name(to);
+        let (left, read) = (by_name(from), by_name(to));
         let processes = [from.processes.clone(), to.processes.clone()];
         let mut handover = Self { rounds: Vec::new(), moves: Vec::new(), processes };
         let mut known: BTreeMap<(DType, Parts, Parts), Option<usize>> = BTreeMap::new();
@@ -199,35 +214,65 @@ impl Handover {
         let mut n_rounds = 1;
         for (name, states) in &read {
             let Some(senders) = left.get(name) else { return Err(format!("no step leaves `{name}`")) };
-            n_rounds = n_rounds.max(rounds_of(name, (from, senders[0]), (to, states[0]))?);
+            n_rounds = n_rounds.max(rounds_of(name, (from, senders), (to, states))?);
         }
+        // The elements that each rank receives, by name and micro-batch.
+        let mut received: BTreeMap<(&str, Option<MicroBatch>), Vec<u64>> = BTreeMap::new();
         for round in 0..n_rounds {
             let mut moved = Vec::new();
-            for (name, states) in &read {
-                let senders = &left[name];
-                let (ty, dtype) = (to.states[states[0]].ty, to.states[states[0]].ty.dtype);
-                let rounds = rounds_of(name, (from, senders[0]), (to, states[0]))?;
-                let first = if rounds == 1 { 0 } else { round * sequences(from, senders[0]) };
-                let written = parts(from, senders, (0, first), &mut lists);
-                let key = (dtype, written, parts(to, states, (1, 0), &mut lists));
-                let moves = match known.get(&key) {
-                    Some(&moves) => moves,
-                    None if n_rounds == 1 && handover.stays(&key, &lists) => None,
-                    None => {
-                        let load = (sent.as_mut_slice(), dtype.bytes());
-                        let is_part = rounds > 1;
-                        let found =
-                            moves(name, (&key.1, &key.2, is_part), &handover.processes, &lists, load)?;
-                        handover.moves.push(found);
-                        Some(handover.moves.len() - 1)
-                    }
+            for (name, of_name) in &read {
+                let rounds = rounds_of(name, (from, &left[name]), (to, of_name))?;
+                let first = if rounds == 1 { 0 } else { round * sequences(from, &left[name]) };
+                let mut key = |senders: &[usize], readers: &[usize]| {
+                    let written = parts(from, senders, (0, first), &mut lists);
+                    (to.states[readers[0]].ty.dtype, written, parts(to, readers, (1, 0), &mut lists))
                 };
-                known.insert(key, moves);
-                moved.extend(moves.map(|moves| Moved { name: name.clone(), ty: ty.clone(), moves }));
+                let pairs = |(at, readers)| {
+                    left[name].iter().map(move |(&from_at, senders)| ([from_at, at], senders, readers))
+                };
+                let pairs = of_name.iter().map(|(&at, readers)| (at, readers)).flat_map(pairs);
+                let pairs = Vec::from_iter(
+                    pairs.map(|(at, senders, readers)| (at, readers[0], key(senders, readers))),
+                );
+                let is_same = |[from, to]: &[Option<MicroBatch>; 2]| from == to;
+                if n_rounds == 1
+                    && of_name.keys().eq(left[name].keys())
+                    && pairs
+                        .iter()
+                        .filter(|(at, ..)| is_same(at))
+                        .all(|(_, _, key)| handover.stays(key, &lists))
+                {
+                    continue;
+                }
+                let is_part = rounds > 1 || left[name].len() > 1;
+                for (micro_batches, reader, key) in pairs {
+                    let moves = match known.get(&key) {
+                        Some(&moves) => moves,
+                        None => {
+                            let load = (sent.as_mut_slice(), key.0.bytes());
+                            let found =
+                                moves(name, (&key.1, &key.2, is_part), &handover.processes, &lists, load)?;
+                            let some = !found.is_empty();
+                            handover.moves.extend(some.then_some(found));
+                            some.then(|| handover.moves.len() - 1)
+                        }
+                    };
+                    let all =
+                        received.entry((name, micro_batches[1])).or_insert_with(|| missing(&key.2, &lists));
+                    for one in moves.iter().flat_map(|&moves| &handover.moves[moves]) {
+                        all[one.to.0 as usize] -= one.elements();
+                    }
+                    known.insert(key, moves);
+                    let ty = to.states[reader].ty.clone();
+                    moved.extend(moves.map(|moves| Moved { name: name.clone(), micro_batches, ty, moves }));
+                }
             }
             handover.rounds.push(moved);
         }
-        Ok(handover)
+        match received.iter().find(|(_, missing)| missing.iter().any(|&n| n > 0)) {
+            None => Ok(handover),
+            Some(((name, _), _)) => Err(format!("no step leaves all of `{name}`")),
+        }
     }
 
     /// Whether each process that reads a state has left the same part of it, in the same order.
@@ -253,16 +298,22 @@ impl Handover {
         self.processes.iter().flatten().max().map_or(0, |last| last + 1)
     }
 
-    /// The states that move, by name, those of equal moves together: their types, and for each round its moves.
+    /// The states that move, those of equal moves together, each with its moves of each round.
     pub fn alike(&self) -> Vec<(Vec<&Moved>, Vec<&[Move]>)> {
-        let mut of_name: BTreeMap<&str, Vec<&Moved>> = BTreeMap::new();
-        self.rounds.iter().flatten().for_each(|state| of_name.entry(&state.name).or_default().push(state));
-        let mut alike: BTreeMap<Vec<usize>, Vec<&Moved>> = BTreeMap::new();
-        for states in of_name.into_values() {
-            alike.entry(states.iter().map(|state| state.moves).collect()).or_default().push(states[0]);
+        let mut of_state: BTreeMap<_, (&Moved, Vec<Option<usize>>)> = BTreeMap::new();
+        for (round, state) in
+            self.rounds.iter().enumerate().flat_map(|(i, states)| states.iter().map(move |s| (i, s)))
+        {
+            let key = (state.micro_batches, &state.name);
+            let none = || (state, vec![None; self.rounds.len()]);
+            of_state.entry(key).or_insert_with(none).1[round] = Some(state.moves);
         }
-        let moves = |list: Vec<usize>| list.into_iter().map(|i| self.moves[i].as_slice()).collect();
-        alike.into_iter().map(|(list, states)| (states, moves(list))).collect()
+        let mut alike: BTreeMap<_, Vec<&Moved>> = BTreeMap::new();
+        for (state, moves) in of_state.into_values() {
+            alike.entry((state.micro_batches, moves)).or_default().push(state);
+        }
+        let moves = |i: Option<usize>| i.map_or(&[][..], |i| &self.moves[i]);
+        alike.into_iter().map(|((_, list), states)| (states, list.into_iter().map(moves).collect())).collect()
     }
 
     /// Whether every process has what it reads.
@@ -286,9 +337,12 @@ impl Handover {
     }
 }
 
-/// The sequences of a state, its first dimension.
-fn sequences(side: &Side<'_>, state: usize) -> u64 {
-    side.states[state].ty.dims.first().map_or(1, |&dim| stored_size(side.space, dim))
+/// The sequences of a state, its first dimension, in all micro-batches.
+fn sequences(side: &Side<'_>, of_name: &ByMicroBatch) -> u64 {
+    let of = |states: &Vec<usize>| {
+        side.states[states[0]].ty.dims.first().map_or(1, |&dim| stored_size(side.space, dim))
+    };
+    of_name.values().map(of).sum()
 }
 
 /// How many rounds give a state all its sequences.
@@ -297,206 +351,21 @@ fn sequences(side: &Side<'_>, state: usize) -> u64 {
 /// The other differences of its types.
 fn rounds_of(
     name: &str,
-    (from, written): (&Side<'_>, usize),
-    (to, read): (&Side<'_>, usize),
+    (from, written): (&Side<'_>, &ByMicroBatch),
+    (to, read): (&Side<'_>, &ByMicroBatch),
 ) -> Result<u64, String> {
-    let shape = |side: &Side<'_>, state: usize| -> Vec<u64> {
-        side.states[state].ty.dims.iter().map(|&d| stored_size(side.space, d)).collect()
+    let state = |side: &Side<'_>, of_name: &ByMicroBatch| -> Option<(DType, Vec<u64>)> {
+        let ty = side.states[*of_name.values().next()?.first()?].ty;
+        let mut shape: Vec<u64> = ty.dims.iter().map(|&d| stored_size(side.space, d)).collect();
+        shape.first_mut().iter_mut().for_each(|n| **n = sequences(side, of_name));
+        Some((ty.dtype, shape))
     };
-    let (a, b) = (shape(from, written), shape(to, read));
-    let (left, right) = (from.states[written].ty.dtype, to.states[read].ty.dtype);
-    let (few, many) = (sequences(from, written), sequences(to, read));
-    if left != right || a.len() != b.len() || a.get(1..) != b.get(1..) || !many.is_multiple_of(few.max(1)) {
+    let (Some((left, a)), Some((right, b))) = (state(from, written), state(to, read)) else { return Ok(1) };
+    let (few, many) = (a.first().copied().unwrap_or(1).max(1), b.first().copied().unwrap_or(1));
+    if left != right || a.len() != b.len() || a.get(1..) != b.get(1..) || !many.is_multiple_of(few) {
         return Err(format!(
             "`{name}` is {left} {a:?} where it is written, and {right} {b:?} where it is read"
         ));
     }
-    Ok(many / few.max(1))
+    Ok(many / few)
 }
-
-/// Lists of places along dimensions, each once.
-#[derive(Debug, Default)]
-struct Lists {
-    of: Vec<Vec<Run>>,
-    known: BTreeMap<(usize, DimId, [u64; 3]), usize>,
-    same: BTreeMap<Vec<[u64; 3]>, usize>,
-}
-
-impl Lists {
-    /// The list of the indices `range` of a dimension of side `number`: where they are stored, behind the `first` ones.
-    fn add(&mut self, (number, space): (usize, &Space), dim: DimId, range: Range<u64>, first: u64) -> usize {
-        let key = (number, dim, [range.start, range.end, first]);
-        if let Some(&known) = self.known.get(&key) {
-            return known;
-        }
-        let mut runs = stored_runs(space, dim, range);
-        runs.iter_mut().for_each(|run| run.position += first);
-        let plain = runs.iter().map(|run| [run.index, run.position, run.len]).collect();
-        let id = *self.same.entry(plain).or_insert_with(|| {
-            self.of.push(runs);
-            self.of.len() - 1
-        });
-        self.known.insert(key, id);
-        id
-    }
-}
-
-/// The part that each rank of a side has of a state, which some of `states` are; its sequences come behind the `first` ones.
-fn parts(side: &Side<'_>, states: &[usize], (number, first): (usize, u64), lists: &mut Lists) -> Parts {
-    let space = side.space;
-    let is_on =
-        |state: &State<'_>, rank| state.places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, rank)));
-    let of_rank = |rank: Rank| {
-        let state = states.iter().map(|&i| &side.states[i]).find(|state| is_on(state, rank))?;
-        let dims = state.ty.dims.iter().zip(space.local_box(state.ty, rank)).enumerate();
-        let first = |i| if i == 0 { first } else { 0 };
-        Some(dims.map(|(i, (&dim, range))| lists.add((number, space), dim, range, first(i))).collect())
-    };
-    (0..space.mesh.ranks()).map(Rank).map(of_rank).collect()
-}
-
-/// The moves that give each rank of `read` its part, from ranks of `written`; where these have some sequences only, its part of them.
-fn moves(
-    name: &str,
-    (written, read, is_part): (&Parts, &Parts, bool),
-    [senders, receivers]: &[Vec<u64>; 2],
-    lists: &Lists,
-    (sent, width): (&mut [u64], u64),
-) -> Result<Vec<Move>, String> {
-    let rank_of = written.iter().flatten().map(Vec::len).max().unwrap_or(0);
-    let holders: Vec<Holders> = (0..rank_of)
-        .map(|dim| Holders::of(&written.iter().flatten().map(|part| part[dim]).collect(), lists))
-        .collect();
-    let mut by_list: BTreeMap<(usize, usize), ByHolders> = BTreeMap::new();
-    let mut all = Vec::new();
-    for (to, part) in read.iter().enumerate() {
-        let Some(part) = part else { continue };
-        for (dim, &list) in part.iter().enumerate() {
-            by_list.entry((dim, list)).or_insert_with(|| {
-                let mut classes = holders[dim].split(&lists.of[list]);
-                classes.retain(|(holders, _)| !holders.is_empty() || dim > 0 || !is_part);
-                classes
-            });
-        }
-        let along: Vec<&ByHolders> =
-            part.iter().enumerate().map(|(dim, &list)| &by_list[&(dim, list)]).collect();
-        let combinations = along.iter().map(|classes| classes.len()).product();
-        for combination in 0..combinations {
-            let mut left = combination;
-            let mut chosen = Vec::new();
-            for classes in &along {
-                chosen.push(&classes[left % classes.len()]);
-                left /= classes.len();
-            }
-            let has_all = |part: &Vec<usize>| {
-                part.iter().zip(&chosen).all(|(list, (holders, _))| holders.contains(list))
-            };
-            let able = (0..written.len()).filter(|&rank| written[rank].as_ref().is_some_and(has_all));
-            let from = able.min_by_key(|&rank| (senders[rank] != receivers[to], sent[rank], rank));
-            let Some(from) = from else { return Err(format!("no step leaves all of `{name}`")) };
-            let held = written[from].as_deref().unwrap_or_default();
-            let pieces =
-                held.iter().zip(&chosen).map(|(&list, (_, runs))| pieces(&lists.of[list], runs)).collect();
-            let one = Move { from: Rank(from as u64), to: Rank(to as u64), pieces };
-            if senders[from] != receivers[to] {
-                sent[from] += one.elements() * width;
-            }
-            all.push(one);
-        }
-    }
-    Ok(all)
-}
-
-/// For positions along a dimension the lists that have them: stretches in order, each with its end.
-struct Holders(Vec<(Range<u64>, BTreeSet<usize>)>);
-
-impl Holders {
-    fn of(used: &BTreeSet<usize>, lists: &Lists) -> Self {
-        // Where a list begins or ceases to have elements; it may have some twice.
-        let mut changes: BTreeMap<u64, Vec<(usize, i64)>> = BTreeMap::new();
-        for &list in used {
-            for run in &lists.of[list] {
-                changes.entry(run.position).or_default().push((list, 1));
-                changes.entry(run.position + run.len).or_default().push((list, -1));
-            }
-        }
-        let mut stretches: Vec<(Range<u64>, BTreeSet<usize>)> = Vec::new();
-        let (mut counts, mut start) = (BTreeMap::<usize, i64>::new(), 0);
-        for (position, of_position) in changes {
-            let held: BTreeSet<usize> = counts.keys().copied().collect();
-            match stretches.last_mut() {
-                _ if held.is_empty() => {}
-                Some((range, before)) if *before == held && range.end == start => range.end = position,
-                _ => stretches.push((start..position, held)),
-            }
-            for (list, change) in of_position {
-                let count = counts.entry(list).or_default();
-                *count += change;
-                if *count == 0 {
-                    counts.remove(&list);
-                }
-            }
-            start = position;
-        }
-        Self(stretches)
-    }
-
-    /// Runs by the lists that have their positions; those that none has are in a class of their own.
-    fn split(&self, runs: &[Run]) -> ByHolders {
-        let mut classes: BTreeMap<BTreeSet<usize>, Vec<Run>> = BTreeMap::new();
-        for run in runs {
-            let mut position = run.position;
-            while position < run.positions().end {
-                let next = self.0.partition_point(|(range, _)| range.end <= position);
-                let (end, held) = match self.0.get(next) {
-                    Some((range, held)) if range.start <= position => (range.end, held.clone()),
-                    Some((range, _)) => (range.start, BTreeSet::new()),
-                    None => (u64::MAX, BTreeSet::new()),
-                };
-                let len = end.min(run.positions().end) - position;
-                let index = run.index + (position - run.position);
-                classes.entry(held).or_default().push(Run { index, position, len });
-                position += len;
-            }
-        }
-        classes.into_iter().collect()
-    }
-}
-
-/// `runs`, which are all in the list `held`, as pieces of both.
-fn pieces(held: &[Run], runs: &[Run]) -> Vec<Pieces> {
-    let mut by_position: Vec<&Run> = held.iter().collect();
-    by_position.sort_by_key(|run| run.position);
-    let mut found: Vec<Piece> = Vec::new();
-    for run in runs {
-        let mut done = 0;
-        while done < run.len {
-            let position = run.position + done;
-            let next = by_position.partition_point(|held| held.positions().end <= position);
-            let Some(held) = by_position.get(next) else { break };
-            let offset = position - held.position;
-            let piece = Piece {
-                from: held.index + offset,
-                to: run.index + done,
-                len: (held.len - offset).min(run.len - done),
-            };
-            done += piece.len;
-            match found.last_mut() {
-                Some(last) if (last.from + last.len, last.to + last.len) == (piece.from, piece.to) => {
-                    last.len += piece.len
-                }
-                _ => found.push(piece),
-            }
-        }
-    }
-    let mut equal: Vec<Pieces> = Vec::new();
-    for piece in found {
-        if !equal.last_mut().is_some_and(|last| last.add(piece)) {
-            equal.push(Pieces { first: piece, count: 1, steps: [0, 0] });
-        }
-    }
-    equal
-}
-
-#[cfg(test)]
-mod tests;

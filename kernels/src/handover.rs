@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::handover::{self, Handover, Side, State};
+use ithaca_ir::handover::{self, Handover, MicroBatch, Side, State};
 use ithaca_ir::ops::{Binding, Target, source};
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{Rank, Space, TensorType};
@@ -24,8 +24,8 @@ pub fn between(schedules: [&Schedule; 2], two_pools: bool) -> Result<Handover, R
     let [senders, receivers] = schedules.map(|schedule| schedule.space.mesh.ranks());
     let two_pools = two_pools || senders != receivers;
     let first = if two_pools { senders } else { 0 };
-    let mut from = side(schedules[0], &left?, (0..senders).collect());
-    let to = side(schedules[1], &read?, (first..first + receivers).collect());
+    let mut from = side(schedules[0], &left?, (0..senders).collect())?;
+    let to = side(schedules[1], &read?, (first..first + receivers).collect())?;
     if let (false, Some(places)) = (two_pools, handover::places(&from, &to)) {
         from.processes = places;
     }
@@ -39,20 +39,35 @@ fn states(schedule: &Schedule) -> Result<Vec<PersistentTensor<'_>>, RunError> {
     Ok(states)
 }
 
-fn side<'a>(schedule: &'a Schedule, states: &[PersistentTensor<'a>], processes: Vec<u64>) -> Side<'a> {
-    let state = |tensor: &PersistentTensor<'a>| State {
-        name: name(tensor),
-        ty: tensor.ty,
-        places: tensor.places.clone(),
+fn side<'a>(
+    schedule: &'a Schedule,
+    states: &[PersistentTensor<'a>],
+    processes: Vec<u64>,
+) -> Result<Side<'a>, RunError> {
+    let state = |tensor: &PersistentTensor<'a>| {
+        Ok::<_, RunError>(State {
+            name: tensor.stored_name(),
+            micro_batch: micro_batch(tensor.binding)?,
+            ty: tensor.ty,
+            places: tensor.places.clone(),
+        })
     };
-    Side { space: &schedule.space, states: states.iter().map(state).collect(), processes }
+    let states = states.iter().map(state).collect::<Result<_, _>>()?;
+    Ok(Side { space: &schedule.space, states, processes })
 }
 
-/// The name of a state; micro-batches have windows of it.
-fn name(tensor: &PersistentTensor<'_>) -> String {
-    match tensor.binding.window.as_slice() {
-        [] => tensor.stored_name(),
-        window => format!("{} {window:?}", tensor.stored_name()),
+/// The micro-batch whose sequences a binding has: the index along the second dimension of its view.
+fn micro_batch(binding: &Binding) -> Result<Option<MicroBatch>, RunError> {
+    let Binding { name, view, window, .. } = binding;
+    if window.is_empty() {
+        return Ok(None);
+    }
+    let is_whole = |i: usize| i == 1 || window.get(i) == Some(&(0..view[i]));
+    match (view.get(1), window.get(1)) {
+        (Some(&of), Some(index)) if index.end == index.start + 1 && (0..view.len()).all(is_whole) => {
+            Ok(Some(MicroBatch { index: index.start, of }))
+        }
+        _ => Err(RunError::invalid(format!("`{name}` is a window of a state that is no micro-batch"))),
     }
 }
 
@@ -68,12 +83,22 @@ pub fn execute(
 ) -> Result<Outputs<f32>, RunError> {
     let [written, read] = [states(schedules[0])?, states(schedules[1])?];
     let (mut received, mut sent) = (Outputs::new(), BTreeMap::<(u64, u64), u64>::new());
+    let mut parts: [BTreeMap<(&str, Option<MicroBatch>), Parts<'_>>; 2] = Default::default();
     for state in handover.rounds.iter().flatten() {
-        let from = Parts::of(schedules[0], &written, &state.name, left, false)?;
-        // An element that no message brings is seen.
-        let mut to = Parts::of(schedules[1], &read, &state.name, left, true)?;
+        for (side, states) in [(0, &written), (1, &read)] {
+            let key = (state.name.as_str(), state.micro_batches[side]);
+            if !parts[side].contains_key(&key) {
+                // An element that no message brings is seen.
+                let own = Parts::of(schedules[side], states, key, left, side == 1)?;
+                parts[side].insert(key, own);
+            }
+        }
+        let [from, to] = &mut parts;
+        let from = &from[&(state.name.as_str(), state.micro_batches[0])];
+        let to = to.get_mut(&(state.name.as_str(), state.micro_batches[1]));
+        let nothing = || RunError::invalid(format!("a rank has nothing of `{}`", state.name));
+        let to = to.ok_or_else(nothing)?;
         for one in &handover.moves[state.moves] {
-            let nothing = || RunError::invalid(format!("a rank has nothing of `{}`", state.name));
             let (_, source) = from.of.get(&one.from).ok_or_else(nothing)?;
             let (_, target) = to.of.get_mut(&one.to).ok_or_else(nothing)?;
             let shapes =
@@ -96,8 +121,8 @@ pub fn execute(
                 *sent.entry((from, to)).or_default() += message.len() as u64 * state.ty.dtype.bytes();
             }
         }
-        to.store(&mut received);
     }
+    parts[1].values().for_each(|own| own.store(&mut received));
     if sent != handover.bytes() {
         return Err(RunError::invalid("messages of a handover have other sizes than planned"));
     }
@@ -116,17 +141,20 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Those of the stored state `name`; NaN for its elements where they are `unknown`.
+    /// Those of the stored state `name`, or of a micro-batch of it; NaN for its elements where they are `unknown`.
     fn of(
         schedule: &'a Schedule,
         states: &[PersistentTensor<'a>],
-        name: &str,
+        (name, of): (&str, Option<MicroBatch>),
         stored: &dyn TensorSource,
         unknown: bool,
     ) -> Result<Self, RunError> {
         let space = &schedule.space;
         let mut all: Option<Self> = None;
-        for tensor in states.iter().filter(|tensor| self::name(tensor) == name) {
+        for tensor in states.iter().filter(|tensor| tensor.stored_name() == name) {
+            if micro_batch(tensor.binding)? != of {
+                continue;
+            }
             let mut stored_state = load_state(space, tensor.binding, tensor.ty, tensor.layer, stored)?;
             if unknown {
                 stored_state.data.fill(f64::NAN);

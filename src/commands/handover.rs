@@ -21,7 +21,7 @@ use crate::error::Result;
 pub(super) fn between(schedules: [&Schedule; 2], two_pools: bool) -> Result<Handover> {
     let refused = |error: RunError| {
         Diagnostic::new("C04", format!("prompts and tokens have no caches in common: {error}"))
-            .help("give both the same `--micro-batches`, pages and types of caches")
+            .help("give both the same pages and types of caches")
     };
     Ok(handover::between(schedules, two_pools).map_err(refused)?)
 }

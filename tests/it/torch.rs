@@ -5,7 +5,7 @@ use std::process::Command;
 
 use ithaca_codegen::torch::{Steps, emit};
 
-use crate::cli::{refused, repository, said};
+use crate::cli::{repository, said};
 use crate::proof::{PLANS, Proof, proof};
 use crate::tier;
 

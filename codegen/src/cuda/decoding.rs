@@ -2,7 +2,7 @@
 
 use ithaca_device::{DeviceProgram, Source, SourceFile};
 use ithaca_ir::Diagnostic;
-use ithaca_ir::handover::{Handover, Pieces};
+use ithaca_ir::handover::{Handover, MicroBatch, Pieces};
 
 use super::{lines, names};
 
@@ -40,16 +40,7 @@ pub(super) fn drive(has_handover: bool, has_reference: bool) -> String {
 }
 
 /// The constant that says where states go.
-///
-/// # Errors
-/// `S40` for states in micro-batches.
-pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
-    if handover.rounds.iter().flatten().any(|state| state.name.contains(' ')) {
-        let message = "caches in micro-batches of sequences, which prompts and tokens lay out otherwise";
-        return Err(
-            Diagnostic::new("S40", message).help("plan with `--micro-batches 1`, or use `ithaca run`")
-        );
-    }
+pub(super) fn handover(handover: &Handover) -> String {
     fn braced(items: impl IntoIterator<Item = String>) -> String {
         format!("{{{}}}", Vec::from_iter(items).join(", "))
     }
@@ -70,7 +61,9 @@ pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
     );
     for (states, rounds) in handover.alike() {
         let names = braced(states.iter().map(|state| names::string(&state.name)));
-        lines::push(&mut out, 1, &format!("{{{names}, {{"));
+        let micro_batch = |of: &Option<MicroBatch>| of.map_or("-1".to_owned(), |of| of.index.to_string());
+        let micro_batches = braced(states[0].micro_batches.iter().map(micro_batch));
+        lines::push(&mut out, 1, &format!("{{{names}, {micro_batches}, {{"));
         for moves in rounds {
             lines::push(&mut out, 2, "{");
             for m in moves {
@@ -83,7 +76,7 @@ pub(super) fn handover(handover: &Handover) -> Result<String, Diagnostic> {
     }
     lines::push(&mut out, 0, "}};");
     out.push('\n');
-    Ok(out)
+    out
 }
 
 /// Checks that the steps of prompts leave the states that the steps of a token continue.

@@ -105,8 +105,7 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     let driver = if ranks.prompts.is_some() { decoding::DRIVER[0].0 } else { "driver.hpp" };
     let launched = headers(&kernels);
     let includes: String = launched.iter().map(|name| format!("#include \"kernels/{name}\"\n")).collect();
-    let handover =
-        ranks.handover.map(decoding::handover).transpose().map_err(|d| vec![d])?.unwrap_or_default();
+    let handover = ranks.handover.map(decoding::handover).unwrap_or_default();
     let main = format!(
         "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}{handover}int main(int argc, char** argv) {{ \
          return ithaca::{drive}; }}\n",

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::handover::{Handover, Move, Pieces};
-use ithaca_ir::{Diagnostic, Space, TensorType, text};
+use ithaca_ir::handover::{Handover, MicroBatch, Move, Pieces};
+use ithaca_ir::{Space, TensorType, text};
 
 use super::python::{string, tuple};
 
@@ -18,37 +18,35 @@ pub(super) fn processes(of: &[u64]) -> String {
 }
 
 /// The constant `HANDOVER`; `space` is that of tokens.
-///
-/// # Errors
-/// `S43` for states in micro-batches.
-pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> Result<String, Diagnostic> {
-    let Some(handover) = handover else { return Ok("ROUNDS, HANDOVER = 1, None\n".to_owned()) };
+pub(super) fn moves(space: &Space, handover: Option<&Handover>) -> String {
+    let Some(handover) = handover else { return "ROUNDS, HANDOVER = 1, None\n".to_owned() };
     let mut rows = String::new();
     for (states, rounds) in handover.alike() {
-        let mut by_type: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut by_type: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
         for state in states {
-            if state.name.contains(' ') {
-                let message = "caches in micro-batches of sequences have no form in PyTorch where prompts and tokens are laid out otherwise";
-                return Err(
-                    Diagnostic::new("S43", message).help("plan with `--micro-batches 1`, or run the plan")
-                );
-            }
             // The table says which ranks have it.
             let mut ty = TensorType::clone(&state.ty);
             ty.layout.at = None;
-            by_type.entry(text::show(space, &ty).to_string()).or_default().push(string(&state.name));
+            let places =
+                tuple(state.micro_batches.iter().map(|of| of.map_or("None".to_owned(), micro_batch)));
+            let key = (text::show(space, &ty).to_string(), places);
+            by_type.entry(key).or_default().push(string(&state.name));
         }
         let rounds = rounds.iter().map(|moves| tuple(moves.iter().map(one)));
         let rounds = format!("[{}]", Vec::from_iter(rounds).join(", "));
-        for (ty, names) in by_type {
-            rows.push_str(&format!("    ({}, {}, {rounds}),\n", tuple(names), string(&ty)));
+        for ((ty, places), names) in by_type {
+            rows.push_str(&format!("    ({}, {places}, {}, {rounds}),\n", tuple(names), string(&ty)));
         }
     }
-    Ok(format!(
-        "# States that go from ranks of prompts to those of tokens: names, the type that ranks of tokens have, and for each round of \
-         sequences moves (from, to, for each dimension pieces).\nROUNDS = {}\nHANDOVER = [\n{rows}]\n",
+    format!(
+        "# States that go from ranks of prompts to those of tokens: names, the micro-batches of which they are, the type that \
+         ranks of tokens have, and for each round of sequences moves (from, to, for each dimension pieces).\nROUNDS = {}\nHANDOVER = [\n{rows}]\n",
         handover.rounds.len()
-    ))
+    )
+}
+
+fn micro_batch(of: MicroBatch) -> String {
+    format!("({}, {})", of.index, of.of)
 }
 
 fn one(of: &Move) -> String {

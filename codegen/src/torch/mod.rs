@@ -37,14 +37,12 @@ pub struct Steps<'a> {
 /// `whole` is the program of one device, by which rank 0 checks the ranks.
 ///
 /// # Errors
-/// `S43` for an operation that has no form in PyTorch, and for a handover of states in micro-batches; `S42` for dropout that follows
-/// a device.
+/// `S43` for an operation that has no form in PyTorch; `S42` for dropout that follows a device.
 pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
     let constants = match ranks.prompts {
         None => String::new(),
         Some(prompts) => {
-            let moves =
-                handover::moves(&ranks.step.space, ranks.handover).map_err(|refusal| vec![refusal])?;
+            let moves = handover::moves(&ranks.step.space, ranks.handover);
             caches(ranks.step, prompts) + &moves
         }
     };

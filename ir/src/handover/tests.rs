@@ -3,6 +3,7 @@
 use super::*;
 use crate::module::Module;
 use crate::ops::Op;
+use crate::ops::source::stored_runs;
 use crate::text;
 
 /// A state `c [b t h]` under a layout.
@@ -21,7 +22,7 @@ fn side(module: &Module, first: u64) -> Side<'_> {
     let processes = (first..first + module.space.mesh.ranks()).collect();
     Side {
         space: &module.space,
-        states: vec![State { name: "c".to_owned(), ty, places: vec![None] }],
+        states: vec![State { name: "c".to_owned(), micro_batch: None, ty, places: vec![None] }],
         processes,
     }
 }

@@ -152,8 +152,7 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
     ];
-    let have_all_sequences = decode.micro_batches.max(*chunk_micro_batches) == 1;
-    if have_all_sequences && decode.batch.is_multiple_of(*chunk_batch) {
+    if decode.batch.is_multiple_of(*chunk_batch) {
         let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
         commands.push(format!(
             "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"

@@ -17,9 +17,11 @@ struct Move {
     std::vector<std::vector<Pieces>> dims;
 };
 
-// States that have the same moves, for each round of sequences.
+// States that have the same moves, for each round of sequences; and the micro-batches of which they are parts, negative where there
+// is one.
 struct Moved {
     std::vector<const char*> names;
+    int64_t micro_batches[2];
     std::vector<std::vector<Move>> rounds;
 };
 
@@ -44,11 +46,12 @@ struct StatePart {
     DType dtype;
 };
 
-inline StatePart part_of(const Device& device, const std::string& name) {
+inline StatePart part_of(const Device& device, const std::string& name, int64_t micro_batch) {
     for (size_t i = 0; i < device.program.sources.size(); ++i) {
         const Source& source = device.program.sources[i];
         for (int64_t layer = source.start; source.file == File::States && layer < source.end; ++layer) {
-            if (stored_name(source, layer) != name || device.source(i, layer).at == nullptr) continue;
+            const int64_t own = source.window.empty() ? -1 : source.window[1].start;
+            if (stored_name(source, layer) != name || own != micro_batch || device.source(i, layer).at == nullptr) continue;
             StatePart part{device.source(i, layer), {}, source.tensor.dtype};
             for (const DimPart& dim : source.tensor.part(device.rank)) part.shape.push_back(dim.end - dim.start);
             return part;
@@ -123,7 +126,7 @@ class StateMover : NotCopied {
             const Room outgoing(end_of(sent)), incoming(end_of(received));
             for (const char* name : moved.names) {
                 // All is packed before anything is written: a part of prompts may have memory of one of tokens.
-                if (!sent.empty()) copy(sent, outgoing.at, part_of(*prompts, name).at, true);
+                if (!sent.empty()) copy(sent, outgoing.at, part_of(*prompts, name, moved.micro_batches[0]).at, true);
                 ITHACA_NCCL(ncclGroupStart());
                 for (const auto& m : sent)
                     if (m->peer != process_) ITHACA_NCCL(ncclSend(outgoing.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
@@ -138,7 +141,7 @@ class StateMover : NotCopied {
                     own = std::find_if(own, sent.end(), [&](const auto& s) { return s->peer == process_; });
                     ITHACA_CUDA(cudaMemcpyAsync(incoming.at + m->at, outgoing.at + (*own++)->at, m->rows.all(), cudaMemcpyDefault, stream_));
                 }
-                if (!received.empty()) copy(received, incoming.at, part_of(*tokens, name).at, false);
+                if (!received.empty()) copy(received, incoming.at, part_of(*tokens, name, moved.micro_batches[1]).at, false);
                 wait(name);
             }
         }
@@ -165,7 +168,7 @@ class StateMover : NotCopied {
         Messages all;
         for (const Move& move : moved.rounds[round]) {
             if (device == nullptr || move.ranks[side] != device->rank) continue;
-            const StatePart part = part_of(*device, moved.names.front());
+            const StatePart part = part_of(*device, moved.names.front(), moved.micro_batches[side]);
             Rows rows(move, side, part.shape, bytes_of(part.dtype));
             const auto bytes = static_cast<int64_t>(rows.offsets.size() * sizeof(int64_t));
             const int64_t peer = handover_.processes[1 - side][move.ranks[1 - side]];

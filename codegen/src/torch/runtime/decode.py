@@ -48,27 +48,42 @@ def indices(pieces, side):
                       for *first, length, count, steps in pieces]).to(DEVICE)
 
 
+def state_key(name, sizes, micro_batch):
+    """Where a state of these sizes is kept: the whole of it, or the sequences of a micro-batch `(index, count)`."""
+    if micro_batch is None:
+        return "state", name, "None", "None"
+    index, count = micro_batch
+    view = (sizes[0] // count, count, *sizes[1:])
+    window = tuple((index, index + 1) if i == 1 else (0, n) for i, n in enumerate(view))
+    return "state", name, str(view), str(window)
+
+
 def hand_over(of_prompts, of_tokens, i):
     """Moves states from where prompts have left them to the ranks that continue them; others stay where they are."""
-    key, moved = lambda name: ("state", name, "None", "None"), {name for names, _, _ in HANDOVER for name in names}
+    moved = {name for names, *_ in HANDOVER for name in names}
     for where, stored in of_prompts.stored.items():
         if where[0] == "state" and where[1] not in moved:
             of_tokens.stored[where] = stored
     outgoing, incoming = collections.defaultdict(list), collections.defaultdict(list)
-    for names, text, rounds in HANDOVER:
+    for names, micro_batches, text, rounds in HANDOVER:
         ty, moves = parse(text), rounds[i]
+        with within(of_tokens):
+            sizes = [stored_size(dim) for dim in ty.dims]
+        sizes[0] *= micro_batches[1][1] if micro_batches[1] else 1
         for name in names:
-            if key(name) not in of_tokens.stored and any(move[1] == of_tokens.rank for move in itertools.chain(*rounds)):
+            left = state_key(name, [sizes[0] // ROUNDS, *sizes[1:]], micro_batches[0])
+            read = state_key(name, sizes, micro_batches[1])
+            if read not in of_tokens.stored and any(move[1] == of_tokens.rank for move in itertools.chain(*rounds)):
                 empty = torch.zeros(of_tokens.shape(ty), dtype=ty.dtype, device=DEVICE)
-                of_tokens.stored[key(name)] = (empty, text, {})
+                of_tokens.stored[read] = (empty, text, {})
             for giver, taker, pieces in moves:
                 if giver == of_prompts.rank:
-                    x = of_prompts.stored[key(name)][0]
+                    x = of_prompts.stored[left][0]
                     for dim, of_dim in enumerate(pieces):
                         x = x.index_select(dim, indices(of_dim, 0))
                     outgoing[of_tokens.process(taker)].append(x.reshape(-1).view(torch.uint8))
                 if taker == of_tokens.rank:
-                    incoming[of_prompts.process(giver)].append((key(name), [indices(of_dim, 1) for of_dim in pieces]))
+                    incoming[of_prompts.process(giver)].append((read, [indices(of_dim, 1) for of_dim in pieces]))
     process, transfers, messages = int(os.environ.get("RANK", "0")), [], {}
     for peer, parts in sorted(outgoing.items()):
         if peer == process:
