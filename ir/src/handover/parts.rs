@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::{MicroBatch, Move, Piece, Pieces, Side, State};
+use super::side::{MicroBatch, Move, Piece, Pieces, Side, State};
 use crate::dim::DimId;
 use crate::mesh::Rank;
 use crate::ops::source::stored_runs;

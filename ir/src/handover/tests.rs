@@ -1,6 +1,7 @@
 //! Handovers between all pairs of some layouts, element by element.
 
 use super::*;
+use crate::mesh::Rank;
 use crate::module::Module;
 use crate::ops::Op;
 use crate::ops::source::stored_runs;

@@ -382,6 +382,12 @@ fn two_pools_hand_caches_over() {
         ),
         ("--mesh tp=4 --prompt-mesh tp=2 --page 4", "ranks 0 to 1", "ranks 2 to 5", "6 messages"),
         ("--prompt-mesh tp=8", "ranks 0 to 7", "rank 8", "5 messages"),
+        (
+            "--mesh tp=2 --prompt-mesh pp=2 --micro-batches 2 --two-pools",
+            "ranks 0 to 1",
+            "ranks 2 to 3",
+            "4 messages",
+        ),
     ] {
         let out = said(&dir, &format!("{run} {layouts}"));
         assert!(out.contains("passed: tolerance 1e-5"), "{layouts}: {out}");

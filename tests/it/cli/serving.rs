@@ -34,14 +34,21 @@ fn deployments_answer_requests_at_a_rate() {
             commands.map(|c| c.as_str().unwrap().to_owned()).collect::<Vec<_>>()
         })
         .collect();
-    assert!(commands.iter().all(|pair| pair.len() == 2));
-    let micro = |pair: &Vec<String>| pair[1].contains("--micro-batches 4");
+    let micro = |of: &Vec<String>| of[1].contains("--micro-batches 4");
     assert!(commands.get(1).is_none_or(micro), "{commands:?}");
-    for command in commands.iter().flatten() {
-        // The commands make plans that take as long as the deployment assumes.
-        let (command, file) = command.strip_prefix("ithaca ").unwrap().rsplit_once(" -o ").unwrap();
-        assert!(file.ends_with(".json"));
-        said(&repository("."), command);
+    // The commands make plans that take as long as the deployment assumes, and a program of both.
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    for of in &commands {
+        assert_eq!(of.len(), 3, "{of:?}");
+        for command in of {
+            let mut command = command.strip_prefix("ithaca ").unwrap().to_owned();
+            for name in ["decode.json", "prompts.json", "serve.py"] {
+                command = command.replace(name, &file(name));
+            }
+            said(&repository("."), &command);
+        }
+        assert!(std::fs::read_to_string(file("serve.py")).unwrap().contains("HANDOVER = ["));
     }
 }
 
