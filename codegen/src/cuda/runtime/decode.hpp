@@ -185,7 +185,7 @@ class Decoder : NotCopied {
                 add(*prompts_, ends, first, has_logits);
             }
             if (mover == nullptr) continue;
-            mover->run(round, prompts_ ? &*prompts_ : nullptr, token());
+            mover->run(round, prompts.longest(first, each), prompts_ ? &*prompts_ : nullptr, token());
             if (prompts_ && rounds > 1) prompts_->clear_states();
         }
         if (mover != nullptr) {

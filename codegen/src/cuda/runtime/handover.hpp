@@ -39,11 +39,12 @@ struct Handover {
     }
 };
 
-// A part of a state in the memory of a device.
+// A part of a state in the memory of a device. Of a cache with a place for each token, the tokens that it has.
 struct StatePart {
     Address at;
     std::vector<int64_t> shape;
     DType dtype;
+    std::vector<int64_t> tokens;
 };
 
 inline StatePart part_of(const Device& device, const std::string& name, int64_t micro_batch) {
@@ -52,36 +53,45 @@ inline StatePart part_of(const Device& device, const std::string& name, int64_t 
         for (int64_t layer = source.start; source.file == File::States && layer < source.end; ++layer) {
             const int64_t own = source.window.empty() ? -1 : source.window[1].start;
             if (stored_name(source, layer) != name || own != micro_batch || device.source(i, layer).at == nullptr) continue;
-            StatePart part{device.source(i, layer), {}, source.tensor.dtype};
-            for (const DimPart& dim : source.tensor.part(device.rank)) part.shape.push_back(dim.end - dim.start);
+            StatePart part{device.source(i, layer), {}, source.tensor.dtype, {}};
+            const Part dims = source.tensor.part(device.rank);
+            for (const DimPart& dim : dims) part.shape.push_back(dim.end - dim.start);
+            const bool has_tokens = dims.size() > 2 && device.program.pages.tokens == 0 && source.tensor.shape[1] == device.program.capacity;
+            if (has_tokens) part.tokens = dims[1].positions();
             return part;
         }
     }
     throw Error("the program has no state `" + name + "`");
 }
 
-// The elements of a move in one of the parts, row-major: rows of equal bytes at these offsets.
+// The elements of a move in one of the parts, row-major: rows of equal bytes at these offsets. Of caches only the places of the first
+// tokens move, of which the longest prompt has so many.
 struct Rows {
     std::vector<int64_t> offsets;
     int64_t bytes;
 
-    Rows(const Move& move, int side, std::vector<int64_t> shape, int64_t width) : offsets{0}, bytes(width) {
+    Rows(const Move& move, int side, const StatePart& part, int64_t longest) : offsets{0}, bytes(bytes_of(part.dtype)) {
         std::vector<std::vector<Pieces>> dims = move.dims;
+        std::vector<int64_t> shape = part.shape;
+        const auto are_tokens = [&](size_t d) { return d == 1 && !part.tokens.empty(); };
         // Whole dimensions at the end are part of a row, and so is a piece of the one before.
         const auto is_whole = [&] {
             const std::vector<Pieces>& of = dims.back();
             return of.size() == 1 && of[0].count == 1 && of[0].first[side] == 0 && of[0].length == shape.back();
         };
-        for (; !dims.empty() && is_whole(); dims.pop_back(), shape.pop_back()) bytes *= shape.back();
+        for (; !dims.empty() && !are_tokens(dims.size() - 1) && is_whole(); dims.pop_back(), shape.pop_back()) bytes *= shape.back();
         int64_t unit = 0;
-        if (!dims.empty()) for (const Pieces& pieces : dims.back()) unit = std::gcd(unit, pieces.length);
+        if (!dims.empty()) for (const Pieces& pieces : dims.back()) unit = std::gcd(unit, are_tokens(dims.size() - 1) ? 1 : pieces.length);
         for (size_t d = 0; d < dims.size(); ++d) {
             const int64_t step = d + 1 == dims.size() ? unit : 1;
             std::vector<int64_t> next;
             for (int64_t before : offsets)
                 for (const Pieces& p : dims[d])
                     for (int64_t i = 0; i < p.count; ++i)
-                        for (int64_t j = 0; j < p.length; j += step) next.push_back(before * shape[d] + p.first[side] + i * p.steps[side] + j);
+                        for (int64_t j = 0; j < p.length; j += step) {
+                            const int64_t index = p.first[side] + i * p.steps[side] + j;
+                            if (!are_tokens(d) || part.tokens[index] < longest) next.push_back(before * shape[d] + index);
+                        }
             offsets = std::move(next);
         }
         for (int64_t& offset : offsets) offset *= bytes;
@@ -120,18 +130,18 @@ class StateMover : NotCopied {
     }
     ~StateMover() { cudaEventDestroy(done_), cudaStreamDestroy(stream_); }
 
-    void run(int64_t round, const Device* prompts, const Device* tokens) {
+    void run(int64_t round, int64_t longest, const Device* prompts, const Device* tokens) {
         for (const Moved& moved : handover_.states) {
-            const auto sent = messages(moved, round, 0, prompts), received = messages(moved, round, 1, tokens);
+            const auto sent = messages(moved, round, longest, 0, prompts), received = messages(moved, round, longest, 1, tokens);
             const Room outgoing(end_of(sent)), incoming(end_of(received));
             for (const char* name : moved.names) {
                 // All is packed before anything is written: a part of prompts may have memory of one of tokens.
                 if (!sent.empty()) copy(sent, outgoing.at, part_of(*prompts, name, moved.micro_batches[0]).at, true);
                 ITHACA_NCCL(ncclGroupStart());
                 for (const auto& m : sent)
-                    if (m->peer != process_) ITHACA_NCCL(ncclSend(outgoing.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
+                    if (m->peer != process_ && m->rows.all() > 0) ITHACA_NCCL(ncclSend(outgoing.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
                 for (const auto& m : received)
-                    if (m->peer != process_) ITHACA_NCCL(ncclRecv(incoming.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
+                    if (m->peer != process_ && m->rows.all() > 0) ITHACA_NCCL(ncclRecv(incoming.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
                 ITHACA_NCCL(ncclGroupEnd());
                 wait(name);
                 // What stays on this process is packed in the same order as it is written.
@@ -164,12 +174,12 @@ class StateMover : NotCopied {
     };
     using Messages = std::vector<std::unique_ptr<Message>>;
 
-    Messages messages(const Moved& moved, int64_t round, int side, const Device* device) const {
+    Messages messages(const Moved& moved, int64_t round, int64_t longest, int side, const Device* device) const {
         Messages all;
         for (const Move& move : moved.rounds[round]) {
             if (device == nullptr || move.ranks[side] != device->rank) continue;
             const StatePart part = part_of(*device, moved.names.front(), moved.micro_batches[side]);
-            Rows rows(move, side, part.shape, bytes_of(part.dtype));
+            Rows rows(move, side, part, longest);
             const auto bytes = static_cast<int64_t>(rows.offsets.size() * sizeof(int64_t));
             const int64_t peer = handover_.processes[1 - side][move.ranks[1 - side]];
             all.push_back(std::unique_ptr<Message>(new Message{peer, end_of(all), std::move(rows), Room(bytes)}));
@@ -180,6 +190,7 @@ class StateMover : NotCopied {
     static int64_t end_of(const Messages& all) { return all.empty() ? 0 : all.back()->at + (all.back()->rows.all() + 255) / 256 * 256; }
     void copy(const Messages& all, Address packed, Address part, bool packs) const {
         for (const auto& m : all) {
+            if (m->rows.all() == 0) continue;
             int64_t unit = std::gcd(m->rows.bytes, int64_t{16});
             for (const int64_t offset : m->rows.offsets) unit = std::gcd(unit, offset);
             const auto kernel = unit == 16 ? copy_rows<uint4> : unit % 4 == 0 ? copy_rows<int32_t> : copy_rows<char>;

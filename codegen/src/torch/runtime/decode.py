@@ -42,10 +42,47 @@ def is_first():
     return os.environ.get("RANK", "0") == "0"
 
 
-def indices(pieces, side):
-    """The indices of pieces in a part of a sender, or of a receiver: lists of `(from, to, length, count, steps)`."""
-    return torch.cat([(torch.arange(count)[:, None] * steps[side] + first[side] + torch.arange(length)).reshape(-1)
-                      for *first, length, count, steps in pieces]).to(DEVICE)
+def indices(pieces, side, space, ty, longest):
+    """For each dimension the indices of a move in the part of its sender (0) or of its receiver (1). Of a cache only the places of the
+    first tokens move, of which the longest prompt has so many."""
+    of_dims = [torch.cat([(torch.arange(count)[:, None] * steps[side] + first[side] + torch.arange(length)).reshape(-1)
+                          for *first, length, count, steps in of_dim]) for of_dim in pieces]
+    with within(space):
+        if len(of_dims) > 2 and PAGES is None and stored_size(ty.dims[1]) == CONTEXT:
+            tokens = places(ty.dims[1], space.box(ty, space.rank)[1])
+            of_dims[1] = of_dims[1][tokens[of_dims[1]] < longest]
+    return of_dims
+
+
+def narrowed(x, of_dims):
+    """A view of a part that is cut where indices are side by side; and the other dimensions."""
+    scattered = []
+    for dim, at in enumerate(of_dims):
+        if len(at) == 0 or torch.equal(at, torch.arange(int(at[0]), int(at[0]) + len(at))):
+            x = x.narrow(dim, int(at[0]) if len(at) else 0, len(at))
+        else:
+            scattered.append(dim)
+    return x, scattered
+
+
+def cut(x, of_dims):
+    """The elements of its sender's part that a move has."""
+    x, scattered = narrowed(x, of_dims)
+    for dim in scattered:
+        x = x.index_select(dim, of_dims[dim].to(x.device))
+    return x.contiguous()
+
+
+def put_at(x, of_dims, part):
+    """Writes the elements that a move brings into the part of its receiver."""
+    x, scattered = narrowed(x, of_dims)
+    if not scattered:
+        x.copy_(part)
+    elif len(scattered) == 1:
+        x.index_copy_(scattered[0], of_dims[scattered[0]].to(x.device), part)
+    else:
+        index = [(at if dim in scattered else torch.arange(len(at))).to(x.device) for dim, at in enumerate(of_dims)]
+        x[torch.meshgrid(*index, indexing="ij")] = part
 
 
 def state_key(name, sizes, micro_batch):
@@ -58,13 +95,12 @@ def state_key(name, sizes, micro_batch):
     return "state", name, str(view), str(window)
 
 
-def hand_over(of_prompts, of_tokens, i):
+def hand_over(of_prompts, of_tokens, i, longest):
     """Moves states from where prompts have left them to the ranks that continue them; others stay where they are."""
     moved = {name for names, *_ in HANDOVER for name in names}
     for where, stored in of_prompts.stored.items():
         if where[0] == "state" and where[1] not in moved:
             of_tokens.stored[where] = stored
-    outgoing, incoming = collections.defaultdict(list), collections.defaultdict(list)
     for names, micro_batches, text, rounds in HANDOVER:
         ty, moves = parse(text), rounds[i]
         with within(of_tokens):
@@ -76,34 +112,25 @@ def hand_over(of_prompts, of_tokens, i):
             if read not in of_tokens.stored and any(move[1] == of_tokens.rank for move in itertools.chain(*rounds)):
                 empty = torch.zeros(of_tokens.shape(ty), dtype=ty.dtype, device=DEVICE)
                 of_tokens.stored[read] = (empty, text, {})
+            transfers, arrived = [], []
             for giver, taker, pieces in moves:
-                if giver == of_prompts.rank:
-                    x = of_prompts.stored[left][0]
-                    for dim, of_dim in enumerate(pieces):
-                        x = x.index_select(dim, indices(of_dim, 0))
-                    outgoing[of_tokens.process(taker)].append(x.reshape(-1).view(torch.uint8))
-                if taker == of_tokens.rank:
-                    incoming[of_prompts.process(giver)].append((read, [indices(of_dim, 1) for of_dim in pieces]))
-    process, transfers, messages = int(os.environ.get("RANK", "0")), [], {}
-    for peer, parts in sorted(outgoing.items()):
-        if peer == process:
-            messages[peer] = torch.cat(parts)
-        else:
-            transfers.append(dist.P2POp(dist.isend, torch.cat(parts), peer))
-    bytes_of = lambda where, index: math.prod(map(len, index)) * of_tokens.stored[where][0].element_size()
-    for peer, parts in sorted(incoming.items()):
-        if peer != process:
-            messages[peer] = torch.empty(sum(bytes_of(*part) for part in parts), dtype=torch.uint8, device=DEVICE)
-            transfers.append(dist.P2POp(dist.irecv, messages[peer], peer))
-    for work in dist.batch_isend_irecv(transfers) if transfers else []:
-        work.wait()
-    for peer, parts in incoming.items():
-        offset = 0
-        for where, index in parts:
-            x, end = of_tokens.stored[where][0], offset + bytes_of(where, index)
-            part = messages[peer][offset:end].clone().view(x.dtype).view([len(i) for i in index])
-            x[torch.meshgrid(*index, indexing="ij") if index else ()] = part
-            offset = end
+                gives, takes, transfer = giver == of_prompts.rank, taker == of_tokens.rank, None
+                if gives:
+                    x, own, _ = of_prompts.stored[left]
+                    part = cut(x, indices(pieces, 0, of_prompts, parse(own), longest))
+                    transfer = dist.isend, part, of_tokens.process(taker)
+                if takes:
+                    at = indices(pieces, 1, of_tokens, ty, longest)
+                    if not gives:
+                        part = torch.empty([len(of_dim) for of_dim in at], dtype=ty.dtype, device=DEVICE)
+                        transfer = dist.irecv, part, of_prompts.process(giver)
+                    arrived.append((at, part))
+                if gives != takes and part.numel() > 0:
+                    transfers.append(dist.P2POp(*transfer))
+            for work in dist.batch_isend_irecv(transfers) if transfers else []:
+                work.wait()
+            for at, part in arrived:
+                put_at(of_tokens.stored[read][0], at, part)
 
 
 def generate(spaces, programs, prompts, lengths, steps, forced=None):
@@ -133,7 +160,7 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
                 if token is not None and start < lengths[row] <= start + chunk:
                     first[row] = (token[at], logits[at])
         if moves:
-            hand_over(of_prompts, of_tokens, i)
+            hand_over(of_prompts, of_tokens, i, max(lengths[row] for row in rows))
             if rounds > 1:
                 of_prompts.stored = {where: stored for where, stored in of_prompts.stored.items() if where[0] != "state"}
     found, last = [first], None
