@@ -100,6 +100,10 @@ impl Handover {
             let mut moved = Vec::new();
             for (name, of_name) in &read {
                 let rounds = rounds_of(name, (from, &left[name]), (to, of_name))?;
+                if rounds == 1 && round + 1 < n_rounds {
+                    // It is of all sequences: the last round has it.
+                    continue;
+                }
                 let first = if rounds == 1 { 0 } else { round * sequences(from, &left[name]) };
                 let mut key = |senders: &[usize], readers: &[usize]| {
                     let written = parts(from, senders, (0, first), &mut lists);

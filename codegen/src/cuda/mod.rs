@@ -53,6 +53,26 @@ pub struct Steps<'a> {
     pub handover: Option<&'a Handover>,
 }
 
+impl Steps<'_> {
+    fn n_processes(&self) -> u64 {
+        self.handover.map_or(self.step.schedule().space.mesh.ranks(), Handover::n_processes)
+    }
+
+    /// The mesh, or that of each of two steps.
+    fn shape(&self) -> String {
+        let shape = |of: Verified<'_>| {
+            let mesh = &of.schedule().space.mesh;
+            if mesh.axes.is_empty() { "of one".to_owned() } else { mesh.to_string() }
+        };
+        match (self.handover, self.prompts) {
+            (Some(_), Some(prompts)) => {
+                format!("{} for prompts, {} for tokens", shape(prompts), shape(self.step))
+            }
+            _ => shape(self.step),
+        }
+    }
+}
+
 impl<'a> From<Verified<'a>> for Steps<'a> {
     fn from(step: Verified<'a>) -> Self {
         Self { step, prompts: None, handover: None }
@@ -109,7 +129,7 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     let main = format!(
         "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}{handover}int main(int argc, char** argv) {{ \
          return ithaca::{drive}; }}\n",
-        header(schedule),
+        header(ranks),
     );
 
     let mut files = vec![File { path: "main.cu".into(), contents: main }];
@@ -122,8 +142,8 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")
         .replace("@NAME@", &names::comment(&schedule.name))
-        .replace("@RANKS@", &schedule.space.mesh.ranks().to_string())
-        .replace("@MESH@", &schedule.space.mesh.to_string())
+        .replace("@RANKS@", &ranks.n_processes().to_string())
+        .replace("@MESH@", &ranks.shape())
         .replace("@DECODING@", if ranks.prompts.is_some() { decoding::README } else { "" });
     files.push(File { path: "README.md".into(), contents: readme });
     Ok(files)
@@ -179,13 +199,13 @@ fn with_included(mut open: Vec<&'static str>) -> BTreeSet<&'static str> {
     all
 }
 
-fn header(schedule: &Schedule) -> String {
-    let mesh = &schedule.space.mesh;
-    let shape = if mesh.axes.is_empty() { "of one".to_owned() } else { mesh.to_string() };
+fn header(steps: Steps<'_>) -> String {
+    let schedule = steps.step.schedule();
     format!(
-        "// {}: {} ranks, mesh {shape}.\n// Pipeline: {}\n\n",
+        "// {}: {} ranks, mesh {}.\n// Pipeline: {}\n\n",
         names::comment(&schedule.name),
-        mesh.ranks(),
+        steps.n_processes(),
+        steps.shape(),
         names::comment(&schedule.pipeline.join(",")),
     )
 }

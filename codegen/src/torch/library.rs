@@ -71,3 +71,17 @@ pub(super) fn used_by(program: &str) -> String {
     let texts = PARTS.iter().zip(used).filter(|(_, used)| *used).map(|(part, _)| part.text.trim_end());
     texts.collect::<Vec<_>>().join("\n\n\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A module has the parts that it names, so a name must be that of one part.
+    #[test]
+    fn every_name_is_defined_once() {
+        let mut names: Vec<&str> = PARTS.iter().flat_map(|part| part.defines.iter().copied()).collect();
+        names.sort_unstable();
+        let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+}

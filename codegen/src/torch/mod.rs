@@ -152,9 +152,9 @@ fn page_groups(module: &Module) -> u64 {
 
 /// The description at the start of the module.
 fn header(Steps { step: module, prompts, handover }: Steps<'_>) -> String {
-    let shape = |module: &Module| match module.space.mesh.ranks() {
-        1 => "of one".to_owned(),
-        _ => module.space.mesh.to_string(),
+    let shape = |module: &Module| {
+        let mesh = &module.space.mesh;
+        if mesh.axes.is_empty() { "of one".to_owned() } else { mesh.to_string() }
     };
     let ranks = handover.map_or(module.space.mesh.ranks(), Handover::n_processes);
     let shape = match (handover, prompts) {

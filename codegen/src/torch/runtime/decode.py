@@ -38,11 +38,11 @@ def one_step(space, program, inputs):
     return whole.get("token"), whole.get("logits")
 
 
-def is_first():
+def is_first_process():
     return os.environ.get("RANK", "0") == "0"
 
 
-def indices(pieces, side, space, ty, longest):
+def indices_of_move(pieces, side, space, ty, longest):
     """For each dimension the indices of a move in the part of its sender (0) or of its receiver (1). Of a cache only the places of the
     first tokens move, of which the longest prompt has so many."""
     of_dims = [torch.cat([(torch.arange(count)[:, None] * steps[side] + first[side] + torch.arange(length)).reshape(-1)
@@ -54,7 +54,7 @@ def indices(pieces, side, space, ty, longest):
     return of_dims
 
 
-def narrowed(x, of_dims):
+def narrowed_by_move(x, of_dims):
     """A view of a part that is cut where indices are side by side; and the other dimensions."""
     scattered = []
     for dim, at in enumerate(of_dims):
@@ -65,17 +65,17 @@ def narrowed(x, of_dims):
     return x, scattered
 
 
-def cut(x, of_dims):
+def cut_by_move(x, of_dims):
     """The elements of its sender's part that a move has."""
-    x, scattered = narrowed(x, of_dims)
+    x, scattered = narrowed_by_move(x, of_dims)
     for dim in scattered:
         x = x.index_select(dim, of_dims[dim].to(x.device))
     return x.contiguous()
 
 
-def put_at(x, of_dims, part):
+def put_by_move(x, of_dims, part):
     """Writes the elements that a move brings into the part of its receiver."""
-    x, scattered = narrowed(x, of_dims)
+    x, scattered = narrowed_by_move(x, of_dims)
     if not scattered:
         x.copy_(part)
     elif len(scattered) == 1:
@@ -117,10 +117,10 @@ def hand_over(of_prompts, of_tokens, i, longest):
                 gives, takes, transfer = giver == of_prompts.rank, taker == of_tokens.rank, None
                 if gives:
                     x, own, _ = of_prompts.stored[left]
-                    part = cut(x, indices(pieces, 0, of_prompts, parse(own), longest))
+                    part = cut_by_move(x, indices_of_move(pieces, 0, of_prompts, parse(own), longest))
                     transfer = dist.isend, part, of_tokens.process(taker)
                 if takes:
-                    at = indices(pieces, 1, of_tokens, ty, longest)
+                    at = indices_of_move(pieces, 1, of_tokens, ty, longest)
                     if not gives:
                         part = torch.empty([len(of_dim) for of_dim in at], dtype=ty.dtype, device=DEVICE)
                         transfer = dist.irecv, part, of_prompts.process(giver)
@@ -130,7 +130,7 @@ def hand_over(of_prompts, of_tokens, i, longest):
             for work in dist.batch_isend_irecv(transfers) if transfers else []:
                 work.wait()
             for at, part in arrived:
-                put_at(of_tokens.stored[read][0], at, part)
+                put_by_move(of_tokens.stored[read][0], at, part)
 
 
 def generate(spaces, programs, prompts, lengths, steps, forced=None):
@@ -154,7 +154,7 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
             inputs = Given(input_ids=ids, new_tokens=torch.tensor(more, dtype=torch.int32), pages=table)
             began = time.perf_counter()
             token, logits = one_step(of_prompts, prompt_program, inputs)
-            if is_first() and not is_whole:
+            if is_first_process() and not is_whole:
                 print(f"prompts, tokens from {start}: {time.perf_counter() - began:.3f} s")
             for at, row in enumerate(rows):
                 if token is not None and start < lengths[row] <= start + chunk:
@@ -174,7 +174,7 @@ def generate(spaces, programs, prompts, lengths, steps, forced=None):
         token, logits = one_step(of_tokens, token_program, inputs)
         last = time.perf_counter() - began
         found.append([(token[j], logits[j]) for j in range(sequences)] if token is not None else None)
-    if not is_first():
+    if not is_first_process():
         return None
     if last is not None and not is_whole:
         print(f"a token: {last:.4f} s")
