@@ -154,7 +154,7 @@ def put(whole, x, ty, box):
 
 def everywhere(item):
     """What each rank has, on process 0."""
-    if here.ranks == 1 and here.processes is None:
+    if not dist.is_initialized() or here.ranks == 1 and here.processes is None:
         return [item]
     items = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(item, items)
