@@ -1,4 +1,4 @@
-//! Handovers of states from one schedule to another: what moves, and the moving of it in memory.
+//! Handovers of states from one schedule to another, and their execution in memory.
 
 use std::collections::BTreeMap;
 
@@ -71,8 +71,8 @@ fn micro_batch(binding: &Binding) -> Result<Option<MicroBatch>, RunError> {
     }
 }
 
-/// Moves the states `left` by a schedule to the ranks of another, each message through a buffer of its own; what these then have,
-/// as stored.
+/// Moves the states `left` by a schedule to the ranks of another, each message through a buffer of its own; returns the
+/// states of these, as stored.
 ///
 /// # Errors
 /// [`RunError::Invalid`] where other bytes were sent than planned; [`RunError::Store`].

@@ -26,7 +26,7 @@ pub(super) fn between(schedules: [&Schedule; 2], two_pools: bool) -> Result<Hand
     Ok(handover::between(schedules, two_pools).map_err(refused)?)
 }
 
-/// What users are told of it.
+/// The note for users.
 pub(super) fn text(handover: &Handover, layouts: [&str; 2]) -> String {
     let [prompts, token] = layouts;
     let [senders, receivers] = &handover.processes;

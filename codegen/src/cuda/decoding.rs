@@ -105,9 +105,8 @@ pub(super) fn check_states(step: &DeviceProgram, prompts: &DeviceProgram) -> Res
             let name = &state.binding.name;
             let message =
                 format!("state `{name}` is laid out otherwise in a step of prompts than in one of a token");
-            Err(Diagnostic::new("S40", message).help(
-                "lay out both alike, as without options that fuse, or use `ithaca run`, which moves states",
-            ))
+            Err(Diagnostic::new("S40", message)
+                .help("lay out both alike, as without options that fuse, or hand states over"))
         }
     }
 }

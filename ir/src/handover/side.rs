@@ -1,4 +1,4 @@
-//! Both sides of a handover, and what moves between two ranks.
+//! Both sides of a handover, and the moves between two ranks.
 
 use crate::layout::At;
 use crate::mesh::Rank;

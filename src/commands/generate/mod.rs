@@ -398,7 +398,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let ends = generated.ends();
     let found = generated.outputs();
     let mut out = run::heading(token, &compiled[1].notes, &data);
-    if let Some(handover) = &handover {
+    if let Some(handover) = handover.as_ref().filter(|_| has_prompts) {
         let layouts = [0, 1]
             .map(|i| format!("{} {}", jobs[i].options.strategy, jobs[i].options.mesh).trim_end().to_owned());
         out.push_str(&super::handover::text(handover, [&layouts[0], &layouts[1]]));

@@ -278,7 +278,7 @@ inline int decode(const Options& options, const Continuing& programs, const Cont
             const Mesh& mesh = (side == 0 ? programs.prompts : programs.token).mesh;
             (side == 0 ? of_prompts : communicators).open(mesh, {ranks[side], mesh.ranks(), self.local_rank}, request.seconds, &all);
         }
-        mover.emplace(*handover, self.rank, all.all[kWorld].comm, request.seconds);
+        mover.emplace(*handover, self.rank, capacity, all.all[kWorld].comm, request.seconds);
     } else {
         communicators.open(programs.token.mesh, self, request.seconds);
     }

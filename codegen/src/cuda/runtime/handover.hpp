@@ -25,7 +25,7 @@ struct Moved {
     std::vector<std::vector<Move>> rounds;
 };
 
-// The process of each rank of prompts and of each of tokens; and what moves, in so many rounds.
+// The process of each rank of prompts and of each of tokens; and the states that move, in so many rounds.
 struct Handover {
     std::vector<int64_t> processes[2];
     int64_t rounds;
@@ -47,7 +47,8 @@ struct StatePart {
     std::vector<int64_t> tokens;
 };
 
-inline StatePart part_of(const Device& device, const std::string& name, int64_t micro_batch) {
+// Caches have places for `capacity` tokens; those of a window are rings of fewer.
+inline StatePart part_of(const Device& device, const std::string& name, int64_t micro_batch, int64_t capacity) {
     for (size_t i = 0; i < device.program.sources.size(); ++i) {
         const Source& source = device.program.sources[i];
         for (int64_t layer = source.start; source.file == File::States && layer < source.end; ++layer) {
@@ -56,7 +57,7 @@ inline StatePart part_of(const Device& device, const std::string& name, int64_t 
             StatePart part{device.source(i, layer), {}, source.tensor.dtype, {}};
             const Part dims = source.tensor.part(device.rank);
             for (const DimPart& dim : dims) part.shape.push_back(dim.end - dim.start);
-            const bool has_tokens = dims.size() > 2 && device.program.pages.tokens == 0 && source.tensor.shape[1] == device.program.capacity;
+            const bool has_tokens = dims.size() > 2 && device.program.pages.tokens == 0 && source.tensor.shape[1] == capacity;
             if (has_tokens) part.tokens = dims[1].positions();
             return part;
         }
@@ -123,8 +124,9 @@ class Room : NotCopied {
 // Moves states, one after another; no other work runs. A process may have the device of one program, or of both.
 class StateMover : NotCopied {
   public:
-    StateMover(const Handover& handover, int64_t process, ncclComm_t all, double seconds)
-        : handover_(handover), process_(process), all_(all), seconds_(seconds) {
+    // Both sides must agree on the places that move, so the capacity is that of both programs.
+    StateMover(const Handover& handover, int64_t process, int64_t capacity, ncclComm_t all, double seconds)
+        : handover_(handover), process_(process), capacity_(capacity), all_(all), seconds_(seconds) {
         ITHACA_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         ITHACA_CUDA(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
     }
@@ -136,7 +138,7 @@ class StateMover : NotCopied {
             const Room outgoing(end_of(sent)), incoming(end_of(received));
             for (const char* name : moved.names) {
                 // All is packed before anything is written: a part of prompts may have memory of one of tokens.
-                if (!sent.empty()) copy(sent, outgoing.at, part_of(*prompts, name, moved.micro_batches[0]).at, true);
+                if (!sent.empty()) copy(sent, outgoing.at, part_of(*prompts, name, moved.micro_batches[0], capacity_).at, true);
                 ITHACA_NCCL(ncclGroupStart());
                 for (const auto& m : sent)
                     if (m->peer != process_ && m->rows.all() > 0) ITHACA_NCCL(ncclSend(outgoing.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
@@ -144,14 +146,14 @@ class StateMover : NotCopied {
                     if (m->peer != process_ && m->rows.all() > 0) ITHACA_NCCL(ncclRecv(incoming.at + m->at, m->rows.all(), ncclInt8, static_cast<int>(m->peer), all_, stream_));
                 ITHACA_NCCL(ncclGroupEnd());
                 wait(name);
-                // What stays on this process is packed in the same order as it is written.
+                // Messages of a process to itself are packed in the order in which they are written.
                 auto own = sent.begin();
                 for (const auto& m : received) {
                     if (m->peer != process_) continue;
                     own = std::find_if(own, sent.end(), [&](const auto& s) { return s->peer == process_; });
                     ITHACA_CUDA(cudaMemcpyAsync(incoming.at + m->at, outgoing.at + (*own++)->at, m->rows.all(), cudaMemcpyDefault, stream_));
                 }
-                if (!received.empty()) copy(received, incoming.at, part_of(*tokens, name, moved.micro_batches[1]).at, false);
+                if (!received.empty()) copy(received, incoming.at, part_of(*tokens, name, moved.micro_batches[1], capacity_).at, false);
                 wait(name);
             }
         }
@@ -178,7 +180,7 @@ class StateMover : NotCopied {
         Messages all;
         for (const Move& move : moved.rounds[round]) {
             if (device == nullptr || move.ranks[side] != device->rank) continue;
-            const StatePart part = part_of(*device, moved.names.front(), moved.micro_batches[side]);
+            const StatePart part = part_of(*device, moved.names.front(), moved.micro_batches[side], capacity_);
             Rows rows(move, side, part, longest);
             const auto bytes = static_cast<int64_t>(rows.offsets.size() * sizeof(int64_t));
             const int64_t peer = handover_.processes[1 - side][move.ranks[1 - side]];
@@ -228,7 +230,7 @@ class StateMover : NotCopied {
     }
 
     const Handover& handover_;
-    const int64_t process_;
+    const int64_t process_, capacity_;
     const ncclComm_t all_;
     const double seconds_;
     cudaStream_t stream_ = nullptr;
