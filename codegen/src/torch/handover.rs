@@ -1,9 +1,10 @@
 //! The states that go from the ranks of prompts to those of tokens, as a table of the module.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::handover::{Handover, MicroBatch, Move, Pieces};
-use ithaca_ir::{Space, TensorType, text};
+use ithaca_ir::ops::Target;
+use ithaca_ir::{Diagnostic, Module, Op, Space, TensorType, text};
 
 use super::python::{string, tuple};
 
@@ -57,4 +58,47 @@ fn one(of: &Move) -> String {
 fn pieces(of: &Pieces) -> String {
     let Pieces { first, count, steps: [from, to] } = of;
     format!("({}, {}, {}, {count}, ({from}, {to}))", first.from, first.to, first.len)
+}
+
+/// Where states are: by name, their types, and the stages and layers that have them.
+fn states(module: &Module) -> BTreeMap<&str, BTreeSet<(String, Vec<String>)>> {
+    let mut found: BTreeMap<&str, BTreeSet<_>> = BTreeMap::new();
+    for (id, function) in module.functions.iter() {
+        let nodes = module.functions.values().flat_map(|f| &f.nodes);
+        let calls = nodes.filter_map(|node| match &node.op {
+            Op::Call { callee, layers, stride, stage, .. } if *callee == id => {
+                Some(format!("{layers:?} {stride} {stage:?}"))
+            }
+            _ => None,
+        });
+        let calls = Vec::from_iter(calls);
+        for node in &function.nodes {
+            let (binding, value) = match &node.op {
+                Op::State(binding) => (binding, node.result()),
+                Op::Assign { target: Target::State, binding } => (binding, node.operands[0]),
+                _ => continue,
+            };
+            let ty = text::show(&module.space, function.ty(value)).to_string();
+            found.entry(&binding.name).or_default().insert((ty, calls.clone()));
+        }
+    }
+    found
+}
+
+/// Checks that without a handover the steps of prompts leave the states that the steps of a token continue.
+///
+/// # Errors
+/// `S43` for a state that is laid out otherwise.
+pub(super) fn check_states(step: &Module, prompts: &Module) -> Result<(), Diagnostic> {
+    let left = states(prompts);
+    let is_left =
+        |(name, held): &(&str, _)| left.get(name).is_some_and(|left| BTreeSet::is_subset(held, left));
+    match states(step).into_iter().find(|state| !is_left(state)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let message =
+                format!("state `{name}` is laid out otherwise in a step of prompts than in one of a token");
+            Err(Diagnostic::new("S43", message).help("hand states over between the two"))
+        }
+    }
 }

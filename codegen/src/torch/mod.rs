@@ -37,11 +37,15 @@ pub struct Steps<'a> {
 /// `whole` is the program of one device, by which rank 0 checks the ranks.
 ///
 /// # Errors
-/// `S43` for an operation that has no form in PyTorch; `S42` for dropout that follows a device.
+/// `S43` for an operation that has no form in PyTorch, and for states that are laid out otherwise in a step of prompts, without a
+/// handover; `S42` for dropout that follows a device.
 pub fn emit(ranks: Steps<'_>, whole: Steps<'_>) -> Result<String, Diagnostics> {
     let constants = match ranks.prompts {
         None => String::new(),
         Some(prompts) => {
+            if ranks.handover.is_none() {
+                handover::check_states(ranks.step, prompts).map_err(|refusal| vec![refusal])?;
+            }
             let moves = handover::moves(&ranks.step.space, ranks.handover);
             caches(ranks.step, prompts) + &moves
         }
