@@ -254,12 +254,25 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     any_run(args)
 }
 
+/// A plan of decoding is for tokens of caches of a length, whatever the prompts were.
+///
+/// # Errors
+/// `C00`.
+pub fn length(args: &WorkloadArgs) -> Result<()> {
+    let is_decoding = args.mode == Some(cli::Mode::Decode);
+    let why = "is the length of a step of prompts, and a step of decoding has one token of each sequence";
+    refuse_if(is_decoding && args.seq.is_some(), "--seq", why, "use `--context` for the tokens in a cache")
+}
+
 /// Options of `run --mode decode`.
 ///
 /// # Errors
 /// `C00`.
 pub fn decoding(args: &RunArgs) -> Result<()> {
     let RunArgs { save, resume, timings, trace, fault, .. } = args;
+    let has_prompts = args.decoding.prompt.is_some() || args.subject.inputs.is_some();
+    let why = "is the length of random prompts, and prompts are given";
+    refuse_if(args.subject.workload.seq.is_some() && has_prompts, "--seq", why, "leave it out")?;
     let others = [
         ("--save", save.is_some(), "`--save-cache` writes the caches of decoding"),
         ("--resume", resume.is_some(), "`--prefix` continues from caches"),

@@ -79,6 +79,8 @@ impl PlanRequest {
         } else {
             subject::grouped(subject::workload(workload_args, None)?, gpus)
         };
+        ineffective::length(workload_args)?;
+        subject::check_pages(&workload)?;
         if workload.training.stages > 1 {
             let n = workload.training.stages;
             let message =

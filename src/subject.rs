@@ -1,5 +1,6 @@
 //! The subject of a command: finds models, clusters and plans, and makes programs of them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
@@ -195,6 +196,25 @@ pub fn check_page(page: Option<u64>, context: Option<u64>) -> Result<()> {
     }
     let message = format!("a page of {} in caches of {context}", counted(page, "token"));
     Err(Diagnostic::new("M09", message).repairs([format!("--page {context}")]).into())
+}
+
+/// Refuses fewer pages than full caches of all sequences need.
+///
+/// # Errors
+/// `C19`.
+pub fn check_pages(workload: &Workload) -> Result<()> {
+    let Some((needed, all)) = workload.pages_needed(workload.batch).filter(|(needed, all)| all < needed)
+    else {
+        return Ok(());
+    };
+    let (tokens, context) = (workload.pages.map_or(1, |pages| pages.tokens), workload.cache.unwrap_or(0));
+    let message = format!(
+        "{} of {context} tokens in caches need {} of {}, and `--pages` is {all}",
+        counted(workload.batch, "sequence"),
+        counted(needed, "page"),
+        counted(tokens, "token"),
+    );
+    Err(Diagnostic::new("C19", message).repairs([format!("--pages {needed}")]).into())
 }
 
 /// Which states are in host memory.
@@ -578,6 +598,12 @@ fn strategy_for(
         (Some(_), implied) => implied,
     };
     strategy.ok_or_else(|| {
+        let known: BTreeSet<&str> = registry.strategies().flat_map(|s| s.axes().iter().copied()).collect();
+        if let Some(axis) = mesh.axes.values().find(|axis| !known.contains(axis.name.as_str())) {
+            let refusal =
+                Diagnostic::new("C00", format!("no strategy has the axis `{}` of mesh `{mesh}`", axis.name));
+            return refusal.names("axes", &axis.name, known).into();
+        }
         let refusal = Diagnostic::new("C00", format!("mesh `{mesh}` has axes that several strategies use"));
         refusal
             .help("choose a strategy with `--strategy`; `ithaca list strategies` shows the axes of each")

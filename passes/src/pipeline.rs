@@ -6,7 +6,7 @@ use ithaca_layout::fuse::levels::{self, TwoLevel};
 use ithaca_layout::fuse::overlap::{self, Overlap};
 use ithaca_layout::fuse::prefetch::{self, Prefetch};
 use ithaca_layout::fuse::saturate::{self, Saturate};
-use ithaca_layout::fuse::{self, Accumulate, AttendPages, Pack};
+use ithaca_layout::fuse::{self, Accumulate, FuseCaches, Pack};
 use ithaca_layout::lower_movements::{self, LowerMovements};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
@@ -84,10 +84,10 @@ pub const PASSES: &[PassInfo] = &[
         read: |_, stage| without_options(stage).map(|()| boxed(Accumulate)),
     },
     PassInfo {
-        name: "attend-pages",
-        summary: "lets attention of few queries read caches in pages where they are",
+        name: "fuse-caches",
+        summary: "rotates keys where they are appended to caches, and lets attention of few queries read pages where they are",
         options: "none",
-        read: |_, stage| without_options(stage).map(|()| boxed(AttendPages)),
+        read: |_, stage| without_options(stage).map(|()| boxed(FuseCaches)),
     },
     PassInfo {
         name: "saturate",

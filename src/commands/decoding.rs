@@ -29,6 +29,11 @@ pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -
     let each =
         plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches,"));
     let least = if largest >= MOST { "at least " } else { "" };
+    let config = &request.model.config;
+    let facts =
+        import::program_text(config).is_none().then(|| import::facts(config, &request.workload.ignore));
+    let has_experts = facts.transpose()?.is_some_and(|facts| facts.experts.is_some());
+    let chosen = if has_experts { ", of experts those that some token chooses," } else { "" };
     let mut lines = vec![
         format!(
             "time per token: {}, so {:.1} tokens/s for each sequence and {:.0} for all",
@@ -37,7 +42,7 @@ pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -
             batch as f64 / step
         ),
         format!(
-            "floor: {} to read the weights ({}){each} and caches ({}) of a GPU once; the step takes {:.2} times as long",
+            "floor: {} to read the weights ({}){chosen}{each} and caches ({}) of a GPU once; the step takes {:.2} times as long",
             seconds(floor),
             bytes(plan.memory.parameters),
             caches(plan.memory.states, plan.memory.host),
@@ -88,7 +93,12 @@ pub(super) fn largest_batch(
     (options, micro_batches): (&ShardOptions, u64),
 ) -> Result<u64> {
     let unit = job::sequence_groups(registry, options)? * micro_batches;
+    let has_pages =
+        |batch: u64| request.workload.pages_needed(batch).is_none_or(|(needed, all)| needed <= all);
     let fits = |groups: u64| -> bool {
+        if !has_pages(groups * unit) {
+            return false;
+        }
         let mut workload = Workload { batch: groups * unit, ..request.workload.clone() };
         workload.training.micro_batches = micro_batches;
         let workload = subject::staged(workload, &options.mesh);

@@ -159,13 +159,15 @@ pub(super) fn against_file<A: Real>(
 ) -> Result<Judgement> {
     let rows = compare::with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?;
     if rows.is_empty() {
-        let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        return Err(Failure::usage(format!(
-            "the file of expected outputs has none of the outputs: {}",
-            names.join(", ")
-        )));
+        return Err(none_expected(found));
     }
     Ok(table(&rows, tolerance))
+}
+
+/// The refusal of a file that has none of these outputs.
+pub(super) fn none_expected<A: Real>(found: &Outputs<A>) -> Failure {
+    let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    Failure::usage(format!("the file of expected outputs has none of the outputs: {}", names.join(", ")))
 }
 
 /// Compares outputs with others of the same names.

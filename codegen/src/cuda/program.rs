@@ -11,7 +11,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Cache, Op, Optimizer};
 use ithaca_ir::schedule::{Content, FrameId, Schedule, Work};
-use ithaca_ir::{DType, Diagnostic, Dim, TensorType};
+use ithaca_ir::{DType, Diagnostic, Dim, DimId, TensorType};
 
 use super::context::Context;
 use super::names::{self, Names};
@@ -351,13 +351,13 @@ fn bound(schedule: &Schedule) -> String {
 
 /// The tokens that the least cache has room for.
 fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
-    let caches = computed(schedule, ran).filter_map(|op| match op {
+    let tokens = |dim: DimId| schedule.space.dims[dim].valid;
+    let caches = computed(schedule, ran).filter_map(|op| match (op, op.appended().map(|of| of.by)) {
         // A ring has room for any number.
-        Op::Cache(Cache::Append { wraps: true, .. }) => Some(Dim::MAX_SIZE),
-        Op::Cache(Cache::Append { over, .. } | Cache::GatherPages { over, .. }) => {
-            Some(schedule.space.dims[*over].valid)
-        }
-        Op::AttendPages { attention, .. } => Some(schedule.space.dims[attention.keys].valid),
+        (_, Some(Cache::Append { wraps: true, .. })) => Some(Dim::MAX_SIZE),
+        (_, Some(Cache::Append { over, .. })) => Some(tokens(over)),
+        (Op::Cache(Cache::GatherPages { over, .. }), _) => Some(tokens(*over)),
+        (Op::AttendPages { attention, .. }, _) => Some(tokens(attention.keys)),
         _ => None,
     });
     caches.min()
@@ -366,10 +366,8 @@ fn capacity(schedule: &Schedule, ran: &[FrameId]) -> Option<u64> {
 /// The pages of caches: tokens of a page, pages of all ranks, the groups of sequences that have pages of their own, and the pages
 /// in host memory, which are numbered after the others.
 fn pages(cx: &Context<'_>, ran: &[FrameId]) -> Option<[u64; 4]> {
-    let (pages, slots, host) = computed(cx.schedule, ran).find_map(|op| match op {
-        Op::Cache(Cache::AppendPages { pages, slots, beyond, after: None, .. }) => {
-            Some((*pages, *slots, *beyond))
-        }
+    let (pages, slots, host) = computed(cx.schedule, ran).find_map(|op| match op.appended()?.by {
+        Cache::AppendPages { pages, slots, beyond, after: None, .. } => Some((pages, slots, beyond)),
         _ => None,
     })?;
     let axes = |source: &Source| Some(source.ty.layout.split[source.ty.position(pages)?].clone());

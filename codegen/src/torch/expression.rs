@@ -3,8 +3,8 @@
 use ithaca_ir::ops::attention::TABLE;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{
-    Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns, Sides,
-    Unary, Window,
+    Attention, Binary, Cache, Experts, Fused, Gradient, Keyed, Loss, Optimizer, Random, Returns,
+    RotateAppend, Sides, Unary, Window,
 };
 use ithaca_ir::{DType, Diagnostic, DimId, Node, Op, TensorType};
 
@@ -156,6 +156,26 @@ impl Scope<'_> {
             Op::Rotary(r) => {
                 let attrs = self.attributes(node, &["over"]);
                 format!("rotary({}, {}, {}, {}, {}{attrs})", x(0), x(1), dims(0), dims(1), dim(r.over))
+            }
+            Op::RotateAppend(rotated) => {
+                let operand = |i: Option<usize>| i.map_or("None".to_owned(), x);
+                let types: Vec<&TensorType> = (0..node.operands.len()).map(ty).collect();
+                let positions = rotated.positions_type(space, &types);
+                let positions = positions.map_err(|error| Diagnostic::new("S43", error.message))?;
+                let rows = (0..RotateAppend::START + 2).map(x).collect::<Vec<_>>().join(", ");
+                format!(
+                    "rotate_append({rows}, {}, {}, {}{})",
+                    operand(rotated.table()),
+                    operand(rotated.queries()),
+                    [
+                        text(0),
+                        text(2),
+                        self.type_text(&positions),
+                        rotated.queries().map_or("None".to_owned(), text)
+                    ]
+                    .join(", "),
+                    self.attributes(node, &["queries"]),
+                )
             }
             Op::Attention(a) => self.attended(a, &all(), [text(0), text(1)])?,
             Op::AttendPages { attention: a, pages, slots } => {

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use ithaca_ir::handover::Handover;
 use ithaca_ir::module::{Function, Node};
-use ithaca_ir::ops::Cache;
+use ithaca_ir::ops::{Appended, Cache};
 use ithaca_ir::{Diagnostics, Dim, Module, Op, Order, Space};
 
 pub use autograd::Optimizer;
@@ -113,19 +113,22 @@ fn caches(step: &Module, prompts: &Module) -> String {
     let (mut context, mut pages, mut sequences) = (0, "None".to_owned(), 0);
     for (function, node) in nodes() {
         let ty = |i: usize| function.ty(node.operands[i]);
-        match &node.op {
+        if node.op == Op::Cache(Cache::Advance) {
+            sequences = ty(0).dims.iter().map(|&d| size(d)).product();
+        }
+        let Some(Appended { by, start }) = node.op.appended() else { continue };
+        match by {
             // A ring has room for any number.
-            Op::Cache(Cache::Append { wraps: true, .. }) if context > 0 => {}
-            Op::Cache(Cache::Append { wraps: true, .. }) => context = Dim::MAX_SIZE,
-            Op::Cache(Cache::Append { over, .. }) => context = step.space.dims[*over].valid,
-            Op::Cache(Cache::AppendPages { pages: of, slots, .. }) => {
-                let entries = size(ty(4).dims[1]);
+            Cache::Append { wraps: true, .. } if context > 0 => {}
+            Cache::Append { wraps: true, .. } => context = Dim::MAX_SIZE,
+            Cache::Append { over, .. } => context = step.space.dims[over].valid,
+            Cache::AppendPages { pages: of, slots, .. } => {
+                let entries = size(ty(start + 2).dims[1]);
                 // Pages of the smaller groups are those of the larger ones, too.
                 let groups = page_groups(step).max(page_groups(prompts));
-                context = entries * size(*slots);
-                pages = format!("({}, {}, {groups}, {entries})", size(*slots), size(*of));
+                context = entries * size(slots);
+                pages = format!("({}, {}, {groups}, {entries})", size(slots), size(of));
             }
-            Op::Cache(Cache::Advance) => sequences = ty(0).dims.iter().map(|&d| size(d)).product(),
             _ => {}
         }
     }
@@ -145,9 +148,9 @@ fn caches(step: &Module, prompts: &Module) -> String {
 /// The groups of sequences that have pages of their own.
 fn page_groups(module: &Module) -> u64 {
     let nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node)));
-    let degree = |(f, node): (&Function, &Node)| match &node.op {
-        Op::Cache(Cache::AppendPages { pages, .. }) => {
-            Some(module.space.mesh.degree(f.ty(node.operands[0]).axes_of(*pages)))
+    let degree = |(f, node): (&Function, &Node)| match node.op.appended()?.by {
+        Cache::AppendPages { pages, .. } => {
+            Some(module.space.mesh.degree(f.ty(node.operands[0]).axes_of(pages)))
         }
         _ => None,
     };

@@ -40,7 +40,7 @@ use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
-pub use crate::ops::table::cache::Cache;
+pub use crate::ops::table::cache::{Cache, RotateAppend};
 
 /// The prefix of the names of caches.
 pub const CACHE: &str = "cache.";

@@ -48,6 +48,7 @@ impl Op {
                 }
                 Op::Gradient(Gradient::Unary(f)) => elements(operands[0]) * elementwise::flops_gradient(*f),
                 Op::Fused(fused) => fused.flops(space, operands, results),
+                Op::RotateAppend(rotated) => rotated.flops(space, operands),
                 Op::Coalesced(members) => match members.first().map(|member| member.info().flops) {
                     Some(Flops::Results(n)) => sum(results) * u128::from(n),
                     Some(_) | None => 0,
@@ -70,6 +71,7 @@ impl Op {
             Op::Cache(Cache::Append { .. } | Cache::AppendPages { .. }) => {
                 2 * u128::from(space.max_local_bytes(operands[1]))
             }
+            Op::RotateAppend(rotated) => rotated.bytes(space, operands),
             // Of the pages only the tokens of sequences are read.
             Op::AttendPages { attention, pages, slots } => {
                 attention.of_gathered(space, [*pages, *slots], operands, |seen| bytes(seen) + bytes(results))

@@ -85,6 +85,7 @@ impl Op {
             Op::AttendPages { attention, pages, slots } => {
                 return attention.infer_pages([*pages, *slots], space, operands);
             }
+            Op::RotateAppend(rotated) => return rotated.infer(space, operands),
             Op::AttentionBackward(attention) => {
                 return attention::infer_backward(attention, space, operands);
             }

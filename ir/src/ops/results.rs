@@ -9,6 +9,7 @@ impl Op {
     pub fn n_results(&self) -> usize {
         match self {
             Op::Attention(a) | Op::AttendPages { attention: a, .. } if a.returns != Returns::Output => 2,
+            Op::RotateAppend(rotated) if rotated.queries => 3,
             Op::AttentionBackward(a) if a.bias.is_some() => 4,
             Op::Coalesced(_) => 1,
             op => op.info().results.max(1),

@@ -71,7 +71,9 @@ pub fn works_in_place(op: &Op, operand: usize) -> bool {
     ) || (*op == Op::AccumulateProduct && operand == 2)
         || matches!(
             (op, operand),
-            (Op::Cache(Cache::Append { .. }), 0 | 4) | (Op::Cache(Cache::AppendPages { .. }), 0 | 5)
+            (Op::Cache(Cache::Append { .. }), 0 | 4)
+                | (Op::Cache(Cache::AppendPages { .. }), 0 | 5)
+                | (Op::RotateAppend(_), 0 | 1)
         )
 }
 

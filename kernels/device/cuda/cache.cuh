@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pages.cuh"
+#include "rotary.cuh"
 #include "rows.cuh"
 
 namespace ithaca::kernel {
@@ -20,33 +21,134 @@ __global__ void token_positions(const int32_t* start, const int32_t* end, int32_
     }
 }
 
-// A cache [front, slots, inner] and the rows of a step [front, rows, inner]; the walk goes over the front: where lengths have
-// its sequence.
+// The position of a token of a step, zero behind the new ones; and the row of a cache where it belongs, negative if the rank does
+// not have it.
+struct Token {
+    int64_t position, row;
+};
+
+// A cache [front, slots] and the tokens of a step [front, rows]; the walk goes over the front: where lengths have its sequence.
 struct Appended {
     const int32_t *start, *end;
     Walk<1> sequences;
     Sequence rows;
     Inverse slots;
-    int64_t n_rows, n_slots, inner, capacity;
+    int64_t n_rows, n_slots, capacity;
     bool wraps;  // a ring: the token at a position is at the position modulo the capacity
+
+    // Where a sequence has more tokens than the cache, the word at `overflow`, if there is one, becomes its highest bit, 2^32
+    // times the tokens, and the capacity.
+    __device__ Token token(int64_t n, unsigned long long* overflow) const {
+        const Division row = divide(n, n_rows);
+        int64_t sequence[1];
+        sequences.at(row.quotient, sequence);
+        const int64_t last = end[sequence[0]], position = start[sequence[0]] + position_of(rows, row.remainder);
+        if (overflow != nullptr && !wraps && last > capacity && row.remainder == 0)
+            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(last << 32 | capacity));
+        if (position >= last) return {0, -1};
+        const int64_t slot = wraps || position < capacity ? slots.token_at(wraps ? position % capacity : position) : -1;
+        return {position, slot < 0 ? -1 : row.quotient * n_slots + slot};
+    }
 };
 
-// Writes the new rows whose positions the rank has. Where a sequence has more tokens than the cache, the word at `overflow`
-// becomes its highest bit, 2^32 times the tokens, and the capacity.
-template <typename Bits>
-__global__ void append(const Bits* x, Bits* cache, Appended a, unsigned long long* overflow, int64_t n) {
-    ITHACA_FOR(i, n) {
-        const Division at = divide(i, a.inner), row = divide(at.quotient, a.n_rows);
-        int64_t sequence[1];
-        a.sequences.at(row.quotient, sequence);
-        const int64_t start = a.start[sequence[0]], end = a.end[sequence[0]];
-        if (!a.wraps && end > a.capacity && at.remainder == 0 && row.remainder == 0)
-            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(end << 32 | a.capacity));
-        const int64_t position = start + position_of(a.rows, row.remainder);
-        if (position >= end || (!a.wraps && position >= a.capacity)) continue;
-        const int64_t slot = a.slots.token_at(a.wraps ? position % a.capacity : position);
-        if (slot >= 0) cache[(row.quotient * a.n_slots + slot) * a.inner + at.remainder] = x[i];
+// Pages and the tokens of a step [sequences, rows].
+struct AppendedPages {
+    const int32_t *start, *end;
+    Sequence rows;
+    Paged pages;
+    int64_t n_rows;
+
+    // Where a sequence has more tokens than entries of the table, `overflow` becomes what `Appended` makes of it; where a token has
+    // no page, its second highest bit, 2^32 times the position of the token, and the sequence.
+    __device__ Token token(int64_t n, unsigned long long* overflow) const {
+        const Division row = divide(n, n_rows);
+        const int64_t sequence = row.quotient, last = end[sequence], capacity = pages.entries * pages.page_tokens;
+        if (overflow != nullptr && last > capacity && row.remainder == 0)
+            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(last << 32 | capacity));
+        const int64_t position = start[sequence] + position_of(rows, row.remainder);
+        if (position >= last) return {0, -1};
+        const int64_t to = position < capacity ? pages.row_of(sequence, position) : Paged::kElsewhere;
+        if (to == Paged::kNoPage && overflow != nullptr)
+            atomicMax(overflow, 1ull << 62 | static_cast<unsigned long long>(position << 32 | sequence));
+        return {position, to};
     }
+};
+
+// Writes the new tokens whose places the rank has, `inner` elements each.
+template <typename Bits, typename Place>
+__device__ inline void append_tokens(const Bits* x, Bits* cache, const Place& place, int64_t inner, unsigned long long* overflow,
+                                     int64_t n) {
+    ITHACA_FOR(i, n) {
+        const Division at = divide(i, inner);
+        const int64_t row = place.token(at.quotient, at.remainder == 0 ? overflow : nullptr).row;
+        if (row >= 0) cache[row * inner + at.remainder] = x[i];
+    }
+}
+
+template <typename Bits>
+__global__ void append(const Bits* x, Bits* cache, Appended place, int64_t inner, unsigned long long* overflow, int64_t n) {
+    append_tokens(x, cache, place, inner, overflow, n);
+}
+
+template <typename Bits>
+__global__ void append_pages(const Bits* x, Bits* cache, AppendedPages place, int64_t inner, unsigned long long* overflow,
+                             int64_t n) {
+    append_tokens(x, cache, place, inner, overflow, n);
+}
+
+// The rotation of the heads of a token: `extent` elements each, of which the first `width` turn.
+struct Rotation {
+    const double* frequencies;
+    int64_t extent, width, apart;
+    double amplitude;
+    int64_t kv_heads, heads;  // of keys and values, and of queries
+    int64_t each;             // heads that a thread takes
+};
+
+// Writes new keys, rotated, and values, and rotates queries, all of them [tokens, heads, extent]. A thread takes some pairs of
+// elements, or as many elements behind them, of `each` heads: first those of keys and values, then those of queries.
+template <typename T, typename Place>
+__device__ inline void rotate_append_tokens(const T* k, const T* v, const T* q, T* keys, T* values, T* z, const Place& place,
+                                            const Rotation& rotation, unsigned long long* overflow, int64_t n) {
+    constexpr int kPacks = kWide<T>;
+    const int64_t extent = rotation.extent, half = rotation.width / 2, slots = extent - half;
+    const int64_t heads = rotation.kv_heads + rotation.heads, chunks = (heads + rotation.each - 1) / rotation.each;
+    const bool is_wide = half % kPacks == 0 && slots % kPacks == 0 && are_aligned(k, v, q, keys, values, z);
+    in_packs<kPacks>(is_wide, [&](auto size) {
+        constexpr int kN = decltype(size)::value;
+        const int64_t packs = slots / kN;
+        ITHACA_FOR(i, n * chunks * packs) {
+            const Division pack = divide(i, packs), at = divide(pack.quotient, chunks);
+            const int64_t slot = pack.remainder * kN, first = at.remainder * rotation.each;
+            const Token token = place.token(at.quotient, slot == 0 && first == 0 ? overflow : nullptr);
+            Angles<kN, Acc<T>> by;
+            if (slot < half) by = angles_at<kN, Acc<T>>(token.position, rotation.frequencies + slot, rotation.amplitude);
+            for (int64_t head = first; head < first + rotation.each && head < heads; ++head) {
+                if (head >= rotation.kv_heads) {
+                    const int64_t there = (at.quotient * rotation.heads + head - rotation.kv_heads) * extent;
+                    rotate<kN>(q + there, z + there, slot, half, rotation.apart, 1, by);
+                } else if (token.row >= 0) {
+                    const int64_t from = (at.quotient * rotation.kv_heads + head) * extent;
+                    const int64_t to = (token.row * rotation.kv_heads + head) * extent;
+                    rotate<kN>(k + from, keys + to, slot, half, rotation.apart, 1, by);
+                    store(values + to + half + slot, load<kN>(v + from + half + slot));
+                    if (slot < half) store(values + to + slot, load<kN>(v + from + slot));
+                }
+            }
+        }
+    });
+}
+
+template <typename T>
+__global__ void rotate_append(const T* k, const T* v, const T* q, T* keys, T* values, T* z, Appended place, Rotation rotation,
+                              unsigned long long* overflow, int64_t n) {
+    rotate_append_tokens(k, v, q, keys, values, z, place, rotation, overflow, n);
+}
+
+template <typename T>
+__global__ void rotate_append_pages(const T* k, const T* v, const T* q, T* keys, T* values, T* z, AppendedPages place,
+                                    Rotation rotation, unsigned long long* overflow, int64_t n) {
+    rotate_append_tokens(k, v, q, keys, values, z, place, rotation, overflow, n);
 }
 
 // Pages in host memory; the copy on the device lacks the tokens from `start` on. Nothing without a copy.
@@ -55,26 +157,6 @@ struct HostPages {
     const void *copy, *current;
     const int32_t* start;
 };
-
-// Writes the new rows [sequences, rows, inner] whose slots the rank has. Where a sequence has more tokens than entries of the
-// table, `overflow` becomes what `append` makes of it; where a token has no page, its second highest bit, 2^32 times the
-// position of the token, and the sequence.
-template <typename Bits>
-__global__ void append_pages(const Bits* x, Bits* cache, const int32_t* start, const int32_t* end, Sequence rows, Paged pages,
-                             int64_t n_rows, int64_t inner, unsigned long long* overflow, int64_t n) {
-    ITHACA_FOR(i, n) {
-        const Division at = divide(i, inner), row = divide(at.quotient, n_rows);
-        const int64_t sequence = row.quotient, last = end[sequence], capacity = pages.entries * pages.page_tokens;
-        if (last > capacity && at.remainder == 0 && row.remainder == 0)
-            atomicMax(overflow, 1ull << 63 | static_cast<unsigned long long>(last << 32 | capacity));
-        const int64_t position = start[sequence] + position_of(rows, row.remainder);
-        if (position >= last || position >= capacity) continue;
-        const int64_t to = pages.row_of(sequence, position);
-        if (to >= 0) cache[to * inner + at.remainder] = x[i];
-        else if (to == Paged::kNoPage && at.remainder == 0)
-            atomicMax(overflow, 1ull << 62 | static_cast<unsigned long long>(position << 32 | sequence));
-    }
-}
 
 // The tokens of each sequence [sequences, tokens, inner], zero where it has no page.
 template <typename Bits>

@@ -17,10 +17,53 @@ __device__ inline void turn(double angle, float& cosine, float& sine) {
     sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
 }
 
+// Cosines and sines.
+template <int kN, typename A>
+struct Angles {
+    A c[kN] = {}, s[kN] = {};
+};
+
+// Those of kN pairs at a position, times `amplitude`; the first has the first of the frequencies.
+template <int kN, typename A>
+__device__ inline Angles<kN, A> angles_at(int64_t position, const double* frequencies, double amplitude) {
+    Angles<kN, A> by;
+    ITHACA_UNROLL
+    for (int k = 0; k < kN; ++k) {
+        turn(static_cast<double>(position) * frequencies[k], by.c[k], by.s[k]);
+        by.c[k] *= static_cast<A>(amplitude), by.s[k] *= static_cast<A>(amplitude);
+    }
+    return by;
+}
+
+// Rotates kN of the `half` pairs of a row from `slot` on; with a `slot` behind the pairs copies as many elements behind them.
+// The elements of pair i are i and `apart` further, or 2 i and the next where they are 1 apart.
+template <int kN, typename T>
+__device__ inline void rotate(const T* from, T* to, int64_t slot, int64_t half, int64_t apart, int64_t stride,
+                              const Angles<kN, Acc<T>>& by) {
+    using A = Acc<T>;
+    if (slot >= half) return store(to, slot + half, stride, load<kN>(from, slot + half, stride));
+    const int64_t first = apart == 1 ? 2 * slot : slot, second = apart == 1 ? first + kN : first + apart;
+    Pack<A, kN> of[2] = {load<kN>(from, first, stride), load<kN>(from, second, stride)};
+    const auto pair = [&](A& a, A& b, int k) {
+        const A before = a;
+        a = before * by.c[k] - b * by.s[k];
+        b = b * by.c[k] + before * by.s[k];
+    };
+    if (apart == 1) {
+        ITHACA_UNROLL
+        for (int k = 0; k < kN; ++k) pair(of[2 * k / kN].at[2 * k % kN], of[(2 * k + 1) / kN].at[(2 * k + 1) % kN], k);
+    } else {
+        ITHACA_UNROLL
+        for (int k = 0; k < kN; ++k) pair(of[0].at[k], of[1].at[k], k);
+    }
+    store(to, first, stride, of[0]);
+    store(to, second, stride, of[1]);
+}
+
 // Rows are all dimensions of x but the rotated one. `turned` goes over those dimensions that have positions, `alike` over the
 // others, whose rows turn alike: tensor 0 is x, tensor 1 the positions, tensor 2 the result, which may have its rows
 // elsewhere. A thread takes some pairs, or as many elements behind `width`, which pass through, of `each` rows that turn
-// alike. The elements of pair i are i and `apart` further, or 2 i and the next where they are 1 apart.
+// alike.
 template <typename T>
 __global__ void rotary(const T* __restrict__ x, const int32_t* __restrict__ positions, const double* __restrict__ frequencies,
                        T* __restrict__ z, Walk<3> turned, Walk<3> alike, int64_t n_turned, int64_t n_alike, int64_t each,
@@ -39,37 +82,11 @@ __global__ void rotary(const T* __restrict__ x, const int32_t* __restrict__ posi
             const int64_t slot = pack.remainder * kN, start = row.remainder * each;
             int64_t at[3], along[3];
             turned.at(row.quotient, at);
-            A c[kN] = {}, s[kN] = {};
-            ITHACA_UNROLL
-            for (int k = 0; k < kN && slot < half; ++k) {
-                const double angle = positions[at[1]] * frequencies[slot + k];
-                turn(angle, c[k], s[k]);
-                c[k] *= static_cast<A>(amplitude), s[k] *= static_cast<A>(amplitude);
-            }
-            const int64_t first = apart == 1 ? 2 * slot : slot, second = apart == 1 ? first + kN : first + apart;
+            Angles<kN, A> by;
+            if (slot < half) by = angles_at<kN, A>(positions[at[1]], frequencies + slot, amplitude);
             for (int64_t j = start; j < start + each && j < n_alike; ++j) {
                 alike.at(j, along);
-                const T* const from = x + at[0] + along[0];
-                T* const to = z + at[2] + along[2];
-                if (slot >= half) {
-                    store(to, slot + half, stride, load<kN>(from, slot + half, stride));
-                    continue;
-                }
-                Pack<A, kN> of[2] = {load<kN>(from, first, stride), load<kN>(from, second, stride)};
-                const auto rotate = [&](A& a, A& b, int k) {
-                    const A before = a;
-                    a = before * c[k] - b * s[k];
-                    b = b * c[k] + before * s[k];
-                };
-                if (apart == 1) {
-                    ITHACA_UNROLL
-                    for (int k = 0; k < kN; ++k) rotate(of[2 * k / kN].at[2 * k % kN], of[(2 * k + 1) / kN].at[(2 * k + 1) % kN], k);
-                } else {
-                    ITHACA_UNROLL
-                    for (int k = 0; k < kN; ++k) rotate(of[0].at[k], of[1].at[k], k);
-                }
-                store(to, first, stride, of[0]);
-                store(to, second, stride, of[1]);
+                rotate<kN>(x + at[0] + along[0], z + at[2] + along[2], slot, half, apart, stride, by);
             }
         }
     });

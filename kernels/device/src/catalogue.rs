@@ -44,7 +44,7 @@ pub fn bits_type(bytes: u64) -> &'static str {
 const BITS: [&str; 5] = ["uint8_t", "uint16_t", "uint32_t", "uint64_t", "uint4"];
 
 /// Kernels with one element type.
-const OF_FLOAT: [&str; 37] = [
+const OF_FLOAT: [&str; 39] = [
     "unary",
     "binary",
     "scale",
@@ -58,6 +58,8 @@ const OF_FLOAT: [&str; 37] = [
     "softmax",
     "argmax",
     "rotary",
+    "rotate_append",
+    "rotate_append_pages",
     "sum_copies",
     "scores",
     "weigh",

@@ -147,9 +147,29 @@ structs! {
         slots: Inverse,
         n_rows: i64,
         n_slots: i64,
-        inner: i64,
         capacity: i64,
         wraps: bool,
+    }
+
+    /// Rows of a step, and the pages that they are written to.
+    AppendedPages "ithaca::kernel::AppendedPages" {
+        start: Pointer,
+        end: Pointer,
+        rows: Sequence,
+        pages: Paged,
+        n_rows: i64,
+    }
+
+    /// The rotation of keys and queries.
+    Rotation "ithaca::kernel::Rotation" {
+        frequencies: Pointer,
+        extent: i64,
+        width: i64,
+        apart: i64,
+        amplitude: f64,
+        kv_heads: i64,
+        heads: i64,
+        each: i64,
     }
 
     /// The pages of a cache, and the table that says which page has which tokens.

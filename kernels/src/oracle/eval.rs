@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Op, Space};
 use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
     attention, cache, experts, fused, gradients, loss, merge, norms, optimizer, pages, parts, products,
-    random, rows, unary, window,
+    random, rotate_append, rows, unary, window,
 };
 use crate::error::RunError;
 use crate::positions;
@@ -64,6 +64,7 @@ pub fn eval<T: Real>(
         }
         Op::Experts(op) => return experts::experts(&call, op),
         Op::Cache(op) => return cache::cache(&call, op),
+        Op::RotateAppend(rotated) => return rotate_append::rotate_append(&call, rotated),
         Op::Fill { value } => vec![vec![T::from_f64(*value); call.shape().iter().product()]],
         Op::Sum => vec![products::sum(&call)?],
         Op::Select { over, position } => vec![products::select(&call, *over, *position)?],

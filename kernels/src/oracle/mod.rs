@@ -28,6 +28,7 @@ mod parts;
 pub(crate) mod products;
 pub(crate) mod random;
 mod ranks;
+mod rotate_append;
 mod rows;
 mod run;
 pub(crate) mod unary;

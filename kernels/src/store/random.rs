@@ -10,7 +10,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
 use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::ops::random::mix;
-use ithaca_ir::ops::{Cache, Fused};
+use ithaca_ir::ops::{Appended, Cache, Fused};
 use ithaca_ir::{DType, Op};
 
 use super::error::StoreError;
@@ -147,6 +147,26 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                 (known, found) => known.or(found),
             };
         };
+        match node.op.appended() {
+            // A ring has room for any number of tokens.
+            Some(Appended { by: Cache::Append { over, rows, wraps: false }, start }) => {
+                let [capacity, new] = [over, rows].map(|dim| module.space.dims[dim].valid);
+                note(node.operands[start], Some(Use::Index(capacity.saturating_sub(new) + 1)));
+            }
+            // Those on the device say how many further ones are in host memory.
+            Some(Appended { by: Cache::AppendPages { pages, slots, rows, beyond, after: None }, start }) => {
+                let table = node.operands[start + 2];
+                let beyond = beyond.map_or(0, |dim| module.space.size(dim));
+                let [pages, slots, new] = [pages, slots, rows].map(|dim| module.space.size(dim));
+                let shape = module.space.shape(function.ty(table));
+                let of_each = |pages: u64| shape.first().map_or(0, |&rows| pages / rows.max(1));
+                let each = of_each(pages) + of_each(beyond);
+                let capacity = slots * each.min(shape.last().copied().unwrap_or(0));
+                note(node.operands[start], Some(Use::Index(capacity.saturating_sub(new) + 1)));
+                note(table, Some(Use::Pages([pages, beyond])));
+            }
+            _ => {}
+        }
         match &node.op {
             Op::Embed { over, .. } => {
                 note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
@@ -160,22 +180,6 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                 let [keys, new] = [a.keys, a.queries].map(|dim| module.space.dims[dim].valid);
                 let start = node.operands[3 + usize::from(a.bias.is_some())];
                 note(start, Some(Use::Index(keys.saturating_sub(new) + 1)));
-            }
-            // A ring has room for any number of tokens.
-            Op::Cache(Cache::Append { over, rows, wraps: false }) => {
-                let [capacity, new] = [over, rows].map(|&dim| module.space.dims[dim].valid);
-                note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
-            }
-            // Those on the device say how many further ones are in host memory.
-            Op::Cache(Cache::AppendPages { pages, slots, rows, beyond, after: None }) => {
-                let beyond = beyond.map_or(0, |dim| module.space.size(dim));
-                let [pages, slots, new] = [pages, slots, rows].map(|&dim| module.space.size(dim));
-                let shape = module.space.shape(function.ty(node.operands[4]));
-                let of_each = |pages: u64| shape.first().map_or(0, |&rows| pages / rows.max(1));
-                let each = of_each(pages) + of_each(beyond);
-                let capacity = slots * each.min(shape.last().copied().unwrap_or(0));
-                note(node.operands[2], Some(Use::Index(capacity.saturating_sub(new) + 1)));
-                note(node.operands[4], Some(Use::Pages([pages, beyond])));
             }
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }

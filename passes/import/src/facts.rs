@@ -33,6 +33,8 @@ pub struct Facts {
     pub vocab: u64,
     /// The longest sequence in training.
     pub max_positions: u64,
+    /// The positions that a decoder has learned: no sequence is longer. `None` where any number of tokens has positions.
+    pub learned_positions: Option<u64>,
     /// The epsilon of every norm.
     pub eps: f64,
     /// Whether the head reads the embedding's table.
@@ -103,6 +105,7 @@ pub fn facts(config: &Value, ignore: &[String]) -> Result<Facts, Diagnostic> {
         head_dim,
         vocab,
         max_positions,
+        learned_positions: spec.and_then(|spec| spec.learned),
         eps,
         is_tied: tied,
         attention_dropout: model.dropout.attention,

@@ -128,6 +128,12 @@ impl Workload {
         Self { mode: Mode::Decode, ..Self::cached(batch, 1, capacity) }
     }
 
+    /// The pages that full caches of so many sequences need, and those that there are, where a number is given.
+    pub fn pages_needed(&self, batch: u64) -> Option<(u64, u64)> {
+        let (pages, context) = (self.pages?, self.cache?);
+        Some((context.div_ceil(pages.tokens.max(1)).saturating_mul(batch), pages.count?))
+    }
+
     /// The part of a step that one of `n` micro-batches is; they share the pages of caches.
     ///
     /// # Errors

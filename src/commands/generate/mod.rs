@@ -150,6 +150,11 @@ impl Request {
         let workload = &args.subject.workload;
         let lengths = prompts.as_ref().map(Prompts::lengths);
         let batch = lengths.as_ref().map_or(workload.batch.unwrap_or(1), |lengths| lengths.len() as u64);
+        if let Some(asked) = workload.batch.filter(|&asked| asked != batch) {
+            let message =
+                format!("there are prompts of {}, and `--batch` is {asked}", counted(batch, "sequence"));
+            return Err(Diagnostic::new("C00", message).help("leave `--batch` out").into());
+        }
         let lengths = lengths.unwrap_or_else(|| vec![workload.seq.unwrap_or(RANDOM_TOKENS); index(batch)]);
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let had = prefix.as_ref().map_or_else(|| vec![0; index(batch)], |prefix| prefix.lengths.clone());
@@ -164,8 +169,9 @@ impl Request {
                 .into());
         }
         let continues = lengths.iter().all(|&prompt| prompt == 0) && !had.contains(&0);
-        if lengths.contains(&0) && !continues {
-            return Err(Failure::usage("a prompt has no token"));
+        if let Some(empty) = lengths.iter().position(|&tokens| tokens == 0).filter(|_| !continues) {
+            let message = format!("the prompt of sequence {empty} has no token");
+            return Err(Diagnostic::new("C00", message).help("give each sequence a token at least").into());
         }
         let after = had.iter().zip(&lengths).map(|(had, prompt)| had + prompt + args.steps);
         let after = Vec::from_iter(after);
@@ -173,7 +179,16 @@ impl Request {
         let [of_prompts, ranks] = ranks_of_steps(args)?;
         let mut multiples = (1..=of_prompts).map(|i| i * ranks);
         let both = multiples.find(|n| n.is_multiple_of(of_prompts)).unwrap_or(ranks);
-        let context = workload.context.unwrap_or_else(|| needed.next_multiple_of(both * BLOCK));
+        let model = subject::model(&args.subject.subject)?;
+        let is_described = import::program_text(&model.config).is_none();
+        let facts =
+            is_described.then(|| import::facts(&model.config, &workload.ignore_fields)).transpose()?;
+        if let (Some(prompts), Some(facts)) = (&prompts, &facts) {
+            prompts.check(facts.vocab)?;
+        }
+        let positions = facts.and_then(|facts| facts.learned_positions);
+        let usual = needed.next_multiple_of(both * BLOCK).min(positions.unwrap_or(u64::MAX));
+        let context = workload.context.unwrap_or(usual);
         if context < needed {
             let (prompt, steps) = (counted(longest, "token"), counted(args.steps, "step"));
             let parts = match had.iter().max() {
@@ -181,10 +196,18 @@ impl Request {
                 Some(&had) if longest == 0 => format!("{} before and {steps}", counted(had, "token")),
                 Some(&had) => format!("{} before, a prompt of {prompt} and {steps}", counted(had, "token")),
             };
-            let message = format!("{parts} need a cache of {needed} tokens, and `--context` is {context}");
-            return Err(Diagnostic::new("C19", message)
-                .help(format!("use `--context {needed}`, or fewer `--steps`"))
-                .into());
+            let (limit, help) = match positions.filter(|&n| n < needed) {
+                Some(n) => (
+                    format!("the model has learned {}", counted(n, "position")),
+                    "use fewer `--steps`, or a shorter prompt".to_owned(),
+                ),
+                None => (
+                    format!("`--context` is {context}"),
+                    format!("use `--context {needed}`, or fewer `--steps`"),
+                ),
+            };
+            let message = format!("{parts} need a cache of {needed} tokens, and {limit}");
+            return Err(Diagnostic::new("C19", message).help(help).into());
         }
         let chunk = args.decoding.chunk.unwrap_or(longest).min(longest).max(1);
         Ok(Self { prompts, prefix, had, lengths: after, batch, longest, chunk, steps: args.steps, context })

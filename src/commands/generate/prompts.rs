@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::store::{self, TensorSource, Tensors};
 use ithaca_kernels::tensor::{Tensor, index};
 
@@ -23,6 +24,26 @@ impl Prompts {
             (None, None) => return Ok(None),
         };
         Ok(Some(Self { sequences }))
+    }
+
+    /// Refuses ids that are none of so many tokens.
+    ///
+    /// # Errors
+    /// `C12`.
+    pub(super) fn check(&self, vocabulary: u64) -> Result<()> {
+        for (sequence, ids) in self.sequences.iter().enumerate() {
+            let is_token = |id: f64| id >= 0.0 && id.fract() == 0.0 && id < vocabulary as f64;
+            if let Some(at) = ids.iter().position(|&id| !is_token(id)) {
+                let id = ids[at];
+                let message = format!(
+                    "`{id}` at position {at} of the prompt of sequence {sequence} is no token of the vocabulary, 0 to {}",
+                    vocabulary.saturating_sub(1)
+                );
+                let help = "make prompts with the tokenizer of the model";
+                return Err(Diagnostic::new("C12", message).help(help).into());
+            }
+        }
+        Ok(())
     }
 
     /// The number of tokens of each.
@@ -68,9 +89,20 @@ fn stored(path: &Path) -> Result<Vec<Vec<f64>>> {
     let lengths = file.read("prompt_lengths")?;
     let (rows, width) = (ids.shape.first().copied().unwrap_or(0), ids.shape.get(1).copied().unwrap_or(0));
     let fits = |length: &f64| *length >= 0.0 && length.fract() == 0.0 && *length <= width as f64;
-    if ids.shape.len() != 2 || lengths.shape != [rows] || !lengths.data.iter().all(fits) {
+    if let Some(sequence) =
+        lengths.data.iter().position(|length| !fits(length)).filter(|_| ids.shape.len() == 2)
+    {
         let message = format!(
-            "`{}` has `prompt_ids` {:?} and `prompt_lengths` {:?}, not a length up to the number of ids for each sequence",
+            "`{}` has {} for sequence {sequence} in `prompt_lengths`, and `prompt_ids` have {} for each sequence",
+            path.display(),
+            lengths.data[sequence],
+            counted(width as u64, "place")
+        );
+        return Err(Diagnostic::new("C10", message).help("give the number of ids of each prompt").into());
+    }
+    if ids.shape.len() != 2 || lengths.shape != [rows] {
+        let message = format!(
+            "`{}` has `prompt_ids` {:?} and `prompt_lengths` {:?}, not ids [sequences, tokens] and lengths [sequences]",
             path.display(),
             ids.shape,
             lengths.shape

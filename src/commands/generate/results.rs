@@ -8,6 +8,7 @@ use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real};
 
 use super::stops::Stops;
+use crate::commands::verdict::none_expected;
 use crate::error::Result;
 
 /// The tokens and logits of every step, and what it leaves.
@@ -68,7 +69,7 @@ impl<T: Real> Generated<T> {
 /// were continued: steps of the file that made them are left out. Behind the end of a finished sequence nothing is compared.
 ///
 /// # Errors
-/// `C10` for an unreadable file, and for sequences that are not equally far.
+/// `C10` for an unreadable file, and for sequences that are not equally far; `C00` for a file without any of the outputs.
 pub(super) fn expected(
     path: &Path,
     found: &Outputs<f32>,
@@ -123,6 +124,9 @@ pub(super) fn expected(
             _ => all,
         };
         expected.insert(name.clone(), cut);
+    }
+    if expected.is_empty() {
+        return Err(none_expected(found));
     }
     Ok(expected)
 }

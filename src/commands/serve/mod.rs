@@ -150,15 +150,31 @@ fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits
     let message = format!(
         "no deployment on {gpus} answers {rate} requests a second of {input} tokens by {output} within the targets"
     );
-    let near = |found: &Option<Deployment>, words: fn(&Deployment) -> String| {
-        let found = found.as_ref()?;
+    let near = |found: Option<&Deployment>, words: &dyn Fn(&Deployment) -> String| {
+        let found = found?;
         let repair = (found.gpus <= pricer.devices()).then(|| relaxed(demand, found));
         Some((format!("{}: {}", words(found), document::words(found)), repair))
     };
+    let kept =
+        |target: Option<f64>, flag: &str| target.map_or_else(String::new, |_| format!(" if `{flag}` is met"));
+    let is_one_met = outcome.late.is_some() || outcome.slow.is_some();
     let found = [
-        near(&outcome.large, |d| format!("{} meet them", counted(d.gpus, "GPU"))),
-        near(&outcome.late, |d| format!("the first token takes {} at least", seconds(d.first_token_seconds))),
-        near(&outcome.slow, |d| format!("each further token takes {} at least", seconds(d.token_seconds))),
+        near(outcome.large.as_ref(), &|d| format!("{} meet them", counted(d.gpus, "GPU"))),
+        near(outcome.late.as_ref(), &|d| {
+            let first = seconds(d.first_token_seconds);
+            format!("the first token takes {first} at least{}", kept(demand.token_seconds, "--tpot"))
+        }),
+        near(outcome.slow.as_ref(), &|d| {
+            let further = seconds(d.token_seconds);
+            format!(
+                "each further token takes {further} at least{}",
+                kept(demand.first_token_seconds, "--ttft")
+            )
+        }),
+        near(outcome.far.as_ref().filter(|_| !is_one_met), &|d| {
+            let [first, further] = [d.first_token_seconds, d.token_seconds].map(seconds);
+            format!("nearest to both targets is a first token in {first} and each further one in {further}")
+        }),
     ];
     let (helps, repairs): (Vec<String>, Vec<Option<String>>) = found.into_iter().flatten().unzip();
     helps

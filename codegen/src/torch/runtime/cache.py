@@ -40,6 +40,20 @@ def append_pages(cache, x, start, end, table, cache_type, x_type, pages, slots, 
     return cache
 
 
+def rotate_append(keys, values, k, v, start, end, table, q, cache_type, x_type, text, q_type, over, slots, rows, wraps=False,
+                  pages=None, **rotation):
+    """Writes new rows of keys, rotated, and of values into their caches; and rotates queries, if there are some."""
+    at = token_positions(start, end, text, rows)
+    k, q = (x if x is None else rotary(x, at, " ".join(parse(ty).dims), " ".join(parse(text).dims), over, **rotation)
+            for x, ty in ((k, x_type), (q, q_type)))
+    for cache, x in ((keys, k), (values, v)):
+        if pages is None:
+            append(cache, x, start, end, cache_type, x_type, slots, rows, wraps)
+        else:
+            append_pages(cache, x, start, end, table, cache_type, x_type, pages, slots, rows)
+    return (keys, values) if q is None else (keys, values, q)
+
+
 def gather_pages(cache, table, cache_type, text, pages, slots, over):
     """The tokens of each sequence from its pages; zeros where it has none."""
     at = held(here, parse(text), over).to(DEVICE).expand(len(table), -1)

@@ -1,7 +1,8 @@
 //! Caches of keys and values, and the tokens that are generated with them.
 
 use crate::dim::DimId;
-use crate::ops::declare::ops;
+use crate::ops::declare::{attributes, ops};
+use crate::ops::table::rotary::Rotary;
 
 ops! {
     /// Operations of a step that continues sequences. `start` is the number of tokens of each sequence before the step, `end`
@@ -76,5 +77,24 @@ ops! {
             /// The second operand where the first is positive, else the third; integers.
             Choose = "choose", "b, b, b -> b", Compute, Vector, Zero;
         }
+    }
+}
+
+attributes! {
+    /// Attributes of `rotate_append`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RotateAppend {
+        /// The rotation of keys, and of queries if they are operands.
+        pub rotary: Rotary,
+        /// The tokens of the caches, or the slots of a page.
+        pub slots: DimId,
+        /// The tokens of the step.
+        pub rows: DimId,
+        /// The caches are rings, as of `append`.
+        pub wraps: bool = false,
+        /// The pages of all sequences; the operand after the lengths is their table.
+        pub pages: Option<DimId> = None,
+        /// The last operand are queries, and the last result these, rotated.
+        pub queries: bool = false,
     }
 }

@@ -9,7 +9,7 @@ use crate::ops::attribute::{Refused, Value};
 use crate::ops::declare::ops;
 use crate::ops::info::{Class, OpInfo};
 use crate::ops::table::attention::Attention;
-use crate::ops::table::cache::Cache;
+use crate::ops::table::cache::{Cache, RotateAppend};
 use crate::ops::table::elementwise::{Binary, Unary};
 use crate::ops::table::experts::{Experts, Rows};
 use crate::ops::table::fused::Fused;
@@ -213,6 +213,10 @@ ops! {
                 /// The slots of a page.
                 slots: DimId,
             } = "attend_pages", "b s h d, p t k d, p t k e, b, b n, (p t k), (p t k) -> b s h e, (b s h)", Compute, Attention, Own;
+            /// The caches of keys and values with the new rows of both, by `append` or `append_pages`, of keys rotated by their
+            /// positions, as `token_positions` gives them; and queries, rotated by theirs. After the caches come keys, values,
+            /// `start`, `end`, a table where caches are in pages, and queries.
+            RotateAppend(rotated: RotateAppend) = "rotate_append", "p c k d, p c k d, b t k d, b t k d, b, b, (b n), (b t h d) -> p c k d, p c k d, (b t h d)", Compute, Vector, Own;
         }
         family Structure {
             /// Runs a function for each layer; its results become the first arguments of the next layer.

@@ -1,15 +1,19 @@
 //! Steps that continue sequences: lengths, rows of caches, the choice of tokens.
 
-use ithaca_ir::ops::Cache;
+use ithaca_ir::ops::{Cache, RotateAppend};
 use ithaca_ir::order::Run;
 use ithaca_ir::{DimId, TensorType};
 
 use super::attention::bytes;
 use super::view::{Cx, RowsAlong, View, as_stored, bits_of, float, place, signed, step};
 use crate::address::Region;
-use crate::argument::{Pointer, arguments};
+use crate::argument::{Arg, Pointer, arguments};
 use crate::error::LowerError;
-use crate::structs::{Appended, HostPages, Inverse, Paged, Walk};
+use crate::structs::{Appended, AppendedPages, HostPages, Inverse, Paged, Rotation, Walk};
+use crate::threads::packs;
+
+/// Where kernels note that a cache was too small.
+const OVERFLOW: Pointer = Pointer { region: Region::Overflow, bytes: 0 };
 
 impl Cx<'_> {
     pub(crate) fn cache(&self, op: &Cache, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
@@ -57,26 +61,41 @@ impl Cx<'_> {
     /// The rows of a step at their positions in a cache, in place or in a copy of it.
     fn append(
         &self,
-        (over, rows, wraps): (DimId, DimId, bool),
+        of: (DimId, DimId, bool),
         [cache, x, start, end]: [View<'_>; 4],
         z: View<'_>,
     ) -> Result<(), LowerError> {
+        let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        as_stored(x, z)?;
+        self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
+        let inner: i64 = lx.extents[place(x.ty, of.1)? + 1..].iter().product();
+        let place = self.appended(of, x, [start, end], z)?;
+        let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
+        let n = lx.size / each;
+        let arguments = arguments![x.at, z.at, place, inner / each, OVERFLOW, n];
+        self.launch(&format!("append<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+    }
+
+    /// Where the rows of x belong in a cache of the type of z.
+    fn appended(
+        &self,
+        (over, rows, wraps): (DimId, DimId, bool),
+        x: View<'_>,
+        [start, end]: [View<'_>; 2],
+        z: View<'_>,
+    ) -> Result<Appended, LowerError> {
         let (lx, lz) = (self.local(x.ty), self.local(z.ty));
         let at = place(x.ty, rows)?;
         if start.ty.dims.iter().any(|d| !x.ty.dims[..at].contains(d)) {
             return LowerError::unsupported("`append` with lengths of dimensions behind the rows");
         }
-        as_stored(x, z)?;
-        self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let mut sequences = Walk::<1>::default();
         let strides = self.local(start.ty).strides;
         for (&dim, &extent) in x.ty.dims[..at].iter().zip(&lx.extents) {
             let stride = start.ty.position(dim).map_or(0, |d| strides[d]);
             step(&mut sequences, extent, [stride])?;
         }
-        let inner: i64 = lx.extents[at + 1..].iter().product();
-        let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
-        let appended = Appended {
+        Ok(Appended {
             start: start.at,
             end: end.at,
             sequences,
@@ -84,20 +103,16 @@ impl Cx<'_> {
             slots: self.inverse(z.ty, over)?,
             n_rows: lx.extents[at],
             n_slots: lz.extents[at],
-            inner: inner / each,
             capacity: signed(self.space.dims[over].valid),
             wraps,
-        };
-        let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
-        let arguments = arguments![x.at, z.at, appended, overflow, n];
-        self.launch(&format!("append<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+        })
     }
 
     /// The rows of a step at their positions in pages, in place or in a copy of them.
     fn append_pages(
         &self,
         rows: DimId,
-        (beyond, after): (Option<DimId>, Option<DimId>),
+        others: (Option<DimId>, Option<DimId>),
         [cache, x, start, end, table]: [View<'_>; 5],
         z: View<'_>,
     ) -> Result<(), LowerError> {
@@ -106,21 +121,73 @@ impl Cx<'_> {
         self.copy(bytes(lz.size, z.ty), cache.at, z.at)?;
         let inner: i64 = lx.extents[2..].iter().product();
         let each = self.neighbours(x.ty.dtype, &[x.at, z.at], &[inner]);
-        let (n, overflow) = (lx.size / each, Pointer { region: Region::Overflow, bytes: 0 });
-        let (sequence, paged) = (self.sequence(x.ty, rows)?, self.paged(z, table, (beyond, after))?);
-        let arguments = arguments![
-            x.at,
-            z.at,
-            start.at,
-            end.at,
-            sequence,
-            paged,
-            lx.extents[1],
-            inner / each,
-            overflow,
-            n
-        ];
+        let place = self.appended_pages(rows, others, x, [start, end, table], z)?;
+        let n = lx.size / each;
+        let arguments = arguments![x.at, z.at, place, inner / each, OVERFLOW, n];
         self.launch(&format!("append_pages<{}>", bits_of(x.ty.dtype, each)), n, arguments)
+    }
+
+    /// Where the rows of x belong in pages of the type of z.
+    fn appended_pages(
+        &self,
+        rows: DimId,
+        others: (Option<DimId>, Option<DimId>),
+        x: View<'_>,
+        [start, end, table]: [View<'_>; 3],
+        z: View<'_>,
+    ) -> Result<AppendedPages, LowerError> {
+        Ok(AppendedPages {
+            start: start.at,
+            end: end.at,
+            rows: self.sequence(x.ty, rows)?,
+            pages: self.paged(z, table, others)?,
+            n_rows: self.extent_along(x.ty, rows)?,
+        })
+    }
+
+    /// Rows of keys, rotated, and of values at their positions in caches, and rotated queries.
+    pub(crate) fn rotate_append(
+        &self,
+        rotated: &RotateAppend,
+        x: &[View<'_>],
+        z: &[View<'_>],
+    ) -> Result<(), LowerError> {
+        let (k, v, q) = (x[2], x[3], rotated.queries().map(|i| x[i]));
+        for (&cache, &z) in x.iter().zip(z).take(2) {
+            self.copy(bytes(self.local(z.ty).size, z.ty), cache.at, z.at)?;
+        }
+        let at = place(k.ty, rotated.rows)? + 1;
+        let heads = |x: View<'_>| {
+            let extents = self.local(x.ty).extents;
+            extents[at..extents.len() - 1].iter().product::<i64>()
+        };
+        let rotation = Rotation {
+            kv_heads: heads(k),
+            heads: q.map_or(0, heads),
+            ..self.rotation(&rotated.rotary, k.ty)?
+        };
+        let n: i64 = self.local(k.ty).extents[..at].iter().product();
+        let chunks = (rotation.kv_heads + rotation.heads + rotation.each - 1) / rotation.each;
+        let threads = n * chunks * packs(rotation.extent - rotation.width / 2, k.ty.dtype);
+        let queries = [q, q.and(z.get(2).copied())].map(|q| q.map_or(Pointer::NONE, |q| q.at));
+        let mut arguments = arguments![k.at, v.at, queries[0], z[0].at, z[1].at, queries[1]];
+        let lengths = [x[RotateAppend::START], x[RotateAppend::START + 1]];
+        let kernel = match rotated.table() {
+            None => {
+                let of = (rotated.slots, rotated.rows, rotated.wraps);
+                arguments.push(Arg::of(self.appended(of, k, lengths, z[0])?));
+                "rotate_append"
+            }
+            Some(table) => {
+                let [start, end] = lengths;
+                let place =
+                    self.appended_pages(rotated.rows, (None, None), k, [start, end, x[table]], z[0])?;
+                arguments.push(Arg::of(place));
+                "rotate_append_pages"
+            }
+        };
+        arguments.extend(arguments![rotation, OVERFLOW, n]);
+        self.launch_of(kernel, k.ty, threads, arguments)
     }
 
     /// The tokens of sequences that are in pages; `beyond` are the pages of the device, and those in host memory.

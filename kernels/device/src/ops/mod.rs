@@ -95,6 +95,7 @@ impl Cx<'_> {
             Op::Softmax { over } => self.along("softmax", *over, x, z[0]),
             Op::Gradient(Gradient::Softmax { over }) => self.along("softmax_backward", *over, x, z[0]),
             Op::Random(random) => self.random(random, x, z[0]),
+            Op::RotateAppend(rotated) => self.rotate_append(rotated, x, z),
             Op::Rotary(rotary) => self.rotary(rotary, x[0], x[1], z[0]),
             Op::Attention(a) => self.attention(a, x, z),
             Op::AttendPages { attention, pages, slots } => {

@@ -1,7 +1,7 @@
 //! Functions of elements, norms, rotary embeddings, look-ups: shapes and strides from types and the rank, then a kernel.
 
 use ithaca_ir::ops::{Binary, Pairs, Rotary};
-use ithaca_ir::{DType, DimId};
+use ithaca_ir::{DType, DimId, TensorType};
 
 use super::training::Norm;
 use super::view::{Cx, RowsAlong, View, bits_of, float, place, signed, step, stride_of};
@@ -9,7 +9,7 @@ use crate::argument::{Arg, Pointer, arguments};
 use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::flash::Block;
-use crate::structs::{Lookup, Sequence, Walk};
+use crate::structs::{Lookup, Rotation, Sequence, Walk};
 use crate::threads::{Chunks, Columns, MOST_LANES, packs};
 
 /// Rows for which a thread computes an angle once.
@@ -120,6 +120,26 @@ impl Cx<'_> {
         self.launch_rows(&format!("{name}<{}>", float(x[0].ty)?), (n, width, x[0].ty.dtype), arguments)
     }
 
+    /// How the elements of a head of x turn.
+    pub(super) fn rotation(&self, rotary: &Rotary, x: &TensorType) -> Result<Rotation, LowerError> {
+        let frequencies = rotary.frequencies().into_iter().map(|f| rotary.turn.sign() * f).collect();
+        let (frequencies, width) = (self.reals(frequencies), signed(rotary.width));
+        let apart = match rotary.pairs {
+            Pairs::Halves => width / 2,
+            Pairs::Neighbours => 1,
+        };
+        let (extent, amplitude) = (self.extent_along(x, rotary.over)?, rotary.amplitude());
+        Ok(Rotation {
+            frequencies,
+            extent,
+            width,
+            apart,
+            amplitude,
+            each: ROWS_OF_AN_ANGLE,
+            ..Rotation::default()
+        })
+    }
+
     pub(crate) fn rotary(
         &self,
         rotary: &Rotary,
@@ -127,9 +147,7 @@ impl Cx<'_> {
         positions: View<'_>,
         z: View<'_>,
     ) -> Result<(), LowerError> {
-        let frequencies: Vec<f64> =
-            rotary.frequencies().into_iter().map(|f| rotary.turn.sign() * f).collect();
-        let frequencies = self.reals(frequencies);
+        let Rotation { frequencies, extent, width, apart, amplitude, .. } = self.rotation(rotary, x.ty)?;
         let (mut turned, mut alike) = (Walk::<3>::default(), Walk::<3>::default());
         let local = self.local(x.ty);
         for (d, &dim) in x.ty.dims.iter().enumerate().filter(|(_, dim)| **dim != rotary.over) {
@@ -138,12 +156,7 @@ impl Cx<'_> {
                 step(rows, steps, strides)?;
             }
         }
-        let (n, n_alike, extent) = (turned.size(), alike.size(), self.extent_along(x.ty, rotary.over)?);
-        let width = signed(rotary.width);
-        let apart = match rotary.pairs {
-            Pairs::Halves => width / 2,
-            Pairs::Neighbours => 1,
-        };
+        let (n, n_alike) = (turned.size(), alike.size());
         let stride = stride_of(x.ty, &local, rotary.over);
         let chunks = (n_alike + ROWS_OF_AN_ANGLE - 1) / ROWS_OF_AN_ANGLE;
         self.launch_of(
@@ -164,7 +177,7 @@ impl Cx<'_> {
                 stride,
                 width,
                 apart,
-                rotary.amplitude(),
+                amplitude,
             ],
         )
     }

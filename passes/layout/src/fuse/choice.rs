@@ -7,10 +7,10 @@ use std::ops::RangeInclusive;
 use ithaca_ir::Diagnostic;
 use ithaca_pass::Pass;
 
+use super::caches::FuseCaches;
 use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
-use super::pages::AttendPages;
 use super::prefetch::{MAX_LAYERS, Prefetch};
 use super::saturate::Saturate;
 use crate::lower::Packing;
@@ -129,13 +129,10 @@ impl Fusion {
         let kernels = || Box::new(Saturate::kernels(self.packing));
         let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
-            Messages::Packed => vec![Box::new(AttendPages), kernels(), Box::new(Pack::default())],
-            Messages::Chunked(chunks) => vec![
-                Box::new(AttendPages),
-                kernels(),
-                Box::new(Overlap { chunks }),
-                Box::new(Pack::default()),
-            ],
+            Messages::Packed => vec![Box::new(FuseCaches), kernels(), Box::new(Pack::default())],
+            Messages::Chunked(chunks) => {
+                vec![Box::new(FuseCaches), kernels(), Box::new(Overlap { chunks }), Box::new(Pack::default())]
+            }
         };
         // `prefetch` works on complete messages.
         passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));

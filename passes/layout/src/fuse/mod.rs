@@ -5,6 +5,8 @@
 //! states their rules.
 
 mod accumulate;
+mod appends;
+mod caches;
 mod choice;
 mod graph;
 pub mod levels;
@@ -12,12 +14,13 @@ pub mod overlap;
 mod pack;
 mod pages;
 pub mod prefetch;
+mod replace;
 pub mod saturate;
 
 #[cfg(test)]
 mod tests;
 
 pub use accumulate::Accumulate;
+pub use caches::FuseCaches;
 pub use choice::{Fusion, Messages};
 pub use pack::{Kind, OPTIONS, Pack};
-pub use pages::AttendPages;

@@ -1,4 +1,4 @@
-//! `attend-pages`: attention of few queries reads the keys and values of caches in pages where they are.
+//! Attention of few queries reads the keys and values of caches in pages where they are.
 //!
 //! ```text
 //! %keys   = gather_pages %pages, %table {pages=p, slots=s, over=c} : bf16[b c k d]
@@ -12,79 +12,29 @@
 //! A copy of what a step of decoding reads would be written and read again. Many queries read each key many times, and keep
 //! the copy; so does a cache with pages in host memory.
 
-use std::collections::BTreeMap;
-
-use ithaca_ir::module::{Function, Level, Node, ValueId};
+use ithaca_ir::module::{Function, Node, ValueId};
 use ithaca_ir::ops::attention::TABLE;
 use ithaca_ir::ops::{Attention, Cache};
-use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, Op, Space};
-use ithaca_pass::rebuild::Copy;
-use ithaca_pass::{Context, Pass};
+use ithaca_ir::{DimId, Op, Space};
 
 use super::graph::Flow;
+use super::replace::Replacement;
 
-/// The pass.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AttendPages;
-
-impl Pass for AttendPages {
-    fn name(&self) -> &'static str {
-        "attend-pages"
-    }
-
-    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
-        let module = module.module();
-        if module.level != Level::PerRank {
-            let message = "`attend-pages` needs a per-rank program, in which attention has no movement";
-            return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
-        }
-        let mut rewritten = module.emptied(module.level);
-        for function in module.functions.values() {
-            let found = found(&module.space, function).into_iter().filter(|_| cx.rewrite());
-            let found: BTreeMap<usize, Found> = found.collect();
-            let function = if found.is_empty() {
-                function.clone()
-            } else {
-                let mut copy = Copy::of(function, &rewritten.space, &rewritten.functions);
-                for (i, node) in function.nodes.iter().enumerate() {
-                    match found.get(&i) {
-                        _ if found.values().any(|found| found.gathers.contains(&i)) => {}
-                        None => copy.node(node)?,
-                        Some(Found { op, operands, .. }) => {
-                            let operands: Vec<ValueId> = operands.iter().map(|&v| copy.values[v]).collect();
-                            copy.node_as(op.clone(), &operands, &node.results)?;
-                        }
-                    }
-                }
-                copy.finish()
-            };
-            rewritten.functions.push(function);
-        }
-        Ok(rewritten)
-    }
-}
-
-/// An attention that reads pages.
-struct Found {
-    op: Op,
-    operands: Vec<ValueId>,
-    /// The nodes that it replaces.
-    gathers: Vec<usize>,
-}
-
-/// Attention over pages that nothing else gathers, by node.
-fn found(space: &Space, function: &Function) -> Vec<(usize, Found)> {
-    let flow = Flow::of(function);
+/// Attention over pages that nothing else gathers.
+pub(super) fn attentions(space: &Space, flow: &Flow<'_>, function: &Function) -> Vec<Replacement> {
     let of_node = |(i, node): (usize, &Node)| {
         let Op::Attention(attention) = &node.op else { return None };
         let may = attention.may_read_pages(space, function.ty(node.operands[2]));
-        may.then(|| of_attention(&flow, function, (i, attention))).flatten().map(|found| (i, found))
+        may.then(|| of_attention(flow, function, (i, attention))).flatten()
     };
     function.nodes.iter().enumerate().filter_map(of_node).collect()
 }
 
-fn of_attention(flow: &Flow<'_>, function: &Function, (i, attention): (usize, &Attention)) -> Option<Found> {
+fn of_attention(
+    flow: &Flow<'_>,
+    function: &Function,
+    (i, attention): (usize, &Attention),
+) -> Option<Replacement> {
     let node = &function.nodes[i];
     let mut operands = Vec::with_capacity(node.operands.len() + 1);
     let mut gathers = Vec::new();
@@ -116,7 +66,7 @@ fn of_attention(flow: &Flow<'_>, function: &Function, (i, attention): (usize, &A
         operands.push(table);
     }
     let op = Op::AttendPages { attention: attention.clone(), pages, slots };
-    Some(Found { op, operands, gathers })
+    Some(Replacement { op, operands, results: node.results.to_vec(), nodes: vec![i], before: gathers })
 }
 
 #[cfg(test)]
@@ -124,7 +74,10 @@ mod tests {
     use ithaca_ir::text;
     use ithaca_pass::{Unwatched, Volume, run_passes};
 
-    use super::*;
+    use ithaca_ir::Op;
+    use ithaca_pass::{Context, Pass};
+
+    use crate::fuse::FuseCaches;
 
     /// The operations on caches of a step of `t` tokens, after the pass; `more` is a line behind the gathers.
     fn operations(t: u64, more: &str) -> Vec<&'static str> {
@@ -140,7 +93,7 @@ mod tests {
              starts=true}} : f32[b t h d]\nreturn o = %o\n}}\n"
         );
         let module = text::parse(&program).unwrap_or_else(|e| panic!("{e:?}\n{program}"));
-        let passes: Vec<Box<dyn Pass>> = vec![Box::new(AttendPages)];
+        let passes: Vec<Box<dyn Pass>> = vec![Box::new(FuseCaches)];
         let module = run_passes(module, &passes, &mut Context::new(&Volume), &mut Unwatched).unwrap();
         let main = &module.functions[module.main().unwrap()];
         main.nodes.iter().filter(|n| !matches!(n.op, Op::Input(_))).map(|n| n.op.name()).collect()

@@ -1,9 +1,11 @@
 //! The bytes that a step of decoding cannot avoid: its weights and caches, each read once.
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::Unit;
-use ithaca_ir::schedule::{Buffer, Frame, Place, Schedule, Stream, Work};
+use ithaca_ir::ops::{Appended, Cache, Unit};
+use ithaca_ir::schedule::{Buffer, BufferId, Frame, Place, Schedule, Stream, Work};
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 
 use super::FilledSlots;
@@ -44,25 +46,46 @@ fn of_uploads(schedule: &Schedule, frame: &Frame) -> f64 {
     uploads.flat_map(|task| &task.reads).map(|&id| frame.buffers[id].bytes(&schedule.space) as f64).sum()
 }
 
+/// The part of a state that a step reads: of pages as many as the sequences have room for.
+fn in_use(schedule: &Schedule, frame: &Frame, state: &Buffer) -> f64 {
+    let space = &schedule.space;
+    let tables = frame.tasks.iter().filter_map(|task| {
+        let Work::Compute(op) = &task.work else { return None };
+        let Appended { by: Cache::AppendPages { pages, .. }, start } = op.appended()? else { return None };
+        let is_read = task.reads.iter().any(|&id| frame.buffers[frame.holder(id)].place == state.place);
+        let (cache, table) = (state.tensor()?, frame.buffers[*task.reads.get(start + 2)?].tensor()?);
+        let held = space.max_extent(pages, cache.axes_of(pages));
+        is_read.then(|| space.max_local_elements(table) as f64 / held.max(1) as f64)
+    });
+    { tables }.next().map_or(1.0, |part| part.min(1.0))
+}
+
 /// Bytes of one run of a frame.
 fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
     let space = &schedule.space;
     let tensor = |id| frame.buffers[id].tensor();
     let is_state = |buffer: &&Buffer| matches!(buffer.place, Place::State(_)) && !buffer.is_in_host_memory();
     let states = frame.buffers.values().filter(is_state);
-    let states = states.map(|buffer| buffer.bytes(space) as f64);
+    let states = states.map(|buffer| buffer.bytes(space) as f64 * in_use(schedule, frame, buffer));
     let is_product = |work: &Work| matches!(work, Work::Compute(op) if op.info().unit == Unit::Matmul);
-    let products = frame.tasks.iter().filter(|task| is_product(&task.work));
-    let weights = products.flat_map(|task| {
+    // Of each part of a weight the bytes, and the chance that no product reads one: products of parts of the tokens read
+    // a weight again, which a product of all of them would not.
+    let mut parts: BTreeMap<(BufferId, BufferId), (f64, f64)> = BTreeMap::new();
+    for task in frame.tasks.iter().filter(|task| is_product(&task.work)) {
         let types: Vec<_> = task.reads.iter().chain(&task.writes).filter_map(|&id| tensor(id)).collect();
-        let read = task
-            .reads
-            .iter()
-            .filter(|&&id| matches!(frame.buffers[frame.holder(id)].place, Place::Weight(_)));
-        let bytes = read
-            .filter_map(|&id| tensor(id))
-            .map(|ty| space.max_local_bytes(ty) as f64 * filled.weights(space, ty, &types));
-        bytes.collect::<Vec<f64>>()
-    });
-    states.sum::<f64>() + weights.sum::<f64>()
+        for &id in &task.reads {
+            let holder = frame.holder(id);
+            if let (Place::Weight(_), Some(ty)) = (&frame.buffers[holder].place, tensor(id)) {
+                let bytes = space.max_local_bytes(ty) as f64;
+                let (_, unread) = parts.entry((holder, id)).or_insert((bytes, 1.0));
+                *unread *= 1.0 - filled.weights(space, ty, &types);
+            }
+        }
+    }
+    let mut weights: BTreeMap<BufferId, f64> = BTreeMap::new();
+    for ((holder, _), (bytes, unread)) in parts {
+        *weights.entry(holder).or_default() += bytes * (1.0 - unread);
+    }
+    let held = |id: BufferId| frame.buffers[id].bytes(space) as f64;
+    states.sum::<f64>() + weights.into_iter().map(|(id, bytes)| bytes.min(held(id))).sum::<f64>()
 }

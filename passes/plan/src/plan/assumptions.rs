@@ -23,9 +23,9 @@ impl Plan {
     /// Sequences longer than those of the training of the model; learned positions are refused instead.
     fn long_sequence(&self) -> Option<String> {
         let most = self.model.config.get("max_position_embeddings")?.as_u64()?;
-        let Workload { sequence, documents, target_sequence, .. } = &self.workload;
+        let Workload { sequence, documents, target_sequence, cache, .. } = &self.workload;
         let source = documents.as_ref().map_or(*sequence, Documents::longest);
-        let longest = source.max(target_sequence.unwrap_or(0));
+        let longest = source.max(target_sequence.unwrap_or(0)).max(cache.unwrap_or(0));
         (longest > most).then(|| {
             format!(
                 "sequences of {longest} tokens exceed `max_position_embeddings`, {most}, of the configuration"

@@ -130,10 +130,23 @@ pub(super) fn refusal(
     let nothing = repairs.is_empty();
     let diagnostic = Diagnostic { repairs, ..diagnostic };
     match nothing && diagnostic.helps.len() < 2 {
-        true if !tried.too_large.is_empty() => diagnostic
-            .help(format!("no number of GPUs was found to help; {}", smaller(cluster, request, tried))),
+        true if !tried.too_large.is_empty() => diagnostic.help(format!(
+            "no number of GPUs{} was found to help; {}",
+            of_those_tried(cluster, request),
+            smaller(cluster, request, tried)
+        )),
         true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
         false => diagnostic,
+    }
+}
+
+/// Up to how many GPUs were tried, where the cluster has more.
+fn of_those_tried(cluster: &Cluster, request: &Request) -> String {
+    let mut tried = doubled(request.gpus, cluster);
+    tried.truncate(if request.is_search_of_steps() { STEPS } else { usize::MAX });
+    match tried.last() {
+        Some(most) if *most < cluster.devices() => format!(" up to {most}"),
+        _ => String::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::deployment::{Demand, Deployment, Part, wait};
 
-/// The most replicas of a pool for prompts whose queue is tried beyond those that are busy at all times.
+/// The most replicas whose queue of prompts is tried beyond those that are busy at all times.
 const MORE_REPLICAS: u64 = 64;
 
 /// A layout of the GPUs of a replica.
@@ -69,10 +69,12 @@ pub struct Outcome {
     pub meets: Vec<Deployment>,
     /// Of those that need more GPUs than there are, and meet the targets, the one with the fewest.
     pub large: Option<Deployment>,
-    /// Of those that miss the time to the first token only, the one with the least.
+    /// Of those on as many GPUs as there are that miss the time to the first token only, the one with the least.
     pub late: Option<Deployment>,
-    /// Of those that miss the time per token on as many GPUs as there are, the one with the least.
+    /// Of those that miss the time per token only, the one with the least.
     pub slow: Option<Deployment>,
+    /// Of those that miss both, the one that misses the farther one, as a factor, by the least.
+    pub far: Option<Deployment>,
 }
 
 /// All deployments of layouts, judged.
@@ -102,18 +104,23 @@ impl Outcome {
     fn judge(&mut self, demand: &Demand, deployment: Option<Deployment>) {
         let Some(new) = deployment else { return };
         let Demand { first_token_seconds, token_seconds, gpus, .. } = demand;
-        let least = |kept: &mut Option<Deployment>, new: Deployment, figure: fn(&Deployment) -> f64| {
+        let least = |kept: &mut Option<Deployment>, new: Deployment, figure: &dyn Fn(&Deployment) -> f64| {
             if kept.as_ref().is_none_or(|kept| figure(&new) < figure(kept)) {
                 *kept = Some(new);
             }
+        };
+        let factor = |seconds: f64, most: &Option<f64>| most.map_or(1.0, |most| seconds / most);
+        let missed = |d: &Deployment| {
+            factor(d.first_token_seconds, first_token_seconds).max(factor(d.token_seconds, token_seconds))
         };
         let is_slow = token_seconds.is_some_and(|most| new.token_seconds > most);
         let is_late = first_token_seconds.is_some_and(|most| new.first_token_seconds > most);
         match (new.gpus > *gpus, is_slow, is_late) {
             (false, false, false) => self.meets.push(new),
-            (true, false, false) => least(&mut self.large, new, |d| d.gpus as f64),
-            (false, false, true) => least(&mut self.late, new, |d| d.first_token_seconds),
-            (false, true, _) => least(&mut self.slow, new, |d| d.token_seconds),
+            (true, false, false) => least(&mut self.large, new, &|d| d.gpus as f64),
+            (false, false, true) => least(&mut self.late, new, &|d| d.first_token_seconds),
+            (false, true, false) => least(&mut self.slow, new, &|d| d.token_seconds),
+            (false, true, true) => least(&mut self.far, new, &missed),
             (true, _, _) => {}
         }
     }
@@ -154,11 +161,11 @@ fn one_pool(demand: &Demand, replica: &Replica, step: &Decoding, chunk: &Prompts
     let output = demand.output as f64;
     let token_seconds = step.seconds + batch * chunks * chunk.seconds / (output * at_once);
     let capacity = batch / (output * token_seconds);
-    let replicas = (demand.rate / capacity).ceil().max(1.0);
+    let least = (demand.rate / capacity).ceil().max(1.0) as u64;
     // Each group of ranks has a queue of its own.
     let service = chunks * (chunk.seconds + step.seconds);
-    let waits = wait(demand.rate / replicas / at_once, service)?;
-    let replicas = replicas as u64;
+    let waits = |replicas: u64| Some((replicas, wait(demand.rate / replicas as f64 / at_once, service)?));
+    let (replicas, waits) = (least..least.saturating_add(MORE_REPLICAS)).find_map(waits)?;
     Some(Deployment {
         decode: replica.decoding_part(replicas, step),
         chunk: chunk.tokens,

@@ -238,7 +238,8 @@ fn has_parts(function: &Function, rules: &[Rule]) -> bool {
 /// The fused kernels of a module, by name.
 fn fused_note(module: &Module) -> Option<String> {
     let nodes = module.functions.values().flat_map(|function| &function.nodes);
-    let fused = nodes.filter(|node| matches!(node.op, Op::Fused(_))).map(|node| node.op.name());
+    let fused =
+        nodes.filter(|node| matches!(node.op, Op::Fused(_) | Op::RotateAppend(_))).map(|node| node.op.name());
     let names: Vec<&str> = fused.collect::<BTreeSet<_>>().into_iter().collect();
     (!names.is_empty()).then(|| format!("operations are fused to {}", names.join(", ")))
 }
