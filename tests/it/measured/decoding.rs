@@ -7,6 +7,7 @@ use ithaca_ir::{DType, Dim, Mesh, Space, TensorType};
 use ithaca_passes::cluster::{Cluster, Runtime, Sourced};
 use ithaca_passes::compile::compile;
 use ithaca_passes::cost::op_seconds;
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Workload, program};
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 use ithaca_passes::simulate::simulate;
@@ -25,11 +26,12 @@ fn serving(cluster: Cluster, changes: &str) -> Cluster {
     cluster.with_runtime(runtime).unwrap()
 }
 
-/// Milliseconds of a step.
+/// Milliseconds of a step, with kernels fused as `plan` does without further options.
 fn step(cluster: &Cluster, config: &Value, (batch, context): (u64, u64), layout: (&str, &str)) -> f64 {
     let module =
         program(config, "model", &Workload::decode(batch, context)).unwrap_or_else(|e| panic!("{e:?}"));
-    let options = ShardOptions::new(layout.0, parse_mesh(layout.1).unwrap());
+    let fusion = Fusion::parse("fold+pack").unwrap();
+    let options = ShardOptions { fusion, ..ShardOptions::new(layout.0, parse_mesh(layout.1).unwrap()) };
     let compiled = compile(&module, &options, cluster).unwrap_or_else(|e| panic!("{layout:?}: {e:?}"));
     simulate(cluster, &compiled.schedule).seconds * 1e3
 }
