@@ -106,6 +106,19 @@ fn telling_fields() -> Vec<(&'static str, &'static str, Value)> {
         ("glm4-moe", "/routed_scaling_factor", json!(1.0)),
         ("glm4-moe", "/rope_parameters/partial_rotary_factor", json!(0.75)),
         ("seed-oss", "/attention_out_bias", json!(false)),
+        ("gemma", "/rope_parameters/rope_theta", json!(400.0)),
+        ("granite", "/embedding_multiplier", json!(3.0)),
+        ("granite", "/residual_multiplier", json!(0.5)),
+        ("granite", "/attention_multiplier", json!(0.25)),
+        ("granite", "/logits_scaling", json!(1.5)),
+        ("arcee", "/hidden_act", json!("relu")),
+        ("ernie4-5", "/use_bias", json!(false)),
+        ("olmo3", "/sliding_window", json!(8)),
+        ("olmo3", "/rope_parameters/full_attention/factor", json!(2.0)),
+        ("exaone4", "/sliding_window", json!(8)),
+        ("exaone4", "/layer_types/2", json!("sliding_attention")),
+        ("minimax-m2", "/rope_parameters/partial_rotary_factor", json!(0.75)),
+        ("minimax-m2", "/num_experts_per_tok", json!(3)),
         ("smollm3", "/no_rope_layers", json!([1, 0, 1, 1, 1])),
         ("smollm3", "/sliding_window", json!(9)),
         ("mistral3", "/text_config/rope_parameters/rope_theta", json!(400.0)),
@@ -149,9 +162,11 @@ fn the_older_spelling_gives_the_same_program(golden: &Golden) -> Result<(), Stri
         _ => ("rope_theta", "partial_rotary_factor"),
     };
     if let Some(window) = parameters.remove("sliding_attention") {
-        // Of several types of layer the window's has a base of its own, and the other's parameters are the model's.
-        fields.insert("rope_local_base_freq".to_owned(), window["rope_theta"].clone());
+        // Of several types of layer the other's parameters are the model's, and the window's may have a base of its own.
         parameters = parameters.remove("full_attention").unwrap().as_object().unwrap().clone();
+        if window["rope_theta"] != parameters["rope_theta"] {
+            fields.insert("rope_local_base_freq".to_owned(), window["rope_theta"].clone());
+        }
     }
     fields.insert(theta.to_owned(), parameters.remove("rope_theta").unwrap());
     if let Some(factor) = parameters.remove("partial_rotary_factor") {

@@ -193,6 +193,55 @@ MODELS = {
              rope_parameters=dict(rope_type="default", rope_theta=500.0)),
         2, 40,
     ),
+    "gemma": (
+        "Gemma",
+        dict(COMMON, head_dim=16, num_key_value_heads=1, rms_norm_eps=1e-3, hidden_size=72,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "granite": (
+        "Granite",
+        dict(COMMON, num_key_value_heads=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+             embedding_multiplier=3.5, attention_multiplier=0.21, residual_multiplier=0.4, logits_scaling=1.7,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "arcee": (
+        "Arcee",
+        dict(COMMON, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=64)),
+        1, 48,
+    ),
+    "ernie4-5": (
+        "Ernie4_5",
+        dict(COMMON, head_dim=16, num_key_value_heads=2, use_bias=True, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=300.0)),
+        2, 40,
+    ),
+    "olmo3": (
+        "Olmo3",
+        dict(COMMON, num_hidden_layers=4, pad_token_id=0, eos_token_id=1, rms_norm_eps=1e-3, sliding_window=7,
+             layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+             rope_parameters=dict(
+                 sliding_attention=dict(rope_type="default", rope_theta=500.0),
+                 full_attention=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                                     original_max_position_embeddings=64))),
+        2, 40,
+    ),
+    "exaone4": (
+        "Exaone4",
+        dict(COMMON, num_hidden_layers=4, num_key_value_heads=2, rms_norm_eps=1e-3, sliding_window=7,
+             sliding_window_pattern=3, tie_word_embeddings=True,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        dict(COMMON, head_dim=16, num_key_value_heads=2, intermediate_size=16, num_local_experts=8,
+             num_experts_per_tok=4, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)),
+        4, 32,
+    ),
     "glm4-moe": (
         "Glm4Moe",
         dict(COMMON, num_hidden_layers=3, head_dim=16, num_key_value_heads=2, attention_bias=True, use_qk_norm=True,
@@ -360,7 +409,7 @@ def model_of(family, model_class, settings):
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 # Norms of Gemma add one to their weight.
-                base = 0.0 if key.endswith("bias") or family in ("Gemma2", "Gemma3") else 1.0
+                base = 0.0 if key.endswith("bias") or family in ("Gemma", "Gemma2", "Gemma3") else 1.0
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
                 scale = 1.0 if "relative_attention_bias" in key else 0.1

@@ -6,7 +6,9 @@ use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::Value;
 
 use crate::family;
-use crate::spec::{Kind, Mlp, MlpLayout, NormForm, QkNorm, Residual, Sizes, Spec, Structure};
+use crate::spec::{
+    EmbeddingFactor, Kind, Mlp, MlpLayout, NormForm, QkNorm, Residual, Sizes, Spec, Structure,
+};
 
 /// The sizes of a model, and what its layers compute.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,7 +149,9 @@ fn llama(spec: &Spec) -> Option<LlamaFacts> {
         && norms.before_mlp.is_some()
         && norms.after_mlp.is_none()
         && spec.residual == Residual::Serial
-        && !(spec.bias.out || spec.bias.mlp || spec.scaled_embedding)
+        && !(spec.bias.out || spec.bias.mlp)
+        && spec.embedding == EmbeddingFactor::One
+        && (spec.branch_factor, spec.logit_factor) == (1.0, 1.0)
         && matches!(spec.qk_norm, QkNorm::None | QkNorm::Head)
         && rotary.pairs == Pairs::Halves
         && spec.logit_cap.is_none()

@@ -141,6 +141,12 @@ impl<'a> Rope<'a> {
         Err(Diagnostic::new(code, message))
     }
 
+    /// The parameters of layers without scaling: those nested under their type, the base alone where parameters are not nested.
+    pub(super) fn unscaled(&self) -> Self {
+        let base = self.parameters.and_then(|map| map.get("rope_theta")).and_then(Value::as_f64);
+        Self { theta: self.theta.or(base), ..self.of_other_base(self.cx.theta) }
+    }
+
     /// The parameters of layers whose base is another, `theta` by default: those nested under their type, without scaling where
     /// parameters are not nested.
     pub(super) fn of_other_base(&self, theta: f64) -> Self {

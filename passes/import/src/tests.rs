@@ -379,6 +379,12 @@ fn absent_fields_mean_what_the_library_says() {
         ("gpt2", 768, 12, None, 64, 3072, 50_257),
         ("gemma2", 2304, 8, Some(4), 256, 9216, 256_000),
         ("olmo2", 4096, 32, None, 128, 11_008, 50_304),
+        ("olmo3", 4096, 32, None, 128, 11_008, 50_304),
+        ("exaone4", 4096, 32, None, 128, 16_384, 102_400),
+        ("gemma", 3072, 16, None, 256, 24_576, 256_000),
+        ("granite", 4096, 32, None, 128, 11_008, 32_000),
+        ("arcee", 2560, 32, None, 80, 18_432, 32_000),
+        ("ernie4_5", 1024, 16, Some(2), 128, 3072, 103_424),
         ("starcoder2", 3072, 24, Some(2), 128, 12_288, 49_152),
         ("gpt_neox", 6144, 64, None, 96, 24_576, 50_432),
     ] {
@@ -410,7 +416,7 @@ fn fields_that_change_the_computation_are_refused_by_name() {
         ("is_causal", json!(false)),
         ("use_mrope", json!(true)),
         ("per_layer_config", json!({"0": {"hidden_size": 8}})),
-        ("hidden_act", json!("relu2")),
+        ("hidden_act", json!("mish")),
         ("dtype", json!("float8_e4m3fn")),
     ] {
         let config = with(&small("llama"), json!({ field: value }));

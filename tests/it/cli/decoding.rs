@@ -41,8 +41,17 @@ fn goldens_are_continued_as_the_library_continues_them() {
         "--strategy usp --mesh ring=2,ulysses=2 --chunk 7",
         "--strategy megatron-tp-sp --mesh tp=2",
     ];
-    let models =
-        ["llama-gqa", "gpt2", "mistral-swa", "qwen2", "deepseek-v3", "mixtral", "phi3-partial-window", "t5"];
+    let models = [
+        "llama-gqa",
+        "gpt2",
+        "mistral-swa",
+        "qwen2",
+        "olmo3",
+        "deepseek-v3",
+        "mixtral",
+        "phi3-partial-window",
+        "t5",
+    ];
     let cases = models.into_iter().flat_map(|model| layouts.map(|layout| (model, layout)));
     // The latent model has four heads, and a head is never split. An encoder reads prompts whole.
     let cases = cases.filter(|case| *case != ("deepseek-v3", "--mesh tp=8"));

@@ -285,6 +285,11 @@ impl Body<'_> {
         Ok([self.push(op.clone(), &[q, positions])?, self.push(op, &[k, positions])?])
     }
 
+    /// `x` times a number; x itself for 1.
+    pub(super) fn times(&mut self, x: ValueId, factor: f64) -> Built<ValueId> {
+        if factor == 1.0 { Ok(x) } else { self.push(Op::Scale { factor }, &[x]) }
+    }
+
     /// Queries that grow with their positions.
     pub(super) fn grown(&mut self, q: ValueId, growth: Growth, tokens: DimId) -> Built<ValueId> {
         let (dtype, wide) = (self.tensors.dtype, sums_in(self.tensors.dtype));

@@ -18,7 +18,7 @@ use super::cx::Decoder;
 use super::dims::Dims;
 use super::drops::{Drops, Place};
 use super::{experts, latent};
-use crate::spec::{Kind, Mlp, MlpLayout, Projections, QkNorm, Residual, Sizes, Spec};
+use crate::spec::{EmbeddingFactor, Kind, Mlp, MlpLayout, Projections, QkNorm, Residual, Sizes, Spec};
 use crate::workload::Workload;
 
 /// The program of a decoder.
@@ -88,10 +88,15 @@ impl Decoder<'_> {
             let embedded = f.embed("transformer.wpe.weight", [p, m], None, positions)?;
             x = f.add(x, embedded)?;
         }
-        if self.spec.scaled_embedding {
+        let factor = match self.spec.embedding {
+            EmbeddingFactor::One => None,
             // The library computes the factor in f32 and rounds it to the table's element type.
-            let factor = rounded((hidden as f64).sqrt(), DType::F32);
-            let factor = rounded(factor, f.tensors.dtype);
+            EmbeddingFactor::RootOfWidth => {
+                Some(rounded(rounded((hidden as f64).sqrt(), DType::F32), f.tensors.dtype))
+            }
+            EmbeddingFactor::Number(factor) => Some(factor),
+        };
+        if let Some(factor) = factor {
             x = f.push(Op::Scale { factor }, &[x])?;
         }
         x = f.drop(Place::Embedding, x)?;
@@ -115,6 +120,7 @@ impl Decoder<'_> {
             None => self.attend(kind, f, normed)?,
         };
         let out = norm(f, out, norms.after_attention)?;
+        let out = f.times(out, self.spec.branch_factor)?;
         let attended = f.residual(x, out, "attended")?;
 
         let read = match self.spec.residual {
@@ -127,6 +133,7 @@ impl Decoder<'_> {
             (Mlp::Experts | Mlp::Dense, _, _) => self.mlp(f, normed)?,
         };
         let out = norm(f, out, norms.after_mlp)?;
+        let out = f.times(out, self.spec.branch_factor)?;
         let y = f.residual(attended, out, "y")?;
         f.returns(y, "y")
     }
@@ -142,6 +149,7 @@ impl Decoder<'_> {
         let name = if self.spec.sizes.tied { layout.embedding } else { layout.head };
         let weight = f.weight(name, &[v, m])?;
         let mut logits = f.product(normed, weight)?;
+        logits = f.times(logits, self.spec.logit_factor)?;
         if let Some(cap) = self.spec.logit_cap {
             logits = f.push(Op::Scale { factor: 1.0 / cap }, &[logits])?;
             logits = f.push(Op::Unary(Unary::Tanh), &[logits])?;

@@ -206,7 +206,7 @@ fn logits(
     f.name(logits, Some("router"));
     let mut operands = vec![logits];
     if spec.biased {
-        let bias = f.weight(&format!("{module}.gate.e_score_correction_bias"), &[dims.r])?;
+        let bias = f.weight(&format!("{module}.{}", cx.spec.layout.bias_of_choice), &[dims.r])?;
         operands.push(cast(f, bias, wide)?);
     }
     Ok(operands)

@@ -1,14 +1,17 @@
-//! Families with full and sliding attention by type of layer: Qwen2, Qwen3, Gemma 2 and 3, SmolLM3.
+//! Families with full and sliding attention by type of layer: Qwen2, Qwen3, Gemma 2 and 3, SmolLM3, OLMo 3, EXAONE 4.
 //!
 //! `layer_types` states the types.
 
 use ithaca_ir::{Diagnostic, Mask};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::sizes::{Defaults, HeadDim, KvHeads, Padding, USUAL, read_activation, read_sizes};
+use super::uniform::NORMS_AFTER;
 use crate::fields::Fields;
 use crate::rope::{Rope, RopeContext};
-use crate::spec::{Biases, Kind, Layout, NormForm, Norms, QkNorm, RotarySpec, Sizes, Spec, Spelling, window};
+use crate::spec::{
+    Biases, EmbeddingFactor, Kind, Layout, NormForm, Norms, QkNorm, RotarySpec, Sizes, Spec, Spelling, window,
+};
 
 /// Causal attention.
 pub(super) const FULL: &str = "full_attention";
@@ -130,6 +133,65 @@ fn with_unrotated(spec: Spec, rotated: &[bool]) -> Spec {
     Spec { spelling: spec.spelling, ..Spec::new(spec.sizes, kinds, layers) }
 }
 
+/// As OLMo 2, every fourth layer full and the others sliding unless `layer_types` states otherwise. The scaling of rotary positions,
+/// where parameters are not nested by type of layer, is that of full layers.
+pub(super) fn olmo3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults =
+        Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), padding: Padding::Token(1), ..USUAL };
+    let sizes = read_sizes(fields, &defaults)?;
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    let width = fields.nullable_size("sliding_window", Some(4096))?;
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => every(sizes.layers, 4),
+    };
+    let rope = Rope::read(fields, RopeContext { theta: 5e5, ..RopeContext::of(&sizes) })?;
+    let unscaled = rope.unscaled();
+    let window = width.ok_or("`sliding_window` must be a number of tokens");
+    let spec = by_type(sizes, &types, window, |sizes, label, ty, mask| {
+        let rope = if ty == SLIDING { &unscaled } else { &rope };
+        Ok(Kind::new(label, mask, rope.of_layers(ty, &[FULL, SLIDING])?, sizes))
+    })?;
+    Ok(Spec { layout: &NORMS_AFTER, bias, qk_norm: QkNorm::Projection, ..spec })
+}
+
+/// Norms after attention and MLP, queries and keys normalised in each head; without rotary positions in full layers if the model has
+/// a window. By default every fourth layer is full, and `sliding_window_pattern` states another number.
+pub(super) fn exaone4(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 102_400,
+        ffn: 16_384,
+        kv_heads: KvHeads::Fixed(32),
+        eps: ("rms_norm_eps", 1e-5),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let width = fields.nullable_size("sliding_window", Some(4096))?;
+    let pattern = match fields.raw("sliding_window_pattern") {
+        None => Some(4),
+        // Letters for the layers of a period, of which the last is full, as in `LLLG`.
+        Some(Value::String(letters)) => Some(letters.len() as u64),
+        Some(_) => fields.nullable_size("sliding_window_pattern", None)?,
+    };
+    let types = match (fields.words("layer_types")?, width, pattern) {
+        (Some(types), _, _) => types,
+        (None, Some(_), Some(n)) => every(sizes.layers, n.max(1)),
+        (None, _, _) => vec![FULL; usize::try_from(sizes.layers).unwrap_or(0)],
+    };
+    let rotary = Rope::read(fields, RopeContext::of(&sizes))?.of_model()?;
+    let window = width.ok_or("`sliding_window` must be a number of tokens");
+    let spec = by_type(sizes, &types, window, |sizes, label, ty, mask| {
+        let rotary = (width.is_none() || ty == SLIDING).then(|| rotary.clone());
+        Ok(Kind::new(label, mask, rotary, sizes))
+    })?;
+    Ok(Spec { layout: &NORMS_AFTER, qk_norm: QkNorm::Head, ..spec })
+}
+
+/// Types of layers of which every `n`-th is full.
+fn every(layers: u64, n: u64) -> Vec<&'static str> {
+    (1..=layers).map(|layer| if layer.is_multiple_of(n) { FULL } else { SLIDING }).collect()
+}
+
 /// Capped scores and logits, norms before and after attention and MLP with weight + 1, scaled embeddings.
 ///
 /// Layers alternate, starting with a sliding one, unless `layer_types` states otherwise. The library computes the MLP
@@ -225,7 +287,7 @@ fn gemma(
         Ok(Kind { scale, softcap, ..Kind::new(label, mask, rotary(ty)?, sizes) })
     })?;
     let norm = NormForm::Rms { offset: 1.0 };
-    Ok(Spec { layout: &LAYOUT, norm, bias, logit_cap, scaled_embedding: true, ..spec })
+    Ok(Spec { layout: &LAYOUT, norm, bias, logit_cap, embedding: EmbeddingFactor::RootOfWidth, ..spec })
 }
 
 /// A positive number: `default` when absent, `None` when null.

@@ -1,14 +1,14 @@
-//! Families with experts: Mixtral and Qwen3-MoE, and the fields and kinds of block that they share with DeepSeek.
+//! Families with experts: Mixtral, Qwen3-MoE and MiniMax-M2, and the fields and kinds of block that they share with DeepSeek.
 
 use ithaca_ir::ops::experts::{Gates, Scoring};
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::json;
 
 use super::by_layer::used_window;
-use super::sizes::{Defaults, KvHeads, USUAL, read_sizes};
+use super::sizes::{Defaults, HeadDim, KvHeads, USUAL, read_sizes};
 use super::uniform::no_biases;
 use crate::fields::Fields;
-use crate::rope::{Rope, RopeContext};
+use crate::rope::{Partial, Rope, RopeContext};
 use crate::spec::{
     Biases, ExpertSpec, ExpertTensors, Kind, Layout, Mlp, QkNorm, RotarySpec, Sizes, Spec, Spelling, window,
 };
@@ -16,13 +16,12 @@ use crate::spec::{
 /// Fields that Mixtral reads, and families without experts must leave neutral.
 pub(super) const MIXTRAL_OWN: &[&str] = &["num_local_experts", "num_experts", "num_experts_per_tok"];
 
+/// The names of Mixtral's experts.
+const MIXTRAL: Layout =
+    Layout { experts: "block_sparse_moe", expert: ExpertTensors::Each(["w1", "w3", "w2"]), ..Layout::USUAL };
+
 /// As Mistral, with experts in every layer; gates are shares of softmax scores.
 pub(super) fn mixtral(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
-    const LAYOUT: Layout = Layout {
-        experts: "block_sparse_moe",
-        expert: ExpertTensors::Each(["w1", "w3", "w2"]),
-        ..Layout::USUAL
-    };
     let defaults = Defaults {
         ffn: 14_336,
         kv_heads: KvHeads::Fixed(8),
@@ -41,7 +40,7 @@ pub(super) fn mixtral(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let rope = Rope::read(fields, RopeContext { theta: 1e6, ..RopeContext::of(&sizes) })?;
     let experts = ExpertSpec { gates: Gates::Shares, ..by_softmax(count, top, sizes.ffn) };
     let spec = with_experts(sizes, width, &rope.of_model()?, |_| true);
-    Ok(Spec { layout: &LAYOUT, experts: Some(experts), ..spec })
+    Ok(Spec { layout: &MIXTRAL, experts: Some(experts), ..spec })
 }
 
 /// Fields that Qwen3-MoE reads, and families without experts must leave neutral.
@@ -83,6 +82,50 @@ pub(super) fn qwen3_moe(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let spec = with_experts(sizes, width, &rope.of_model()?, has_experts);
     let spelling = Spelling::DenseLayers;
     Ok(Spec { spelling, experts: Some(experts), bias, qk_norm: QkNorm::Head, ..spec })
+}
+
+/// As Mixtral, with queries and keys normalised over all heads, a part of each head rotated, and scores by the sigmoid, of which a bias
+/// takes part in the choice.
+pub(super) fn minimax_m2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout { bias_of_choice: "e_score_correction_bias", ..MIXTRAL };
+    let defaults = Defaults {
+        vocab: 200_064,
+        hidden: 3072,
+        ffn: 1536,
+        layers: 62,
+        heads: 48,
+        head_dim: HeadDim::Fixed(128),
+        kv_heads: KvHeads::Fixed(8),
+        max_positions: 196_608,
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    // Noise of the router, for training only.
+    fields.neutral("router_jitter_noise", &[json!(0.0)])?;
+    read_loss(fields)?;
+    // Published descriptions state what the class does, and modules that predict further tokens, which it lacks.
+    fields.neutral("scoring_func", &[json!("sigmoid")])?;
+    fields.neutral("use_routing_bias", &[json!(true)])?;
+    fields.neutral("use_qk_norm", &[json!(true)])?;
+    fields.neutral("qk_norm_type", &[json!("per_layer")])?;
+    fields.neutral("shared_intermediate_size", &[json!(0)])?;
+    fields.skip(&["use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list"]);
+    let count = fields.aliased_size(["num_local_experts", "num_experts"], 256)?;
+    let top = fields.size("num_experts_per_tok", 8)?;
+    let experts = ExpertSpec {
+        scoring: Scoring::Sigmoid,
+        gates: Gates::Shares,
+        biased: true,
+        ..by_softmax(count, top, sizes.ffn)
+    };
+    let rotated = fields.nullable_size("rotary_dim", None)?;
+    let cx = RopeContext { theta: 5e6, partial: Partial::Factor, ..RopeContext::of(&sizes) };
+    let mut rotary = Rope::read(fields, cx)?.of_model()?;
+    if let Some(rotated) = rotated {
+        rotary.width = rotated;
+    }
+    let spec = with_experts(sizes, None, &rotary, |_| true);
+    Ok(Spec { layout: &LAYOUT, experts: Some(experts), qk_norm: QkNorm::Projection, ..spec })
 }
 
 /// The model in which layer `i` has experts if `has_experts(i)`. All layers have the same window, if any.

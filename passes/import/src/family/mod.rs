@@ -53,7 +53,7 @@ enum Reader {
     Bert,
 }
 
-static FAMILIES: [Family; 23] = [
+static FAMILIES: [Family; 30] = [
     Family::new(
         "llama",
         "grouped heads, biases by flags; rotary default, linear, llama3, yarn",
@@ -91,6 +91,27 @@ static FAMILIES: [Family; 23] = [
         &["Qwen3ForCausalLM"],
         Reader::Decoder(by_layer::qwen3),
     ),
+    Family::new(
+        "arcee",
+        "as llama, with a plain MLP of the square of ReLU",
+        &["ArceeForCausalLM"],
+        Reader::Decoder(uniform::arcee),
+    ),
+    Family::new(
+        "ernie4_5",
+        "as llama, biases by one flag, neighbours of rotated heads",
+        &["Ernie4_5ForCausalLM"],
+        Reader::Decoder(uniform::ernie4_5),
+    ),
+    Family {
+        own: &["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
+        ..Family::new(
+            "granite",
+            "as llama, with factors of the embedding, scores, branches and logits",
+            &["GraniteForCausalLM"],
+            Reader::Decoder(uniform::granite),
+        )
+    },
     Family {
         own: &["pretraining_tp"],
         ..Family::new(
@@ -110,6 +131,12 @@ static FAMILIES: [Family; 23] = [
             Reader::Decoder(uniform::phi3),
         )
     },
+    Family::new(
+        "gemma",
+        "as llama, norms by weight + 1, scaled embedding",
+        &["GemmaForCausalLM"],
+        Reader::Decoder(uniform::gemma),
+    ),
     Family {
         own: &["final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar"],
         ..Family::new(
@@ -139,6 +166,18 @@ static FAMILIES: [Family; 23] = [
         "queries and keys normalised over all heads, norms after; rotary as llama",
         &["Olmo2ForCausalLM"],
         Reader::Decoder(uniform::olmo2),
+    ),
+    Family::new(
+        "olmo3",
+        "as olmo2, sliding windows by layer",
+        &["Olmo3ForCausalLM"],
+        Reader::Decoder(by_layer::olmo3),
+    ),
+    Family::new(
+        "exaone4",
+        "as olmo3, each head normalised by itself, full layers without rotary positions",
+        &["Exaone4ForCausalLM"],
+        Reader::Decoder(by_layer::exaone4),
     ),
     Family {
         dropout: DropoutFields {
@@ -186,6 +225,15 @@ static FAMILIES: [Family; 23] = [
             "experts in every layer, shares of the best by softmax; else as mistral",
             &["MixtralForCausalLM"],
             Reader::Decoder(experts::mixtral),
+        )
+    },
+    Family {
+        own: experts::MIXTRAL_OWN,
+        ..Family::new(
+            "minimax_m2",
+            "experts in every layer, chosen by sigmoid and bias; partly rotated heads, normalised over all",
+            &["MiniMaxM2ForCausalLM"],
+            Reader::Decoder(experts::minimax_m2),
         )
     },
     Family {

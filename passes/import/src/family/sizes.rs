@@ -15,9 +15,9 @@ pub(super) fn read_activation(
 ) -> Result<Unary, Diagnostic> {
     let word = fields.word(name)?.unwrap_or(default);
     activation(word).ok_or_else(|| {
-        fields
-            .unsupported(name, &json!(word))
-            .help("supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, tanh")
+        fields.unsupported(name, &json!(word)).help(
+            "supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, relu2, tanh",
+        )
     })
 }
 
@@ -32,6 +32,7 @@ pub(super) fn activation(name: &str) -> Option<Unary> {
         }
         "quick_gelu" => Unary::QuickGelu,
         "relu" => Unary::Relu,
+        "relu2" => Unary::Relu2,
         "tanh" => Unary::Tanh,
         _ => return None,
     })

@@ -1,8 +1,9 @@
-//! Families whose layers are all alike: Llama, Seed-OSS, Mistral, Phi-3, GLM-4, OLMo 2, StarCoder2 and GPT-NeoX.
+//! Families whose layers are all alike: Llama, Seed-OSS, Mistral, Phi-3, GLM-4, OLMo 2, Gemma, Granite, Arcee, ERNIE 4.5, StarCoder2 and
+//! GPT-NeoX.
 //!
 //! A `sliding_window` applies to all layers.
 
-use ithaca_ir::ops::Pairs;
+use ithaca_ir::ops::{Pairs, Unary};
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::json;
 
@@ -10,8 +11,8 @@ use super::sizes::{Defaults, HeadDim, KvHeads, Padding, USUAL, read_sizes};
 use crate::fields::Fields;
 use crate::rope::{Partial, Rope, RopeContext};
 use crate::spec::{
-    Biases, Kind, Layout, MlpLayout, NormForm, Norms, Projections, QkNorm, Residual, Sizes, Spec, Spelling,
-    window,
+    Biases, EmbeddingFactor, Kind, Layout, MlpLayout, NormForm, Norms, Projections, QkNorm, Residual, Sizes,
+    Spec, Spelling, window,
 };
 
 /// Biases by flags, no windows.
@@ -120,24 +121,118 @@ pub(super) fn glm4(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     Ok(Spec { layout: &LAYOUT, bias: Biases { qkv, ..Biases::default() }, ..spec })
 }
 
+/// Norms after attention and MLP instead of before.
+pub(super) const NORMS_AFTER: Layout = Layout {
+    norms: Norms {
+        before_attention: None,
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: None,
+        after_mlp: Some("post_feedforward_layernorm"),
+    },
+    ..Layout::USUAL
+};
+
 /// As Llama, with queries and keys normalised over all heads of a token, and norms after attention and MLP instead of
 /// before.
 pub(super) fn olmo2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
-    const LAYOUT: Layout = Layout {
-        norms: Norms {
-            before_attention: None,
-            after_attention: Some("post_attention_layernorm"),
-            before_mlp: None,
-            after_mlp: Some("post_feedforward_layernorm"),
-        },
-        ..Layout::USUAL
-    };
     let defaults =
         Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), padding: Padding::Token(1), ..USUAL };
     let sizes = read_sizes(fields, &defaults)?;
     let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
     let spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
-    Ok(Spec { layout: &LAYOUT, bias, qk_norm: QkNorm::Projection, ..spec })
+    Ok(Spec { layout: &NORMS_AFTER, bias, qk_norm: QkNorm::Projection, ..spec })
+}
+
+/// As Llama, with norms by weight + 1, a scaled embedding, and the tanh approximation of GELU, also where a description says `gelu`.
+pub(super) fn gemma(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 256_000,
+        hidden: 3072,
+        ffn: 24_576,
+        layers: 28,
+        heads: 16,
+        head_dim: HeadDim::Fixed(256),
+        kv_heads: KvHeads::Fixed(16),
+        max_positions: 8192,
+        activation: ("hidden_act", "gelu_pytorch_tanh"),
+        tied: true,
+        padding: Padding::Token(0),
+        ..USUAL
+    };
+    let mut sizes = read_sizes(fields, &defaults)?;
+    if sizes.activation == Unary::Gelu {
+        sizes.activation = Unary::GeluTanh;
+    }
+    // The library computes `hidden_act` alone.
+    fields.skip(&["hidden_activation"]);
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    let spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
+    let embedding = EmbeddingFactor::RootOfWidth;
+    Ok(Spec { norm: NormForm::Rms { offset: 1.0 }, bias, embedding, ..spec })
+}
+
+/// As Llama, with factors of the embedding, of scores, of what attention and MLP add, and a divisor of logits.
+pub(super) fn granite(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(fields, &USUAL)?;
+    let attention = fields.flag("attention_bias", false)?;
+    let mlp = fields.flag("mlp_bias", false)?;
+    let mut factor = |name: &str| Ok::<_, Diagnostic>(fields.positive(name)?.unwrap_or(1.0));
+    let (embedding, branch_factor) = (factor("embedding_multiplier")?, factor("residual_multiplier")?);
+    let (scale, divisor) = (factor("attention_multiplier")?, factor("logits_scaling")?);
+    let mut spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
+    spec.kinds.iter_mut().for_each(|kind| kind.scale = scale);
+    Ok(Spec {
+        bias: Biases { mlp, ..Biases::of_attention(attention) },
+        embedding: EmbeddingFactor::Number(embedding),
+        branch_factor,
+        logit_factor: 1.0 / divisor,
+        ..spec
+    })
+}
+
+/// As Llama, with a plain MLP of the square of ReLU.
+pub(super) fn arcee(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout =
+        Layout { mlp: MlpLayout::Plain(["mlp.up_proj", "mlp.down_proj"]), ..Layout::USUAL };
+    let defaults = Defaults {
+        hidden: 2560,
+        ffn: 18_432,
+        max_positions: 4096,
+        eps: ("rms_norm_eps", 1e-5),
+        activation: ("hidden_act", "relu2"),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let attention = fields.flag("attention_bias", false)?;
+    let bias = Biases { mlp: fields.flag("mlp_bias", false)?, ..Biases::of_attention(attention) };
+    Ok(Spec { layout: &LAYOUT, bias, ..alike(fields, RopeContext::of(&sizes), sizes, None)? })
+}
+
+/// As Llama, with biases everywhere by a flag, and heads whose pairs are neighbours.
+pub(super) fn ernie4_5(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 103_424,
+        hidden: 1024,
+        ffn: 3072,
+        layers: 18,
+        heads: 16,
+        head_dim: HeadDim::Fixed(128),
+        kv_heads: KvHeads::Fixed(2),
+        max_positions: 131_072,
+        eps: ("rms_norm_eps", 1e-5),
+        tied: true,
+        padding: Padding::Token(0),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let is_biased = fields.flag("use_bias", false)?;
+    let bias = Biases { mlp: is_biased, ..Biases::of_attention(is_biased) };
+    let cx = RopeContext { theta: 5e5, ..RopeContext::of(&sizes) };
+    let mut spec = alike(fields, cx, sizes, None)?;
+    for rotary in spec.kinds.iter_mut().filter_map(|kind| kind.rotary.as_mut()) {
+        rotary.pairs = Pairs::Neighbours;
+    }
+    Ok(Spec { bias, ..spec })
 }
 
 /// Layer norms, a plain MLP, biases everywhere or nowhere, tied embeddings by default.

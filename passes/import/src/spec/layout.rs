@@ -21,6 +21,8 @@ pub(crate) struct Layout {
     pub(crate) experts: &'static str,
     /// The tensors of the experts.
     pub(crate) expert: ExpertTensors,
+    /// The bias of the choice of experts, within their module.
+    pub(crate) bias_of_choice: &'static str,
     /// The module of the network that all tokens share beside experts.
     pub(crate) shared: &'static str,
     /// The last norm.
@@ -99,6 +101,7 @@ impl Layout {
         mlp: MlpLayout::Gated,
         experts: "mlp",
         expert: ExpertTensors::Each(["gate_proj", "up_proj", "down_proj"]),
+        bias_of_choice: "gate.e_score_correction_bias",
         shared: "mlp.shared_experts",
         last_norm: "model.norm",
         head: "lm_head.weight",

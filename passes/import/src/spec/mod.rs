@@ -196,8 +196,12 @@ pub(super) struct Spec {
     pub(super) residual: Residual,
     /// Bound of the logits, by `cap · tanh(logit / cap)`.
     pub(super) logit_cap: Option<f64>,
-    /// Whether the embedding is scaled by `hidden^(1/2)`.
-    pub(super) scaled_embedding: bool,
+    /// Factor of the logits, before their bound.
+    pub(super) logit_factor: f64,
+    /// Factor of the embedding.
+    pub(super) embedding: EmbeddingFactor,
+    /// Factor of what attention and MLP add to the stream.
+    pub(super) branch_factor: f64,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
     /// The experts of the kinds that have them.
@@ -225,6 +229,17 @@ pub(super) enum Spelling {
     Gpt2,
     /// By the names of Llama 4.
     Llama4,
+}
+
+/// Factors of the embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum EmbeddingFactor {
+    /// None.
+    One,
+    /// The root of the width, rounded to the element type.
+    RootOfWidth,
+    /// A number.
+    Number(f64),
 }
 
 /// The form of a norm.
@@ -380,7 +395,9 @@ impl Spec {
             qk_norm: QkNorm::None,
             residual: Residual::Serial,
             logit_cap: None,
-            scaled_embedding: false,
+            logit_factor: 1.0,
+            embedding: EmbeddingFactor::One,
+            branch_factor: 1.0,
             learned: None,
             experts: None,
             latent: None,
