@@ -34,8 +34,13 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
     (session.progress)("planning");
     let pricer = Pricer::new(session.registry, model, args, &demand)?;
     let demand = Demand { gpus: demand.gpus.min(pricer.devices()), ..demand };
-    let replicas = pricer.replicas(&demand)?;
-    let outcome = search(&demand, &replicas);
+    let mut replicas = pricer.replicas(&demand)?;
+    let mut outcome = search(&demand, &replicas);
+    if outcome.meets.is_empty() && demand.token_seconds.is_some() {
+        // What comes near may take longer for a token than the target.
+        replicas = pricer.replicas(&Demand { token_seconds: None, ..demand })?;
+        outcome = search(&demand, &replicas);
+    }
     let dtype = pricer.dtype(&demand)?;
     let steps = Steps {
         model: &name,

@@ -53,6 +53,9 @@ const DATA_PARALLEL: &str = "data-parallel";
 /// By this factor at least a replica of more GPUs decodes a sequence faster, or no larger ones are tried.
 const FASTER: f64 = 0.97;
 
+/// By this factor a step of a token is longer than the target, and none of more sequences is tried.
+const TOO_SLOW: f64 = 1.1;
+
 /// Micro-batches for each stage of a pipeline that are tried.
 const PER_STAGE: [u64; 2] = [1, 2];
 
@@ -129,7 +132,7 @@ impl<'a> Pricer<'a> {
         Ok(plan::Workload::of(&workload, &module).dtype)
     }
 
-    /// Replicas of all sizes that fit. Without experts, larger ones are not tried once they no longer decode a sequence faster.
+    /// Replicas of all sizes that fit, with steps of tokens up to a little above the target, if there is one. Without experts, larger ones are not tried once they no longer decode a sequence faster.
     pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
         let most = demand.gpus.min(LARGEST_REPLICA);
         let levels = self.decoding.levels.iter().map(|level| level.devices.value);
@@ -263,7 +266,12 @@ impl<'a> Pricer<'a> {
             };
             let steps = micro_batches.iter().filter_map(step);
             let Some(fastest) = steps.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
+            // More sequences take longer, but for small differences of how steps are overlapped.
+            let is_too_slow = demand.token_seconds.is_some_and(|most| fastest.seconds > TOO_SLOW * most);
             decoding.push(fastest);
+            if is_too_slow {
+                break;
+            }
         }
         if decoding.is_empty() {
             return Ok(None);
