@@ -35,6 +35,11 @@ pub(super) fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     args.tolerance.unwrap_or(default)
 }
 
+/// The output of decoding that has the tokens of each sequence.
+pub(super) const TOKENS: &str = "tokens";
+/// The output of decoding that has the logits of each of these tokens.
+pub(super) const STEP_LOGITS: &str = "step_logits";
+
 /// The verdict of outputs that agree.
 const PASSED: &str = "passed";
 
@@ -206,10 +211,16 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
 fn of_shape(name: &str, found: &[usize], expected: &[usize]) -> String {
     let is_last =
         found.len() + 1 == expected.len() && found.first() == expected.first() && found[1..] == expected[2..];
-    let hint = if is_last && name == "logits" {
-        ": only those of the last token are computed; `--logits all` computes all"
-    } else {
-        ""
+    let beyond = match (found, expected) {
+        ([_, found, ..], [_, expected, ..]) => found.saturating_sub(*expected),
+        _ => 0,
+    };
+    let hint = match name {
+        "logits" if is_last => {
+            ": only those of the last token are computed; `--logits all` computes all".to_owned()
+        }
+        TOKENS | STEP_LOGITS if beyond > 0 => format!(": use {beyond} fewer `--steps`"),
+        _ => String::new(),
     };
     format!("has shape {found:?}, expected {expected:?}{hint}")
 }

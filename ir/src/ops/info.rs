@@ -145,10 +145,10 @@ impl OpInfo {
 
     /// The attributes, structs of attributes taken apart.
     pub fn attrs(&self) -> Vec<&'static AttrInfo> {
-        let parts = |attr: &'static AttrInfo| {
-            if attr.parts.is_empty() { std::slice::from_ref(attr) } else { attr.parts }
-        };
-        self.attrs.iter().flat_map(parts).collect()
+        fn apart(attr: &'static AttrInfo) -> Vec<&'static AttrInfo> {
+            if attr.parts.is_empty() { vec![attr] } else { attr.parts.iter().flat_map(apart).collect() }
+        }
+        self.attrs.iter().flat_map(apart).collect()
     }
 }
 

@@ -165,11 +165,6 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Spelling::FirstDense if spec.latent.is_some() => {
             (usual, &["sliding_window_size", "head_dim", "qk_head_dim"])
         }
-        Spelling::Usual
-        | Spelling::LayerTypes
-        | Spelling::DenseLayers
-        | Spelling::FirstDense
-        | Spelling::Quotient => (usual, &["sliding_window_size"]),
         Spelling::Gpt2 => (
             ["n_embd", "n_inner", "vocab_size", "n_layer"],
             &["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"],
@@ -177,6 +172,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Spelling::Llama4 => {
             (["hidden_size", "intermediate_size_mlp", "vocab_size", "num_hidden_layers"], &[])
         }
+        _ => (usual, &["sliding_window_size"]),
     };
     // They would keep the large values.
     for alias in aliases {
@@ -185,7 +181,11 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     let has_kv_heads = small.contains_key("num_key_value_heads")
         || spec.sizes.kv_heads != spec.sizes.heads
         || spec.latent.is_some();
+    let rotary_dim = small.remove("rotary_dim").and_then(|n| n.as_u64());
     let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
+    if let Some(n) = rotary_dim {
+        set("partial_rotary_factor", json!(n as f64 / spec.sizes.head_dim as f64));
+    }
     let is_tied = matches!(spec.spelling, Spelling::Quotient | Spelling::Gpt2);
     let [heads, kv_heads] = fewer_heads(&spec.sizes, shrink, is_tied.then_some(head_dim));
     if heads != spec.sizes.heads {
@@ -196,11 +196,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     }
     let hidden = match spec.spelling {
         Spelling::Quotient | Spelling::Gpt2 => heads.saturating_mul(head_dim),
-        Spelling::Usual
-        | Spelling::LayerTypes
-        | Spelling::DenseLayers
-        | Spelling::FirstDense
-        | Spelling::Llama4 => alike(hidden, degrees, 64),
+        _ => alike(hidden, degrees, 64),
     };
     let sizes = [hidden, alike(ffn, degrees, 48), alike(vocab, degrees, 96), layers.len() as u64];
     for (name, size) in names.into_iter().zip(sizes) {
@@ -228,6 +224,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
             Spelling::DenseLayers => "num_experts",
             Spelling::Usual
             | Spelling::LayerTypes
+            | Spelling::RotatedLayers
             | Spelling::Gpt2
             | Spelling::Quotient
             | Spelling::Llama4 => "num_local_experts",
@@ -237,14 +234,14 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     }
     match spec.spelling {
         Spelling::Usual | Spelling::Gpt2 | Spelling::Quotient => {}
-        Spelling::LayerTypes => {
+        Spelling::LayerTypes | Spelling::RotatedLayers => {
             // Large models may derive the types from `max_window_layers`.
             let types = kinds().map(|kind| match window_width(&kind.mask) {
                 None => "full_attention",
                 Some(_) => "sliding_attention",
             });
             set("layer_types", json!(types.collect::<Vec<_>>()));
-            if spec.kinds.iter().any(|kind| kind.rotary.is_none()) {
+            if spec.spelling == Spelling::RotatedLayers {
                 set("no_rope_layers", rotated(&mut kinds()));
             }
         }

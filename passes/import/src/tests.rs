@@ -148,6 +148,7 @@ fn example_parameters_are_counted_as_published() {
         ("gpt2", 124_439_808),
         ("gemma-2-9b", 9_241_705_984),
         ("olmo-2-7b", 7_298_617_344),
+        ("gemma-7b", 8_537_680_896),
         ("starcoder2-7b", 7_173_923_840),
         ("pythia-6.9b", 6_857_302_016),
         ("t5-3b", 2_851_598_336),

@@ -42,6 +42,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": dataclasses.replace(_LLAMA, head_norms=("q_norm", "k_norm")),
     "SeedOssForCausalLM": _LLAMA,
     "SmolLM3ForCausalLM": _LLAMA,
+    "GemmaForCausalLM": _LLAMA,
+    "GraniteForCausalLM": _LLAMA,
+    "Ernie4_5ForCausalLM": _LLAMA,
+    "ArceeForCausalLM": dataclasses.replace(_LLAMA, columns=("up_proj",)),
+    "Exaone4ForCausalLM": dataclasses.replace(_LLAMA, head_norms=("q_norm", "k_norm")),
     "GPT2LMHeadModel": Family(
         "transformer.h", "transformer.wte", "transformer.ln_f", "transformer.wpe", "attn", ("c_attn",), "c_proj",
         "mlp", ("c_fc",), "c_proj",

@@ -28,7 +28,7 @@ use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
 use super::session::{Done, Session};
-use super::verdict::{AgainstWhole, Judgement, against, tolerance};
+use super::verdict::{AgainstWhole, Judgement, TOKENS, against, tolerance};
 use crate::cli::{DecodingArgs, Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::job::Job;
@@ -441,7 +441,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     out.push_str(&judgement.text);
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
-        let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
+        let kind = |name: &str| if name == TOKENS { store::Stored::I64 } else { store::Stored::F32 };
+        let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, kind(name), t)).collect();
         store::write(path, &stored)?;
     }
     if let Some(path) = &args.decoding.save_cache {

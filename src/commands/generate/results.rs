@@ -8,7 +8,7 @@ use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real};
 
 use super::stops::Stops;
-use crate::commands::verdict::none_expected;
+use crate::commands::verdict::{STEP_LOGITS, TOKENS, none_expected};
 use crate::error::Result;
 
 /// The tokens and logits of every step, and what it leaves.
@@ -61,7 +61,7 @@ impl<T: Real> Generated<T> {
         }
         let tokens = Tensor::new(vec![batch, steps], tokens);
         let logits = Tensor::new(vec![batch, steps, width], logits);
-        [("tokens".to_owned(), tokens), ("step_logits".to_owned(), logits)].into_iter().collect()
+        [(TOKENS.to_owned(), tokens), (STEP_LOGITS.to_owned(), logits)].into_iter().collect()
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn expected(
 
 /// The tokens of each sequence up to its end.
 pub(super) fn continuations(found: &Outputs<f32>, ends: &[usize], stops: &Stops) -> String {
-    let Some(tokens) = found.get("tokens") else { return String::new() };
+    let Some(tokens) = found.get(TOKENS) else { return String::new() };
     let width = tokens.shape.get(1).copied().unwrap_or(1).max(1);
     let line = |(i, (row, &end)): (usize, (&[f32], &usize))| {
         let ids: Vec<String> = row[..end].iter().map(|id| id.to_string()).collect();

@@ -130,7 +130,7 @@ fn with_unrotated(spec: Spec, rotated: &[bool]) -> Spec {
             kinds.len() - 1
         }));
     }
-    Spec { spelling: spec.spelling, ..Spec::new(spec.sizes, kinds, layers) }
+    Spec { spelling: Spelling::RotatedLayers, ..Spec::new(spec.sizes, kinds, layers) }
 }
 
 /// As OLMo 2, every fourth layer full and the others sliding unless `layer_types` states otherwise. The scaling of rotary positions,

@@ -219,6 +219,8 @@ pub(super) enum Spelling {
     Usual,
     /// By those names, the type of each layer in `layer_types`.
     LayerTypes,
+    /// As [`LayerTypes`](Self::LayerTypes), with a list of layers that have rotary positions, `no_rope_layers`.
+    RotatedLayers,
     /// By those names, layers without experts in `mlp_only_layers`.
     DenseLayers,
     /// By those names, with a number of first layers without experts, and widths of latents if the model has them.

@@ -149,6 +149,9 @@ mod tests {
         let module = text::parse(&program).unwrap_or_else(|e| panic!("{e:?}\n{program}"));
         let passes: Vec<Box<dyn Pass>> = vec![Box::new(FuseCaches)];
         let module = run_passes(module, &passes, &mut Context::new(&Volume), &mut Unwatched).unwrap();
+        let printed = text::print(&module);
+        let read = text::parse(&printed).unwrap_or_else(|e| panic!("{e:?}\n{printed}"));
+        assert_eq!(text::print(&read), printed);
         let main = &module.functions[module.main().unwrap()];
         let is_source = |op: &Op| matches!(op, Op::Input(_) | Op::State(_));
         main.nodes.iter().filter(|n| !is_source(&n.op)).map(|n| n.op.name()).collect()
