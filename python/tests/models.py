@@ -18,7 +18,7 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 # Ranks are forked from this process, and would import these one by one.
-for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "GPT2", "Gemma", "Gemma2", "Granite", "Ernie4_5", "Arcee", "Exaone4"):
+for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "GPT2", "Gemma2", "Granite", "Ernie4_5", "Arcee", "Exaone4"):
     getattr(transformers, "GPT2LMHeadModel" if _name == "GPT2" else f"{_name}ForCausalLM")
 from transformers import Trainer, TrainingArguments  # noqa: E402, F401
 

@@ -42,7 +42,6 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": dataclasses.replace(_LLAMA, head_norms=("q_norm", "k_norm")),
     "SeedOssForCausalLM": _LLAMA,
     "SmolLM3ForCausalLM": _LLAMA,
-    "GemmaForCausalLM": _LLAMA,
     "GraniteForCausalLM": _LLAMA,
     "Ernie4_5ForCausalLM": _LLAMA,
     "ArceeForCausalLM": dataclasses.replace(_LLAMA, columns=("up_proj",)),
