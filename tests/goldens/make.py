@@ -223,8 +223,8 @@ MODELS = {
         dict(COMMON, num_hidden_layers=4, pad_token_id=0, eos_token_id=1, rms_norm_eps=1e-3, sliding_window=7,
              layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
              rope_parameters=dict(
-                 sliding_attention=dict(rope_type="default", rope_theta=500.0),
-                 full_attention=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                 sliding_attention=dict(rope_type="default", rope_theta=500000.0),
+                 full_attention=dict(rope_type="yarn", rope_theta=500000.0, factor=4.0,
                                      original_max_position_embeddings=64))),
         2, 40,
     ),

@@ -83,7 +83,11 @@ impl RotateAppend {
             keys.dtype
         );
         let positions = self.positions_type(space, operands)?;
-        let rotated = |x: &TensorType| rotary::infer(&self.rotary, space, &[x, &positions]);
+        let rotated = |x: &TensorType| {
+            let is_last = x.dims.last() == Some(&self.rotary.over);
+            ensure!(is_last, "V05", "`rotate_append` rotates the last dimension of keys and queries");
+            rotary::infer(&self.rotary, space, &[x, &positions])
+        };
         rotated(k)?;
         let appended: Vec<&TensorType> = self.operands_of(0).map(|i| operands[i]).collect();
         let cache = unplaced(&self.append().infer(space, &appended)?[0]);

@@ -150,7 +150,7 @@ fn llama(spec: &Spec) -> Option<LlamaFacts> {
         && norms.after_mlp.is_none()
         && spec.residual == Residual::Serial
         && !(spec.bias.out || spec.bias.mlp)
-        && spec.embedding == EmbeddingFactor::One
+        && spec.embedding == EmbeddingFactor::Number(1.0)
         && (spec.branch_factor, spec.logit_factor) == (1.0, 1.0)
         && matches!(spec.qk_norm, QkNorm::None | QkNorm::Head)
         && rotary.pairs == Pairs::Halves

@@ -48,6 +48,8 @@ pub(super) enum Partial {
     Factor,
     /// As [`Factor`](Self::Factor), by default a half.
     Half,
+    /// As [`Factor`](Self::Factor), by default so many elements.
+    Elements(u64),
     /// As [`Factor`](Self::Factor), but the top level names it `rotary_pct` (default 0.25) and the base
     /// `rotary_emb_base`.
     Percent,
@@ -57,7 +59,9 @@ impl Partial {
     /// The names of the base and the rotated part at the top level, and the default part.
     fn names(self) -> (&'static str, &'static str, f64) {
         match self {
-            Partial::Whole | Partial::Factor => ("rope_theta", "partial_rotary_factor", 1.0),
+            Partial::Whole | Partial::Factor | Partial::Elements(_) => {
+                ("rope_theta", "partial_rotary_factor", 1.0)
+            }
             Partial::Half => ("rope_theta", "partial_rotary_factor", 0.5),
             Partial::Percent => ("rotary_emb_base", "rotary_pct", 0.25),
         }
@@ -141,10 +145,14 @@ impl<'a> Rope<'a> {
         Err(Diagnostic::new(code, message))
     }
 
-    /// The parameters of layers without scaling: those nested under their type, the base alone where parameters are not nested.
-    pub(super) fn unscaled(&self) -> Self {
-        let base = self.parameters.and_then(|map| map.get("rope_theta")).and_then(Value::as_f64);
-        Self { theta: self.theta.or(base), ..self.of_other_base(self.cx.theta) }
+    /// Whether there are parameters that are not nested by type of layer.
+    pub(super) fn is_flat(&self) -> bool {
+        self.parameters.is_some_and(|map| !map.is_empty() && !map.values().any(Value::is_object))
+    }
+
+    /// The base at the top level, or among parameters that are not nested.
+    pub(super) fn base(&self) -> Option<f64> {
+        self.theta.or_else(|| self.parameters?.get("rope_theta")?.as_f64())
     }
 
     /// The parameters of layers whose base is another, `theta` by default: those nested under their type, without scaling where
@@ -196,6 +204,10 @@ impl<'a> Rope<'a> {
             agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(self.cx.theta);
         let nested = fields.positive("partial_rotary_factor")?;
         let partial = agree(&fields.path("partial_rotary_factor"), nested, partial_name, self.partial)?;
+        let part = match self.cx.partial {
+            Partial::Elements(n) => n as f64 / self.cx.head_dim as f64,
+            _ => part,
+        };
         let width = self.width(partial.unwrap_or(part))?;
         let scaling = self.scaling(kind, theta, &mut fields)?;
         fields.finish(&[])?;
@@ -212,7 +224,9 @@ impl<'a> Rope<'a> {
             }
             Partial::Whole => head_dim,
             // Truncated towards zero, as in the library.
-            Partial::Factor | Partial::Half | Partial::Percent => (head_dim as f64 * partial) as u64,
+            Partial::Factor | Partial::Half | Partial::Elements(_) | Partial::Percent => {
+                (head_dim as f64 * partial) as u64
+            }
         };
         if width != 0 && width.is_multiple_of(2) && width <= head_dim {
             return Ok(width);

@@ -438,6 +438,11 @@ fn fields_that_change_the_computation_are_refused_by_name() {
     refused(&with(&small("starcoder2"), json!({"norm_type": "rms_norm"})), "M05", &["norm_type"]);
     refused(&with(&small("starcoder2"), json!({"layer_norm_epsilon": 1e-3})), "M05", &["layer_norm_epsilon"]);
     refused(&with(&small("olmo2"), json!({"clip_qkv": 8.0})), "M06", &["clip_qkv"]);
+    refused(&with(&small("olmo3"), json!({"rope_theta": 1e4})), "M07", &["rope_theta"]);
+    let flat = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}});
+    refused(&with(&small("olmo3"), flat), "M07", &["rope_parameters"]);
+    refused(&with(&small("exaone4"), json!({"sliding_window_pattern": "LGLL"})), "M05", &["LGLL"]);
+    refused(&with(&small("minimax_m2"), json!({"rotary_dim": 7})), "M07", &["7"]);
     refused(&with(&small("gemma2"), json!({"hidden_act": "relu"})), "M07", &["hidden_act"]);
     refused(&with(&small("gemma2"), json!({"sliding_window_size": 9})), "M05", &["sliding_window_size"]);
     refused(

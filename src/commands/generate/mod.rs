@@ -187,7 +187,10 @@ impl Request {
             prompts.check(facts.vocab)?;
         }
         let positions = facts.and_then(|facts| facts.learned_positions);
-        let usual = needed.next_multiple_of(both * BLOCK).min(positions.unwrap_or(u64::MAX));
+        let usual = needed.next_multiple_of(both * BLOCK);
+        // As long as learned positions allow, and divisible by the ranks if that is long enough.
+        let longest_of = |n: u64| if n - n % both >= needed { n - n % both } else { n };
+        let usual = positions.filter(|&n| n < usual).map_or(usual, longest_of);
         let context = workload.context.unwrap_or(usual);
         if context < needed {
             let (prompt, steps) = (counted(longest, "token"), counted(args.steps, "step"));

@@ -89,16 +89,13 @@ impl Decoder<'_> {
             x = f.add(x, embedded)?;
         }
         let factor = match self.spec.embedding {
-            EmbeddingFactor::One => None,
             // The library computes the factor in f32 and rounds it to the table's element type.
             EmbeddingFactor::RootOfWidth => {
-                Some(rounded(rounded((hidden as f64).sqrt(), DType::F32), f.tensors.dtype))
+                rounded(rounded((hidden as f64).sqrt(), DType::F32), f.tensors.dtype)
             }
-            EmbeddingFactor::Number(factor) => Some(factor),
+            EmbeddingFactor::Number(factor) => factor,
         };
-        if let Some(factor) = factor {
-            x = f.push(Op::Scale { factor }, &[x])?;
-        }
+        x = f.times(x, factor)?;
         x = f.drop(Place::Embedding, x)?;
         f.returns(x, "x")
     }

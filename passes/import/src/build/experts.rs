@@ -193,7 +193,7 @@ fn logits(
     let wide = sums_in(dtype);
     let router = cx.spec.layout.expert.router();
     let mut weight = f.weight(&format!("{module}.{router}.weight"), &[dims.r, m])?;
-    if spec.biased {
+    if spec.wide_router {
         // This router computes in f32; the others use the tokens' type.
         (x, weight) = (cast(f, x, wide)?, cast(f, weight, wide)?);
     }

@@ -133,6 +133,9 @@ fn with_unrotated(spec: Spec, rotated: &[bool]) -> Spec {
     Spec { spelling: Spelling::RotatedLayers, ..Spec::new(spec.sizes, kinds, layers) }
 }
 
+/// The base of OLMo 3's rotary positions where no parameters are nested by type of layer.
+const OLMO_BASE: f64 = 5e5;
+
 /// As OLMo 2, every fourth layer full and the others sliding unless `layer_types` states otherwise. The scaling of rotary positions,
 /// where parameters are not nested by type of layer, is that of full layers.
 pub(super) fn olmo3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
@@ -145,8 +148,20 @@ pub(super) fn olmo3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
         Some(types) => types,
         None => every(sizes.layers, 4),
     };
-    let rope = Rope::read(fields, RopeContext { theta: 5e5, ..RopeContext::of(&sizes) })?;
-    let unscaled = rope.unscaled();
+    let is_new = fields.raw("rope_parameters").is_some();
+    let rope = Rope::read(fields, RopeContext { theta: OLMO_BASE, ..RopeContext::of(&sizes) })?;
+    // The library applies neither of these to layers of both types.
+    let unclear = if is_new && rope.is_flat() {
+        Some("`rope_parameters` are not nested by type of layer".to_owned())
+    } else {
+        let base = rope.base().filter(|&base| base != OLMO_BASE);
+        base.map(|base| format!("`rope_theta` is {base}, and is not that of layers that slide, {OLMO_BASE}"))
+    };
+    if let Some(message) = unclear {
+        return Err(Diagnostic::new("M07", message)
+            .help(format!("state `rope_parameters` of {FULL} and of {SLIDING}")));
+    }
+    let unscaled = rope.of_other_base(OLMO_BASE);
     let window = width.ok_or("`sliding_window` must be a number of tokens");
     let spec = by_type(sizes, &types, window, |sizes, label, ty, mask| {
         let rope = if ty == SLIDING { &unscaled } else { &rope };
@@ -169,8 +184,15 @@ pub(super) fn exaone4(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let width = fields.nullable_size("sliding_window", Some(4096))?;
     let pattern = match fields.raw("sliding_window_pattern") {
         None => Some(4),
-        // Letters for the layers of a period, of which the last is full, as in `LLLG`.
-        Some(Value::String(letters)) => Some(letters.len() as u64),
+        // Letters for the layers of a period, of which the last is full.
+        Some(Value::String(letters)) => match letters.strip_suffix('G') {
+            Some(local) if local.chars().all(|letter| letter == 'L') => Some(letters.len() as u64),
+            _ => {
+                return Err(fields
+                    .unsupported("sliding_window_pattern", &json!(letters))
+                    .help("supported: a number, or letters as in LLLG; or state `layer_types`"));
+            }
+        },
         Some(_) => fields.nullable_size("sliding_window_pattern", None)?,
     };
     let types = match (fields.words("layer_types")?, width, pattern) {

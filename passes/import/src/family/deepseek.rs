@@ -140,6 +140,7 @@ fn read_experts(fields: &mut Fields<'_>, defaults: &OfExperts) -> Result<ExpertS
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(defaults.scale),
         groups,
         biased: true,
+        wide_router: true,
         rounded_gates: false,
         gated_inputs: false,
         biases: false,

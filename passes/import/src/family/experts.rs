@@ -118,12 +118,9 @@ pub(super) fn minimax_m2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
         biased: true,
         ..by_softmax(count, top, sizes.ffn)
     };
-    let rotated = fields.nullable_size("rotary_dim", None)?;
-    let cx = RopeContext { theta: 5e6, partial: Partial::Factor, ..RopeContext::of(&sizes) };
-    let mut rotary = Rope::read(fields, cx)?.of_model()?;
-    if let Some(rotated) = rotated {
-        rotary.width = rotated;
-    }
+    let partial = fields.nullable_size("rotary_dim", None)?.map_or(Partial::Factor, Partial::Elements);
+    let cx = RopeContext { theta: 5e6, partial, ..RopeContext::of(&sizes) };
+    let rotary = Rope::read(fields, cx)?.of_model()?;
     let spec = with_experts(sizes, None, &rotary, |_| true);
     Ok(Spec { layout: &LAYOUT, experts: Some(experts), qk_norm: QkNorm::Projection, ..spec })
 }
@@ -160,6 +157,7 @@ pub(super) fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
         scale: 1.0,
         groups: None,
         biased: false,
+        wide_router: false,
         rounded_gates: false,
         gated_inputs: false,
         biases: false,

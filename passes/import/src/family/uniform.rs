@@ -171,7 +171,7 @@ pub(super) fn gemma(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     Ok(Spec { norm: NormForm::Rms { offset: 1.0 }, bias, embedding, ..spec })
 }
 
-/// As Llama, with factors of the embedding, of scores, of what attention and MLP add, and a divisor of logits.
+/// As Llama, with factors of the embedding, of scores and of the outputs of attention and MLP, and a divisor of logits.
 pub(super) fn granite(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let sizes = read_sizes(fields, &USUAL)?;
     let attention = fields.flag("attention_bias", false)?;

@@ -34,8 +34,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) scale: f64,
     /// Groups of experts.
     pub(crate) groups: Option<ExpertGroups>,
-    /// Whether the router computes in f32, and a bias takes part in the choice.
+    /// Whether a bias takes part in the choice.
     pub(crate) biased: bool,
+    /// Whether the router computes in f32.
+    pub(crate) wide_router: bool,
     /// Whether gates have the element type of the tokens.
     pub(crate) rounded_gates: bool,
     /// Whether gates are factors of what experts read, and not of what they compute; each token then has one expert.

@@ -200,7 +200,7 @@ pub(super) struct Spec {
     pub(super) logit_factor: f64,
     /// Factor of the embedding.
     pub(super) embedding: EmbeddingFactor,
-    /// Factor of what attention and MLP add to the stream.
+    /// Factor of the outputs of attention and MLP, before they are added to the stream.
     pub(super) branch_factor: f64,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
@@ -236,8 +236,6 @@ pub(super) enum Spelling {
 /// Factors of the embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum EmbeddingFactor {
-    /// None.
-    One,
     /// The root of the width, rounded to the element type.
     RootOfWidth,
     /// A number.
@@ -398,7 +396,7 @@ impl Spec {
             residual: Residual::Serial,
             logit_cap: None,
             logit_factor: 1.0,
-            embedding: EmbeddingFactor::One,
+            embedding: EmbeddingFactor::Number(1.0),
             branch_factor: 1.0,
             learned: None,
             experts: None,

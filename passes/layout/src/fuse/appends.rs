@@ -96,7 +96,10 @@ impl<'f> Keys<'f> {
             results.push(self.function.nodes[q].result());
         }
         let is_replaced = |user: usize| nodes.contains(&user) || user == self.rotary;
-        before.extend(flow.maker(self.rotated[1]).filter(|&at| flow.after(at).all(is_replaced)));
+        before.extend(
+            flow.maker(self.rotated[1])
+                .filter(|&at| flow.after(at).all(is_replaced) && !flow.is_returned(at)),
+        );
         let op = RotateAppend { queries: queries.is_some(), ..self.op };
         Replacement { op: Op::RotateAppend(op), operands, results, nodes, before }
     }

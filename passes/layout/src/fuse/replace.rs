@@ -9,7 +9,7 @@ use ithaca_pass::rebuild::Copy;
 
 use super::graph::Graph;
 
-/// An operation that stands for several.
+/// An operation that replaces several.
 pub(super) struct Replacement {
     pub(super) op: Op,
     pub(super) operands: Vec<ValueId>,
