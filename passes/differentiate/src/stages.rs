@@ -1,7 +1,8 @@
 //! Cuts a program into the stages of a pipeline: consecutive chunks of layers of nearly equal cost.
 //!
 //! The cost of a layer is the FLOPs of its function. Other functions, such as the embedding and the head, add their
-//! FLOPs to their chunk. Every chunk has at least one layer. A training option may state the layers of each chunk instead.
+//! FLOPs to their chunk. Every chunk has at least one layer; where there are fewer layers than chunks, the embedding and the head may
+//! be chunks of their own. A training option may state the layers of each chunk instead.
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -30,7 +31,7 @@ struct Unit {
 /// Splits the calls of `main` at the boundaries of the chunks.
 ///
 /// # Errors
-/// `P53` when there are fewer layers than chunks, and when the stated layers are not those of the chunks.
+/// `P53` when there are fewer calls than chunks, and when the stated layers are not those of the chunks.
 pub(super) fn cut(module: &Module, main: FuncId, training: &Training) -> Result<Staged, OpError> {
     let function = &module.functions[main];
     let units = units(module, function);
@@ -82,7 +83,7 @@ pub(super) fn cut(module: &Module, main: FuncId, training: &Training) -> Result<
 /// The program with its calls in the stages of a pipeline, which run one after another.
 ///
 /// # Errors
-/// `P53` when there are fewer layers than stages, and when the stated layers are not those of the stages.
+/// `P53` when there are fewer calls than stages, and when the stated layers are not those of the stages.
 pub fn in_stages(module: &Module, training: &Training) -> Result<Module, OpError> {
     let Some(main) = module.functions.ids().next_back() else { return Ok(module.clone()) };
     let forward = Training { pipeline: PipelineOrder::default(), ..training.clone() };
@@ -145,10 +146,10 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
     let n_layers = units.iter().filter(|u| u.is_layer).count() as u64;
     let refused = |message: String| Err(OpError::new("P53", message));
     let of_model = || counted(n_layers, "layer");
-    if n_layers < n {
+    let n_units = units.len() as u64;
+    if n_units < n {
         return refused(format!(
-            "{n} chunks of a pipeline need a layer each, but the model has {}",
-            of_model()
+            "{n} chunks of a pipeline need a layer, the embedding or the head each, and the model has {n_units} of these"
         ));
     }
     // Without a pipeline nothing is cut, whatever is stated.
@@ -172,16 +173,28 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
             of_model()
         ));
     }
-    Ok(stated_chunks(units, stated))
+    let chunk_of = stated_chunks(units, stated);
+    let is_empty = |chunk: &usize| !chunk_of.contains(chunk);
+    if let Some(chunk) = (0..stated.len()).find(is_empty) {
+        return refused(format!("`stage_layers={}` leaves chunk {chunk} without any work", text()));
+    }
+    Ok(chunk_of)
 }
 
-/// The chunk of each unit where the layers of each are stated; a unit that is no layer is in the chunk of the layer before it.
+/// The chunk of each unit where the layers of each are stated. What comes before the layers is in the first chunk, what follows them
+/// in the last one, and a unit between them in the chunk of the layer before it.
 fn stated_chunks(units: &[Unit], stated: &[u64]) -> Vec<usize> {
-    let mut layers = stated.iter().enumerate().flat_map(|(chunk, &n)| (0..n).map(move |_| chunk));
+    let layers = stated.iter().enumerate().flat_map(|(chunk, &n)| (0..n).map(move |_| chunk));
+    let mut layers = layers.peekable();
     let mut chunk = 0;
     let place = |unit: &Unit| {
-        if unit.is_layer {
-            chunk = layers.next().unwrap_or(chunk);
+        match layers.peek() {
+            Some(&next) if unit.is_layer => {
+                chunk = next;
+                layers.next();
+            }
+            Some(_) => {}
+            None => chunk = stated.len() - 1,
         }
         chunk
     };
@@ -205,13 +218,15 @@ fn units(module: &Module, main: &Function) -> Vec<Unit> {
     units
 }
 
-/// The chunk of each unit: minimises the cost of the costliest of `n` consecutive chunks; each has a layer.
+/// The chunk of each unit: minimises the cost of the costliest of `n` consecutive chunks; each has a layer if there are as many, and a
+/// unit otherwise.
 fn balance(units: &[Unit], n: usize) -> Vec<usize> {
     let mut flops: Vec<u128> = vec![0];
-    let mut layers: Vec<usize> = vec![0];
+    let mut needed: Vec<usize> = vec![0];
+    let has_layers = units.iter().filter(|unit| unit.is_layer).count() >= n;
     for (i, unit) in units.iter().enumerate() {
         flops.push(flops[i] + unit.flops);
-        layers.push(layers[i] + usize::from(unit.is_layer));
+        needed.push(needed[i] + usize::from(unit.is_layer || !has_layers));
     }
     // best[c][i]: the cost of the first i units in c + 1 chunks, and where the last of them starts.
     let mut best: Vec<Vec<Option<(u128, usize)>>> = Vec::new();
@@ -219,7 +234,7 @@ fn balance(units: &[Unit], n: usize) -> Vec<usize> {
         let mut row = vec![None; units.len() + 1];
         for (end, slot) in row.iter_mut().enumerate().skip(1) {
             let starts = if chunk == 0 { 0..1 } else { 1..end };
-            for start in starts.filter(|&start| layers[end] > layers[start]) {
+            for start in starts.filter(|&start| needed[end] > needed[start]) {
                 let before = match chunk {
                     0 => 0,
                     _ => match best[chunk - 1][start] {
@@ -239,7 +254,7 @@ fn balance(units: &[Unit], n: usize) -> Vec<usize> {
     let mut chunks = vec![0; units.len()];
     let mut end = units.len();
     for chunk in (0..n).rev() {
-        let (_, start) = best[chunk][end].expect("there are as many layers as chunks");
+        let (_, start) = best[chunk][end].expect("there are as many units as chunks");
         chunks[start..end].fill(chunk);
         end = start;
     }
@@ -267,6 +282,9 @@ mod tests {
         // A head as costly as two layers leaves the last stage fewer layers.
         assert_eq!(chunks(&[0, 4, 4, 4, 4, 4, 8], 2), [0, 0, 0, 0, 1, 1, 1]);
         assert_eq!(chunks(&[0, 1, 1, 1, 100], 3), [0, 0, 1, 2, 2]);
+        // With fewer layers than chunks the costly head is the first to be a chunk of its own.
+        assert_eq!(chunks(&[0, 1, 1, 1, 100], 4), [0, 0, 1, 2, 3]);
+        assert_eq!(chunks(&[0, 1, 1, 1], 4), [0, 1, 2, 3]);
     }
 
     #[test]
@@ -280,7 +298,17 @@ mod tests {
         assert_eq!(cut(2, &[]).unwrap(), [0, 0, 0, 0, 1, 1]);
         assert_eq!(cut(3, &[1, 1, 2]).unwrap(), [0, 0, 1, 2, 2, 2]);
         assert_eq!(cut(1, &[1, 3]).unwrap(), [0; 6]);
-        for (stages, layers) in [(3, &[2, 2][..]), (2, &[2, 3]), (2, &[u64::MAX, u64::MAX]), (5, &[])] {
+        assert_eq!(cut(4, &[0, 2, 2, 0]).unwrap(), [0, 1, 1, 2, 2, 3]);
+        assert_eq!(cut(6, &[]).unwrap(), [0, 1, 2, 3, 4, 5]);
+        let wrong: [(u64, &[u64]); 6] = [
+            (3, &[2, 2]),
+            (2, &[2, 3]),
+            (2, &[u64::MAX, u64::MAX]),
+            (7, &[]),
+            (3, &[2, 0, 2]),
+            (4, &[4, 0, 0, 0]),
+        ];
+        for (stages, layers) in wrong {
             assert_eq!(cut(stages, layers).unwrap_err().code, "P53");
         }
     }

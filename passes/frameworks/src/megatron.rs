@@ -149,7 +149,8 @@ pub(crate) fn settings(layout: &Layout, facts: &Facts, set: &mut Settings) {
 
 /// The layers of chunks as a pipeline layout: `Et*10|t*11L`.
 fn chunks(layers: &[u64]) -> String {
-    let stages: Vec<String> = layers.iter().map(|n| format!("t*{n}")).collect();
+    let of_stage = |&n: &u64| if n == 0 { String::new() } else { format!("t*{n}") };
+    let stages: Vec<String> = layers.iter().map(of_stage).collect();
     format!("E{}L", stages.join("|"))
 }
 

@@ -182,6 +182,28 @@ fn more_stages_chunks_that_do_not_divide_and_one_micro_batch() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// With as many chunks as there are layers, embedding and head, the ends of a pipeline have no layer.
+#[test]
+fn embedding_and_head_are_chunks_of_their_own() {
+    let mut wrong = Vec::new();
+    for (layers, tied, stages, order, strategy, mesh) in [
+        (2, true, 4, PipelineOrder::OneForwardOneBackward, "pipeline", "pp=4"),
+        (1, false, 3, PipelineOrder::ZbH1, "pipeline", "pp=3"),
+        (2, false, 2, PipelineOrder::Interleaved, "pipeline+data-parallel", "pp=2,dp=2"),
+        (2, true, 2, PipelineOrder::Interleaved, "pipeline+megatron-tp-sp", "pp=2,tp=2"),
+        (2, true, 4, PipelineOrder::Gpipe, "pipeline+data-parallel", "pp=4,dp=2"),
+    ] {
+        let training = staged(stages, order, 4);
+        for zero in [Zero::Off, Zero::Optimizer, Zero::Parameters] {
+            if zero == Zero::Off || strategy.contains("data-parallel") {
+                let options = ShardOptions { zero, ..options(strategy, mesh) };
+                wrong.extend(against_whole(&llama(layers, tied), training.clone(), &options));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 fn lowered(config: &Value, training: Training, batch: u64, options: &ShardOptions) -> Schedule {
     let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(batch, 16) };
     let module = program(config, "m", &workload).unwrap_or_else(|d| panic!("{d:?}"));
@@ -288,10 +310,13 @@ fn what_is_no_pipeline_is_refused() {
         let found = program(&llama(layers, false), "m", &workload).unwrap_err();
         (found[0].code, found[0].message.clone())
     };
-    let (code, message) = refused(3, staged(4, PipelineOrder::Gpipe, 4));
+    let (code, message) = refused(1, staged(4, PipelineOrder::Gpipe, 4));
     assert_eq!(
         (code, message.as_str()),
-        ("P53", "4 chunks of a pipeline need a layer each, but the model has 3 layers")
+        (
+            "P53",
+            "4 chunks of a pipeline need a layer, the embedding or the head each, and the model has 3 of these"
+        )
     );
     let (code, message) = refused(8, staged(4, PipelineOrder::Interleaved, 2));
     assert_eq!(code, "P53");

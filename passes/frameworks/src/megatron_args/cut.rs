@@ -123,19 +123,20 @@ fn even(
     if let Some(n) = of_stage.iter().find(|n| !n.is_multiple_of(chunks)) {
         return Err(refusal(format!("a stage of {n} layers does not divide into {chunks} chunks")));
     }
-    let no_layer = || refusal("a chunk of the pipeline has no layer, and each has one here");
-    if of_stage.contains(&0) {
-        return Err(no_layer());
-    }
     let mut of_chunk: Vec<u64> = (0..chunks).flat_map(|_| of_stage.iter().map(|n| n / chunks)).collect();
     let last = of_chunk.len() - 1;
     for (chunk, counted) in [0, last].into_iter().zip(counted) {
         of_chunk[chunk] -= counted;
     }
-    if of_chunk.contains(&0) {
-        return Err(no_layer());
+    if has_empty(&of_chunk) {
+        return Err(refusal("a chunk of the pipeline between the first and the last has no layer"));
     }
     Ok(Cut { chunks, layers: Some(of_chunk) })
+}
+
+/// Whether a chunk has nothing: the first has the embedding, and the last the head.
+fn has_empty(of_chunk: &[u64]) -> bool {
+    of_chunk.iter().skip(1).rev().skip(1).any(|&n| n == 0)
 }
 
 /// The decoder layers of each chunk of a layout, as `Et*3|(tt|)*29,tL`: chunks are separated by `|`, and `*N` repeats a letter or
@@ -153,8 +154,8 @@ fn of_layout(text: &str) -> Result<Vec<u64>, Diagnostic> {
         return Err(of_flag(&format!("has `{other}` inside, which is not understood: `t` is a layer")));
     }
     let chunks: Vec<u64> = inner.split('|').map(|chunk| chunk.len() as u64).collect();
-    if chunks.contains(&0) {
-        return Err(of_flag("has a chunk without a layer, and each has one here"));
+    if has_empty(&chunks) {
+        return Err(of_flag("has a chunk without a layer between the first and the last"));
     }
     Ok(chunks)
 }
@@ -227,6 +228,8 @@ mod tests {
         );
         is(2, "--pipeline-model-parallel-layout Et*3|(tt|)*2t,L", 2, &[3, 2, 2, 1]);
         is(2, "--pipeline-model-parallel-layout E(t|)*3tL", 2, &[1; 4]);
+        is(2, "--pipeline-model-parallel-layout E|(t|)*2L", 2, &[0, 1, 1, 0]);
+        is(2, "--num-layers 2 --decoder-first-pipeline-num-layers 2", 1, &[2, 0]);
         is(3, "", 1, &[]);
     }
 
@@ -236,7 +239,7 @@ mod tests {
             (4, "--num-layers 10", "10 layers do not divide among 4 stages"),
             (2, "--num-layers 6 --num-virtual-stages-per-pipeline-rank 2", "3 layers does not divide into 2"),
             (2, "--pipeline-model-parallel-layout Et|t|tL", "3 chunks"),
-            (2, "--pipeline-model-parallel-layout Et|L", "a chunk without a layer"),
+            (3, "--pipeline-model-parallel-layout Et||tL", "a chunk without a layer"),
             (2, "--pipeline-model-parallel-layout Et|mtL", "`m`"),
             (2, "--pipeline-model-parallel-layout E(t|tL", "is not made of chunks"),
             (2, "--pipeline-model-parallel-layout Et*99999999|tL", "is not made of chunks"),
@@ -264,7 +267,11 @@ mod tests {
                 "together",
             ),
             (1 << 40, "--num-layers 1099511627776", "at most 65536"),
-            (2, "--num-layers 2 --decoder-first-pipeline-num-layers 2", "no layer"),
+            (
+                4,
+                "--num-layers 2 --decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 1",
+                "no layer",
+            ),
         ] {
             let refused = layers(stages, flags).unwrap_err();
             assert!(refused.contains(why), "{flags}: {refused}");

@@ -238,7 +238,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &Recipe {
         name: "pipeline",
         summary: "stages of layers run one after another, for several micro-batches at once; nothing is split (GPipe: Huang et al., arXiv 1811.06965; 1F1B: Narayanan et al., arXiv 2104.04473; ZB-H1: Qi et al., arXiv 2401.10241)",
-        legality: "P ≤ layers; interleaved: micro-batches % P = 0",
+        legality: "P ≤ layers, embedding and head; interleaved: micro-batches % P = 0",
         axes: &["pp"],
         search: Search::Stages,
         place: |axes, p| p.stages.push(axes[0]),

@@ -8,6 +8,7 @@
 mod inside;
 mod look;
 mod refine;
+mod variants;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -171,9 +172,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     }
     search.exact(&insides, estimated, exact, &mut tried);
     if answer == Answer::Ranked {
-        search.as_usual(&mut tried);
-        search.with_persistent(&mut tried);
-        search.reduced_later(&mut tried);
+        search.in_other_forms(&mut tried);
     }
     Ok(tried)
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
-use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::strategy::{EXPERT_AXIS, STAGE_AXIS};
-use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
+use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
 use super::inside::{Sums, around, data_parallel};
@@ -34,14 +33,7 @@ const FUSED_OF_A_FAMILY: usize = 1;
 const AT_ONCE: usize = 8;
 
 /// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
-const CALLS: u64 = 4096;
-
-/// Steps that are tried with their usual collectives, those of ZeRO 1 and 2 in which gradients are tried to be reduced later, and
-/// of ZeRO 3 with which more weights are tried to be persistent.
-const LATER: usize = 3;
-
-/// Micro-batches of all stages in such a step, at most: longer ones take as long to compile as the rest of a search.
-const SHORT: u64 = 256;
+pub(super) const CALLS: u64 = 8192;
 
 /// How much longer than the best estimate a first look may be.
 const NEAR: f64 = 1.09;
@@ -52,8 +44,8 @@ const SURE: f64 = 1.06;
 /// A step that the search may choose.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
-    options: ShardOptions,
-    training: Training,
+    pub(super) options: ShardOptions,
+    pub(super) training: Training,
 }
 
 /// A block that is compiled.
@@ -296,9 +288,13 @@ impl Search<'_> {
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
             let is_hopeless =
                 |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
+            // One of so many calls is as long as all others together.
+            let is_long = |look: &Looked| n_calls(look.shape) > CALLS / 2;
+            let has_others = estimated.iter().any(|look| !is_long(look) && key(look).0 == 0);
             let mut families = families_compiled.clone();
             estimated.sort_by_cached_key(|look| {
-                (is_hopeless(look), !families.admits(insides, look, self.limit(OF_A_FAMILY)))
+                let is_of_family = families.admits(insides, look, self.limit(OF_A_FAMILY));
+                (is_hopeless(look), has_others && is_long(look), !is_of_family)
             });
             // Where nothing is expected to fit by far, a few are enough to say what is missing.
             let is_far =
@@ -310,8 +306,7 @@ impl Search<'_> {
             while let Some(look) =
                 estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
             {
-                let Shape { stages, micro_batches, chunks, .. } = look.shape;
-                calls += stages * Step::n_compiled(stages, micro_batches) * chunks;
+                calls += n_calls(look.shape);
                 if calls > CALLS && compiled + chosen.len() > 0 {
                     break;
                 }
@@ -353,96 +348,6 @@ impl Search<'_> {
         }
     }
 
-    /// Replaces the best steps by others, where there are faster ones.
-    fn replaced(&self, tried: &mut Tried, faster: impl Fn(&Priced) -> Option<Priced> + Sync) {
-        tried.fits.sort_by(Priced::cmp_rank);
-        let n = tried.fits.len().min(self.limit(LATER));
-        tried.fits[..n].par_iter_mut().for_each(|one| {
-            if let Some(other) = faster(one) {
-                *one = Priced { also: std::mem::take(&mut one.also), ..other };
-            }
-        });
-    }
-
-    /// The same step with another fusion, if it is faster.
-    fn fused_as(&self, one: &Priced, fusion: Fusion) -> Option<Priced> {
-        let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
-        let options = ShardOptions { fusion, ..one.options.clone() };
-        let other = self.priced(&Chosen { options, training }).ok()?;
-        let is_better = other.memory.over().is_none() && other.simulation.seconds < one.simulation.seconds;
-        is_better.then_some(other)
-    }
-
-    /// Replaces the best steps whose collectives are in chunks or levels by those with the usual ones, where these are faster:
-    /// estimates do not know what they do to weights that are gathered meanwhile.
-    pub(super) fn as_usual(&self, tried: &mut Tried) {
-        self.replaced(tried, |one| {
-            let usual = one.options.zero.usual_fusion();
-            let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
-            is_unusual.then(|| self.fused_as(one, usual))?
-        });
-    }
-
-    /// Replaces the best steps of ZeRO 1 and 2 by those in which layers reduce the gradients of the layer above, where these
-    /// are faster: a layer hides more, but the first and the last of each call are functions of their own. The same for steps
-    /// whose updates copy states from host memory.
-    pub(super) fn reduced_later(&self, tried: &mut Tried) {
-        self.replaced(tried, |one| {
-            let ShardOptions { zero, fusion, .. } = one.options;
-            let is_tried = match zero {
-                Zero::Off => self.training.offload == Offload::Optimizer,
-                Zero::Optimizer | Zero::Gradients => true,
-                Zero::Parameters | Zero::ParametersAbove(_) => false,
-            };
-            let is_tried = is_tried && self.request.chooses_fusion;
-            is_tried.then(|| self.fused_as(one, fusion.ahead(Prefetch::default())))?
-        });
-    }
-
-    /// Replaces the best steps of ZeRO 3 by those with persistent weights, where these fit and save [`WORTH`]: they take
-    /// memory.
-    pub(super) fn with_persistent(&self, tried: &mut Tried) {
-        // No framework has them as they are here.
-        let chooses_stage = self.is_open(Choice::Zero);
-        if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
-            return;
-        }
-        self.replaced(tried, |one| {
-            let is_split = one.options.zero == Zero::Parameters;
-            let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
-            if !chooses_stage && training.micro_batches == 1 {
-                return None;
-            }
-            let sizes = WeightSize::all(one.per_rank()?);
-            let mut most: BTreeSet<u64> =
-                sizes.values().filter(|size| size.is_per_layer).map(|size| size.elements).collect();
-            // With all of them whole it is stage 2, which a search tries by itself.
-            if chooses_stage {
-                most.pop_last();
-            }
-            most.insert(0);
-            let most: Vec<u64> = most.into_iter().collect();
-            let mut best: Option<Priced> = None;
-            // Memory grows with them, so the most that fit are found by halves.
-            let (mut low, mut high) = (0, most.len());
-            while low < high {
-                let middle = usize::midpoint(low, high);
-                let zero = Zero::ParametersAbove(most[middle]);
-                let options = ShardOptions { zero, ..one.options.clone() };
-                let other = self.priced(&Chosen { options, training: training.clone() }).ok()?;
-                if other.memory.over().is_some() {
-                    high = middle;
-                    continue;
-                }
-                low = middle + 1;
-                if other.simulation.seconds < best.as_ref().unwrap_or(one).simulation.seconds {
-                    best = Some(other);
-                }
-            }
-            best.filter(|best| best.simulation.seconds < one.simulation.seconds * (1.0 - WORTH))
-        });
-    }
-
     /// The step as it is compiled.
     pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Chosen {
         let Shape { stages, micro_batches, order, chunks } = look.shape;
@@ -460,9 +365,9 @@ impl Search<'_> {
     }
 }
 
-/// Whether a step is compiled quickly.
-fn is_short(training: &Training) -> bool {
-    training.stages * Step::n_compiled(training.stages, training.micro_batches) <= SHORT
+/// Calls of `main` that are compiled for a step, half of them in its forward pass.
+pub(super) fn n_calls(Shape { stages, micro_batches, chunks, .. }: Shape) -> u64 {
+    2 * stages * Step::n_compiled(stages, micro_batches) * chunks
 }
 
 /// What a search chose of a step beside its layout, as flags.

@@ -258,7 +258,7 @@ fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
         let mut tried = Tried::default();
         search.exact(&insides, estimated, 1, &mut tried);
         let before = tried.fits[0].clone();
-        search.with_persistent(&mut tried);
+        search.in_other_forms(&mut tried);
         let after = &tried.fits[0];
         assert!(matches!(after.options.zero, Zero::ParametersAbove(1..)), "{}", after.options.zero);
         assert!(after.flags.contains("--zero 3:"), "{}", after.flags);

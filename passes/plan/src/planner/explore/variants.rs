@@ -1,0 +1,173 @@
+//! Other forms of the best steps: what estimates do not know, or what is compiled for too long to be tried with all.
+
+use std::collections::BTreeSet;
+
+use ithaca_differentiate::{Offload, PipelineOrder, Training};
+use ithaca_layout::fuse::Fusion;
+use ithaca_layout::fuse::prefetch::Prefetch;
+use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
+use rayon::prelude::*;
+
+use super::refine::{CALLS, Chosen, n_calls};
+use super::{CHUNKS, Search};
+use crate::plan::Choice;
+use crate::planner::estimate::Shape;
+use crate::planner::fusion::WORTH;
+use crate::planner::tried::{Priced, Tried};
+
+/// The most steps that are tried in other forms.
+const LATER: usize = 3;
+
+/// Calls of `main` in such a step, at most: longer ones take as long to compile as the rest of a search.
+const SHORT: u64 = 1024;
+
+/// Steps by their places among those that fit.
+type Forms = Vec<(usize, Priced)>;
+
+impl Search<'_> {
+    /// Replaces the best steps by other forms of them that are faster.
+    pub(super) fn in_other_forms(&self, tried: &mut Tried) {
+        replace(tried, |tried| self.as_usual(tried));
+        // The second compiles one step, on one core.
+        replace(tried, |tried| {
+            let (mut forms, chunked) =
+                rayon::join(|| self.with_persistent(tried), || self.in_more_chunks(tried));
+            forms.extend(chunked);
+            forms
+        });
+        replace(tried, |tried| self.reduced_later(tried));
+    }
+
+    /// Other forms of the best steps.
+    fn of_best(&self, tried: &Tried, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
+        let best = &tried.fits[..tried.fits.len().min(self.limit(LATER))];
+        best.par_iter().enumerate().filter_map(|(i, one)| Some((i, form(one)?))).collect()
+    }
+
+    /// The same step with another fusion.
+    fn fused_as(&self, one: &Priced, fusion: Fusion) -> Option<Priced> {
+        let training = one.training.as_ref().filter(|t| is_short(t))?.clone();
+        let options = ShardOptions { fusion, ..one.options.clone() };
+        self.priced(&Chosen { options, training }).ok()
+    }
+
+    /// The best steps whose collectives are in chunks or levels with the usual ones: estimates do not know what chunks do to weights
+    /// that are gathered meanwhile.
+    fn as_usual(&self, tried: &Tried) -> Forms {
+        self.of_best(tried, |one| {
+            let usual = one.options.zero.usual_fusion();
+            let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
+            is_unusual.then(|| self.fused_as(one, usual))?
+        })
+    }
+
+    /// The best steps of ZeRO 1 and 2 in which layers reduce the gradients of the layer above: a layer hides more, but the first and
+    /// the last of each call are functions of their own. The same for steps whose updates copy states from host memory.
+    fn reduced_later(&self, tried: &Tried) -> Forms {
+        self.of_best(tried, |one| {
+            let ShardOptions { zero, fusion, .. } = one.options;
+            let is_tried = match zero {
+                Zero::Off => self.training.offload == Offload::Optimizer,
+                Zero::Optimizer | Zero::Gradients => true,
+                Zero::Parameters | Zero::ParametersAbove(_) => false,
+            };
+            let is_tried = is_tried && self.request.chooses_fusion;
+            is_tried.then(|| self.fused_as(one, fusion.ahead(Prefetch::default())))?
+        })
+    }
+
+    /// The best steps of ZeRO 3 with persistent weights, where these fit and save [`WORTH`]: they take memory.
+    fn with_persistent(&self, tried: &Tried) -> Forms {
+        // No framework has them as they are here.
+        let chooses_stage = self.is_open(Choice::Zero);
+        if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
+            return Forms::new();
+        }
+        self.of_best(tried, |one| {
+            let is_split = one.options.zero == Zero::Parameters;
+            let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
+            if !chooses_stage && training.micro_batches == 1 {
+                return None;
+            }
+            let sizes = WeightSize::all(one.per_rank()?);
+            let mut most: BTreeSet<u64> =
+                sizes.values().filter(|size| size.is_per_layer).map(|size| size.elements).collect();
+            // With all of them whole it is stage 2, which a search tries by itself.
+            if chooses_stage {
+                most.pop_last();
+            }
+            most.insert(0);
+            let most: Vec<u64> = most.into_iter().collect();
+            let mut best: Option<Priced> = None;
+            // Memory grows with them, so the most that fit are found by halves.
+            let (mut low, mut high) = (0, most.len());
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                let zero = Zero::ParametersAbove(most[middle]);
+                let options = ShardOptions { zero, ..one.options.clone() };
+                let other = self.priced(&Chosen { options, training: training.clone() }).ok()?;
+                if other.memory.over().is_some() {
+                    high = middle;
+                    continue;
+                }
+                low = middle + 1;
+                if other.simulation.seconds < best.as_ref().unwrap_or(one).simulation.seconds {
+                    best = Some(other);
+                }
+            }
+            best.filter(|best| best.simulation.seconds < one.simulation.seconds * (1.0 - WORTH))
+        })
+    }
+
+    /// The interleaved step that may become the best with twice as many chunks, which are compiled for twice as long.
+    fn in_more_chunks(&self, tried: &Tried) -> Option<(usize, Priced)> {
+        if !self.is_open(Choice::Pipeline) {
+            return None;
+        }
+        let best = tried.fits.first()?.simulation.seconds;
+        let more = |one: &Priced| -> Option<(f64, Training)> {
+            let training = one.training.clone()?;
+            let is_most = CHUNKS.last() == Some(&training.chunks);
+            if training.pipeline != PipelineOrder::Interleaved || !is_most {
+                return None;
+            }
+            // The part of its work for which a stage waits for the first micro-batch and after the last is halved.
+            let passes = (training.micro_batches * training.chunks) as f64;
+            let waits = (training.stages - 1) as f64 / passes;
+            let hoped = one.simulation.seconds * (1.0 - waits / 2.0 / (1.0 + waits));
+            let more = Training { chunks: 2 * training.chunks, ..training };
+            (hoped < best && n_calls(shape(&more)) <= CALLS / 2).then_some((hoped, more))
+        };
+        let tries = tried.fits.iter().enumerate().filter_map(|(i, one)| Some((i, more(one)?)));
+        let (i, (_, training)) = tries.min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))?;
+        let options = tried.fits[i].options.clone();
+        if let Some(target) = &self.request.target {
+            let layout = target.layout(&self.registry, &options, Some(&training)).ok()?;
+            if !target.refusals(&layout).is_empty() {
+                return None;
+            }
+        }
+        Some((i, self.priced(&Chosen { options, training }).ok()?))
+    }
+}
+
+/// Replaces steps by their forms that fit and are faster; the best steps come first.
+fn replace(tried: &mut Tried, forms: impl Fn(&Tried) -> Forms) {
+    tried.fits.sort_by(Priced::cmp_rank);
+    for (i, form) in forms(tried) {
+        let one = &mut tried.fits[i];
+        if form.memory.over().is_none() && form.simulation.seconds < one.simulation.seconds {
+            *one = Priced { also: std::mem::take(&mut one.also), ..form };
+        }
+    }
+}
+
+/// Whether a step is compiled quickly.
+fn is_short(training: &Training) -> bool {
+    n_calls(shape(training)) <= SHORT
+}
+
+fn shape(training: &Training) -> Shape {
+    let &Training { stages, micro_batches, pipeline: order, .. } = training;
+    Shape { stages, micro_batches, order, chunks: training.n_chunks() / stages.max(1) }
+}
