@@ -54,6 +54,7 @@ fn free(cluster: &mut Cluster, from_level: usize) {
     for level in &mut cluster.levels[from_level..] {
         level.measured = None;
         (level.latency.value, level.message_latency.value) = (0.0, 0.0);
+        (level.ring_start, level.exchange_start) = (None, None);
         (level.bandwidth.value, level.contention.value) = (1e30, 1.0);
     }
 }

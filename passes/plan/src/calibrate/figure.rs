@@ -16,6 +16,8 @@ pub(super) enum Figure {
     AttentionKeys(Direction),
     Latency(usize),
     MessageLatency(usize),
+    RingStart(usize),
+    ExchangeStart(usize),
     RingEfficiency(usize),
     ExchangeEfficiency(usize),
 }
@@ -38,6 +40,10 @@ impl Figure {
             Figure::AttentionKeys(direction) => rate(a, direction).keys.get_or_insert_with(|| begin(32.0)),
             Figure::Latency(level) => &mut cluster.levels[level].latency,
             Figure::MessageLatency(level) => &mut cluster.levels[level].message_latency,
+            Figure::RingStart(level) => cluster.levels[level].ring_start.get_or_insert_with(|| begin(1e-5)),
+            Figure::ExchangeStart(level) => {
+                cluster.levels[level].exchange_start.get_or_insert_with(|| begin(1e-5))
+            }
             Figure::RingEfficiency(level) => &mut cluster.levels[level].ring_efficiency,
             Figure::ExchangeEfficiency(level) => &mut cluster.levels[level].exchange_efficiency,
         }
@@ -57,7 +63,9 @@ impl Figure {
             | Figure::ExchangeEfficiency(_)
             | Figure::Launch
             | Figure::Latency(_)
-            | Figure::MessageLatency(_) => 1e-12,
+            | Figure::MessageLatency(_)
+            | Figure::RingStart(_)
+            | Figure::ExchangeStart(_) => 1e-12,
         }
     }
 
@@ -75,7 +83,9 @@ impl Figure {
             | Figure::AttentionColumns(_)
             | Figure::AttentionKeys(_)
             | Figure::Latency(_)
-            | Figure::MessageLatency(_) => false,
+            | Figure::MessageLatency(_)
+            | Figure::RingStart(_)
+            | Figure::ExchangeStart(_) => false,
         }
     }
 }

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Diagnostic;
 
-use crate::cluster::{Cluster, Collective, Curve, KernelCurve, Measured, MeasuredKernels};
+use crate::cluster::{Cluster, Collective, Curve, KernelCurve, Level, Measured, MeasuredKernels};
 pub use cores::{Cores, on_cores};
 use figure::Figure;
 pub use kernel::{AttentionSizes, Direction, Kernel};
@@ -154,10 +154,27 @@ fn collectives(cluster: &mut Cluster, groups: &[(&Point, Group)]) {
         let ring = here(false);
         let is_step = |point: &&Point| matches!(point.work, Work::Collective(Group { collective: None, .. }));
         let steps: Vec<&Point> = ring.iter().copied().filter(is_step).collect();
-        // Steps between two ranks have no curves, so the figures are theirs where they were measured.
-        let ring = if steps.len() > 1 { steps } else { ring };
-        fit::fit(cluster, &[Figure::RingEfficiency(level), Figure::Latency(level)], &ring);
-        fit::fit(cluster, &[Figure::ExchangeEfficiency(level), Figure::MessageLatency(level)], &here(true));
+        let exchange = here(true);
+        // Times of several groups tell what a collective takes beside its steps.
+        let tells = |points: &[&Point]| {
+            let groups = points.iter().filter_map(|point| match &point.work {
+                Work::Collective(group) => Some((group.ranks, group.hosts)),
+                Work::Kernel(_) | Work::Stream { .. } => None,
+            });
+            groups.collect::<BTreeSet<_>>().len() > 1
+        };
+        let Level { ring_start, exchange_start, .. } = &mut cluster.levels[level];
+        *ring_start = ring_start.take().filter(|_| ring.is_empty() || tells(&ring));
+        *exchange_start = exchange_start.take().filter(|_| exchange.is_empty() || tells(&exchange));
+        let (has_ring_start, has_exchange_start) = (ring_start.is_some(), exchange_start.is_some());
+        // Steps between two ranks have no curves, so the figures are theirs where they were measured; alone they do not tell a start.
+        let ring = if steps.len() > 1 && !has_ring_start { steps } else { ring };
+        let mut figures = vec![Figure::RingEfficiency(level), Figure::Latency(level)];
+        figures.extend(has_ring_start.then_some(Figure::RingStart(level)));
+        fit::fit(cluster, &figures, &ring);
+        let mut figures = vec![Figure::ExchangeEfficiency(level), Figure::MessageLatency(level)];
+        figures.extend(has_exchange_start.then_some(Figure::ExchangeStart(level)));
+        fit::fit(cluster, &figures, &exchange);
     }
     for (level, before) in curves.into_iter().enumerate() {
         let whole = groups.iter().zip(&crossed).filter(|(_, crossed)| **crossed == [level]).map(|(g, _)| *g);

@@ -222,6 +222,8 @@ fn figures_come_back_from_the_points_that_they_make() {
                 Figure::RingEfficiency(level),
                 Figure::ExchangeEfficiency(level),
             ]);
+            all.extend(truth.levels[level].ring_start.is_some().then_some(Figure::RingStart(level)));
+            all.extend(truth.levels[level].exchange_start.is_some().then_some(Figure::ExchangeStart(level)));
         }
         let mut base = truth.clone();
         for (i, figure) in all.iter().enumerate() {

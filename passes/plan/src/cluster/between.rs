@@ -121,7 +121,7 @@ impl Between<'_> {
 
     /// What messages of a rank in one direction take at each level, where no link is shared.
     fn alone(&self, rank: Rank, messages: &[(Rank, u64)]) -> Vec<(usize, CollectiveTime)> {
-        let mut levels = Vec::new();
+        let mut levels: Vec<(usize, CollectiveTime)> = Vec::new();
         let mut inside = 1;
         for (i, level) in self.cluster.levels.iter().enumerate() {
             let over: Vec<&(Rank, u64)> =
@@ -130,12 +130,16 @@ impl Between<'_> {
                 let bytes: u64 = over.iter().map(|m| m.1).sum();
                 let to_one = over.iter().map(|m| m.1).max().unwrap_or(0);
                 let (pattern, latency) = match self.op {
-                    Op::Permute => (Pattern::Ring { rounds: 1 }, level.latency.value),
+                    Op::Permute => {
+                        let ring = Pattern::Ring { rounds: 1 };
+                        (ring, level.start(ring) + level.latency.value)
+                    }
                     _ => {
                         let mut blocks: Vec<u64> = over.iter().map(|m| m.0.0 / inside).collect();
                         blocks.sort_unstable();
                         blocks.dedup();
-                        (Pattern::Exchange, blocks.len() as f64 * level.message_latency.value)
+                        let start = if levels.is_empty() { level.start(Pattern::Exchange) } else { 0.0 };
+                        (Pattern::Exchange, start + blocks.len() as f64 * level.message_latency.value)
                     }
                 };
                 // Each other device has a link of its own, as far as there are links.
@@ -235,12 +239,13 @@ mod tests {
         let (nvlink, fabric) = (&cluster.levels[0], &cluster.levels[1]);
         let bytes = 16 << 20;
         let inside = step(&cluster, Mesh::new([("ring", 8)]), bytes);
-        close(inside.latency, nvlink.latency.value);
+        let ring = Pattern::Ring { rounds: 1 };
+        close(inside.latency, nvlink.start(ring) + nvlink.latency.value);
         close(inside.transfer, bytes as f64 / (450e9 * nvlink.ring_efficiency.value));
         // Of 16 in a row only ranks 7 and 15 leave their nodes, and all wait for them.
         for mesh in [vec![("ring", 16)], vec![("ring", 2), ("u", 8)], vec![("ring", 4), ("u", 8)]] {
             let across = step(&cluster, Mesh::new(mesh), bytes);
-            close(across.latency, fabric.latency.value);
+            close(across.latency, fabric.start(ring) + fabric.latency.value);
             close(across.transfer, bytes as f64 / (50e9 * fabric.ring_efficiency.value));
         }
         let strided = step(&cluster, Mesh::new([("ring", 2), ("u", 4)]), bytes);
@@ -311,7 +316,8 @@ mod tests {
         let bytes = f64::from(1 << 20);
         let far = bytes / (outer.bandwidth.value * outer.exchange_efficiency.value);
         close(on(3).time.transfer, far);
-        close(on(3).time.latency, inner.message_latency.value + outer.message_latency.value);
+        let messages = inner.message_latency.value + outer.message_latency.value;
+        close(on(3).time.latency, inner.start(Pattern::Exchange) + messages);
         close(on(1).time.transfer, bytes / 2.0 / (inner.bandwidth.value * inner.exchange_efficiency.value));
         assert_eq!(cluster.collective_time(&space, &op, &from, &to), on(3).time);
         let back = Op::FetchSum { from: f };
@@ -327,10 +333,12 @@ mod tests {
             let parcel =
                 |by| Parcel { op: Op::Permute, from: from.clone(), to: moved(&space, &from, by, None) };
             let seconds = |parcels: &[Parcel]| cluster.message_seconds(&space, parcels);
-            let alone = seconds(&[parcel(1)]) - cluster.levels[0].latency.value;
-            let full = bytes as f64 / cluster.levels[0].rate(Pattern::Ring { rounds: 1 });
-            let both = seconds(&[parcel(1), parcel(7)]) - cluster.levels[0].latency.value;
-            let twice = seconds(&[parcel(1), parcel(1)]) - cluster.levels[0].latency.value;
+            let ring = Pattern::Ring { rounds: 1 };
+            let latency = cluster.levels[0].start(ring) + cluster.levels[0].latency.value;
+            let alone = seconds(&[parcel(1)]) - latency;
+            let full = bytes as f64 / cluster.levels[0].rate(ring);
+            let both = seconds(&[parcel(1), parcel(7)]) - latency;
+            let twice = seconds(&[parcel(1), parcel(1)]) - latency;
             [alone / full, both / alone, twice / alone]
         });
         // Nodes whose devices share an adapter.
@@ -339,7 +347,7 @@ mod tests {
         let (space, from) = ring(Mesh::new([("ring", 2), ("u", 8)]), bytes);
         let parcel = Parcel { op: Op::Permute, from: from.clone(), to: moved(&space, &from, 1, None) };
         let seconds = |n| shared.message_seconds(&space, &vec![parcel.clone(); n]);
-        let latency = shared.levels[1].latency.value;
+        let latency = shared.levels[1].start(Pattern::Ring { rounds: 1 }) + shared.levels[1].latency.value;
         close((seconds(2) - latency) / (seconds(1) - latency), 2.0);
         for (found, expected) in times.as_flattened().iter().zip([7.0, 1.0, 2.0, 1.0, 2.0, 2.0]) {
             close(*found, expected);

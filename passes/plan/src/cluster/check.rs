@@ -168,6 +168,8 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
         contention,
         latency,
         message_latency,
+        ring_start,
+        exchange_start,
         direct_latency,
         ring_efficiency,
         exchange_efficiency,
@@ -194,6 +196,8 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     }
     positive(&key("latency"), latency)?;
     positive(&key("message_latency"), message_latency)?;
+    optional(&key("ring_start"), ring_start.as_ref())?;
+    optional(&key("exchange_start"), exchange_start.as_ref())?;
     optional(&key("direct_latency"), direct_latency.as_ref())?;
     fraction(&key("ring_efficiency"), ring_efficiency)?;
     fraction(&key("exchange_efficiency"), exchange_efficiency)?;

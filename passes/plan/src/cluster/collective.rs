@@ -136,10 +136,10 @@ impl Cluster {
             // A step crosses every level that the group does, and waits for the slowest.
             None => {
                 let steps = self.crossed((ranks, stride)).into_iter().map(|level| &self.levels[level]);
+                let ring = Pattern::Ring { rounds: 1 };
                 let seconds = steps.map(|level| {
-                    let transfer =
-                        bytes / level.rate_to_one(Pattern::Ring { rounds: 1 }) * level.contention.value;
-                    level.latency.value + transfer
+                    let transfer = bytes / level.rate_to_one(ring) * level.contention.value;
+                    level.start(ring) + level.latency.value + transfer
                 });
                 self.crowding(ranks * stride) * seconds.fold(0.0, f64::max)
             }
@@ -159,7 +159,8 @@ impl Cluster {
         let reached = reached.or(self.levels.len().checked_sub(1))?;
         let level = &self.levels[reached];
         let transfer = bytes / level.rate_to_one(Pattern::Exchange);
-        let time = CollectiveTime { latency: level.message_latency.value, transfer };
+        let latency = level.start(Pattern::Ring { rounds: 1 }) + level.message_latency.value;
+        let time = CollectiveTime { latency, transfer };
         Some((reached, time.times(self.crowding(ranks))))
     }
 
@@ -242,15 +243,17 @@ fn level_time(
     let blocks = here.most.div_ceil(inside.fewest);
     let rate = level.rate_across(pattern, blocks);
     let steps = (blocks - 1) as f64;
+    let start = if inside.most == 1 { level.start(pattern) } else { 0.0 };
     match pattern {
         Pattern::Ring { rounds } => CollectiveTime {
-            latency: f64::from(rounds) * steps * level.latency.value,
+            latency: start + f64::from(rounds) * steps * level.latency.value,
             transfer: bytes / (inside.fewest as f64 * rate),
         },
         Pattern::Exchange => {
             // The rank with the fewest peers inside has the most outside.
             let share = (here.most - inside.fewest) as f64 / (p - 1) as f64;
-            CollectiveTime { latency: steps * level.message_latency.value, transfer: bytes * share / rate }
+            let latency = start + steps * level.message_latency.value;
+            CollectiveTime { latency, transfer: bytes * share / rate }
         }
     }
 }
@@ -433,11 +436,12 @@ mod tests {
         let (nvlink, fabric) = (&cluster.levels[0], &cluster.levels[1]);
         let bytes = 16.0 * 1024.0 * 1024.0;
         // 16 ranks, 8 in a node: 15/16 leave, 8/16 over the network; 7 messages inside, those to the other node together.
-        let latency = 7.0 * nvlink.message_latency.value + fabric.message_latency.value;
+        let [ring, exchange] = [Pattern::Ring { rounds: 2 }, Pattern::Exchange].map(|of| nvlink.start(of));
+        let latency = exchange + 7.0 * nvlink.message_latency.value + fabric.message_latency.value;
         let expected = latency + bytes * 8.0 / 16.0 / (50e9 * fabric.exchange_efficiency.value);
         close(all_to_all(&cluster, 16 << 20, Mesh::new([("u", 16)]), "u"), expected);
         // A ring of 16: both rounds carry 15/16, 8 links lead out of a node.
-        let latency = 2.0 * (7.0 * nvlink.latency.value + fabric.latency.value);
+        let latency = ring + 2.0 * (7.0 * nvlink.latency.value + fabric.latency.value);
         let (in_node, across) =
             (450e9 * nvlink.ring_efficiency.value, 8.0 * 50e9 * fabric.ring_efficiency.value);
         let expected = latency + 2.0 * bytes * 15.0 / 16.0 / f64::min(in_node, across);

@@ -231,6 +231,13 @@ pub struct Level {
     pub latency: Sourced<f64>,
     /// One message of an all-to-all to the ranks of one block of the level inside, seconds.
     pub message_latency: Sourced<f64>,
+    /// The time of a ring collective, or of one message to one rank, beside its steps, seconds: once where the level is the innermost
+    /// that is crossed. Nothing if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring_start: Option<Sourced<f64>>,
+    /// The same for an all-to-all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange_start: Option<Sourced<f64>>,
     /// One round in which ranks signal that their data is ready and read that of their peers, seconds: half of an all-reduce
     /// by a kernel of its own, or all of one that reads everything from everyone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -382,6 +389,15 @@ impl Level {
     /// Whether a device has links of its own to different devices.
     pub(crate) fn has_own_links(&self) -> bool {
         self.links() > 1.0
+    }
+
+    /// Seconds of a collective beside its steps, where this is the innermost level that it crosses.
+    pub(super) fn start(&self, pattern: Pattern) -> f64 {
+        let start = match pattern {
+            Pattern::Ring { .. } => &self.ring_start,
+            Pattern::Exchange => &self.exchange_start,
+        };
+        start.as_ref().map_or(0.0, |start| start.value)
     }
 
     /// The same of messages to one device.

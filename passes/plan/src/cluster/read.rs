@@ -75,7 +75,15 @@ impl Shape {
         };
         Self {
             keys: names::<Level>(),
-            optional: &["used", "links", "direct_latency", "scale_loss", "measured"],
+            optional: &[
+                "used",
+                "links",
+                "ring_start",
+                "exchange_start",
+                "direct_latency",
+                "scale_loss",
+                "measured",
+            ],
             inside,
         }
     }

@@ -31,6 +31,7 @@ fn plain(sharing: f64) -> Cluster {
     level.bandwidth.value = 1e9;
     level.contention.value = sharing;
     (level.latency.value, level.message_latency.value) = (1e-3, 1e-3);
+    (level.ring_start, level.exchange_start) = (None, None);
     (level.ring_efficiency.value, level.exchange_efficiency.value) = (1.0, 1.0);
     cluster.accelerator.launch_seconds.value = 0.0;
     cluster.accelerator.memory_bandwidth.value = 1e9;
