@@ -8,6 +8,7 @@ use ithaca_passes::memory;
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use crate::error::{Failure, Result};
 use crate::job::{self, Large};
@@ -16,6 +17,23 @@ use crate::subject;
 
 /// Sequences beyond which no more are sought.
 const MOST: u64 = 1 << 20;
+
+/// The floor of a plan of decoding; in stages, which run one after another, it is the sum of theirs.
+fn floor_text(plan: &Plan, floor: f64, of: &str) -> String {
+    let times = plan.time.step_seconds / floor;
+    if plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS && axis.size > 1) {
+        return format!(
+            "floor: {} to read the weights{of} and caches of a GPU of each stage once, one stage after another; the step takes {times:.2} times as long",
+            seconds(floor)
+        );
+    }
+    format!(
+        "floor: {} to read the weights ({}){of} and caches ({}) of a GPU once; the step takes {times:.2} times as long",
+        seconds(floor),
+        bytes(plan.memory.parameters),
+        caches(plan.memory.states, plan.memory.host),
+    )
+}
 
 /// The rates, the floor, the caches and the largest batch of a plan of decoding; nothing of other plans.
 pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -> Result<Vec<String>> {
@@ -41,13 +59,7 @@ pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -
             1.0 / step,
             batch as f64 / step
         ),
-        format!(
-            "floor: {} to read the weights ({}){chosen}{each} and caches ({}) of a GPU once; the step takes {:.2} times as long",
-            seconds(floor),
-            bytes(plan.memory.parameters),
-            caches(plan.memory.states, plan.memory.host),
-            step / floor
-        ),
+        floor_text(plan, floor, &format!("{chosen}{each}")),
         format!("largest batch that fits in this layout: {least}{}", counted(largest, "sequence")),
     ];
     let encoder = encoder_bytes(request)?;

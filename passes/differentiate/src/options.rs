@@ -337,11 +337,10 @@ fn fraction<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error>
 }
 
 fn stage_layers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
-    let layers = Vec::<u64>::deserialize(deserializer).ok().filter(|layers| {
-        let fits = |n: &u64| (1..=MAX_LAYERS).contains(n);
-        !layers.is_empty() && layers.iter().all(fits)
-    });
-    layers.ok_or_else(|| Error::custom("the layers of each stage, as in `8+8+8+6`"))
+    let layers = Vec::<u64>::deserialize(deserializer)
+        .ok()
+        .filter(|layers| layers.iter().any(|&n| n > 0) && layers.iter().all(|&n| n <= MAX_LAYERS));
+    layers.ok_or_else(|| Error::custom("the layers of each stage, as in `8+8+8+6` or `0+8+8+0`"))
 }
 
 fn norm<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
@@ -414,7 +413,7 @@ mod tests {
             ("speed", "1"),
             ("loss_chunks", "257"),
             ("recompute", "full(every=0)"),
-            ("stage_layers", "8+0"),
+            ("stage_layers", "0+0"),
             ("stage_layers", "8,8"),
             ("recompute", "selective(every=2)"),
         ] {

@@ -213,6 +213,8 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
         option("--order", order.to_owned());
     }
     match zero(flags, data * context) {
+        // It has no weights that stay whole.
+        Ok(3) => option("--zero", "3:none".to_owned()),
         Ok(stage) => option("--zero", stage.to_string()),
         Err(refused) => wrong.push(refused),
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Fused;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Work};
@@ -70,6 +71,8 @@ pub(super) struct Call {
     pub(super) deferred: u64,
     /// Bytes of the tensors that the call hands to the next one.
     pub(super) handed: u64,
+    /// Bytes of the results of an attention in its forward pass.
+    pub(super) attended: u64,
     /// Bytes of the largest frame of its functions.
     pub(super) frame: u64,
     /// Bytes that it has more outside of stages, of weights that are gathered for the next layer.
@@ -87,6 +90,8 @@ pub(super) struct Seconds {
     pub(super) forward: f64,
     /// Its products with weights.
     pub(super) products: f64,
+    /// Its attention.
+    pub(super) attention: f64,
     /// The backward pass of a micro-batch that is not the last.
     pub(super) backward: f64,
     /// That of the last, which completes the gradients.
@@ -228,6 +233,7 @@ impl Block {
             call.seconds = Seconds {
                 forward: first,
                 products: products(cluster, schedule, there.frame),
+                attention: attention(cluster, schedule, there.frame),
                 backward: on(back),
                 complete: on(complete) + on(Some(there)) - first,
                 update: 0.0,
@@ -267,6 +273,7 @@ impl Block {
                 }
             }
             call.saved = saved.div_ceil(there.layers.max(1));
+            call.attended = attended(schedule, there.frame);
             call.deferred = back.map_or(0, |back| deferred(schedule, back));
             calls.push(call);
         }
@@ -442,16 +449,46 @@ fn products(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
     let reads_weight = |task: &Task| {
         task.reads.iter().any(|&b| matches!(frame.buffers[frame.holder(b)].place, Place::Weight(_)))
     };
+    let is_product = |task: &Task, op: &Op| {
+        let is_fused = matches!(op, Op::Fused(Fused::ProductPair | Fused::BiasProduct { .. }));
+        (is_fused || matches!(op, Op::Einsum)) && reads_weight(task)
+    };
+    seconds_of(cluster, schedule, frame, is_product)
+}
+
+/// Seconds of the attention of a frame.
+fn attention(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
+    seconds_of(cluster, schedule, frame, |_, op| matches!(op, Op::Attention(_)))
+}
+
+/// Bytes of the results of the largest attention of a frame.
+fn attended(schedule: &Schedule, frame: &Frame) -> u64 {
+    let bytes = |task: &Task| match &task.work {
+        Work::Compute(Op::Attention(_)) => {
+            task.writes.iter().map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
+        }
+        _ => 0,
+    };
+    frame.tasks.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Seconds of the operations of a frame that are meant.
+fn seconds_of(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    frame: &Frame,
+    is_meant: impl Fn(&Task, &Op) -> bool,
+) -> f64 {
     let seconds = |task: &Task| {
         let types = |buffers: &[BufferId]| -> Option<Vec<_>> {
             buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
         };
         match (&task.work, types(&task.reads), types(&task.writes)) {
-            (Work::Compute(op @ Op::Einsum), Some(reads), Some(writes)) => {
+            (Work::Compute(op), Some(reads), Some(writes)) if is_meant(task, op) => {
                 op_seconds(cluster, &schedule.space, op, &reads, &writes)
             }
             _ => 0.0,
         }
     };
-    frame.tasks.iter().filter(|task| reads_weight(task)).map(seconds).sum()
+    frame.tasks.iter().map(seconds).sum()
 }

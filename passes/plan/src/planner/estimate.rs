@@ -141,15 +141,15 @@ impl Block {
                 for part in [
                     &mut seconds.forward,
                     &mut seconds.products,
+                    &mut seconds.attention,
                     &mut seconds.backward,
                     &mut seconds.complete,
                 ] {
                     *part *= more;
                 }
             }
-            for bytes in [&mut call.saved, &mut call.deferred, &mut call.handed, &mut call.frame] {
-                *bytes *= times;
-            }
+            let Call { saved, deferred, handed, attended, frame, .. } = call;
+            [saved, deferred, handed, attended, frame].into_iter().for_each(|bytes| *bytes *= times);
         }
         scaled.arena *= times;
         scaled.inputs *= times;
@@ -166,12 +166,13 @@ impl Block {
         let (_, others) = block.calls.split_last_mut().expect("a block has calls");
         for call in others.iter_mut().filter(|call| call.saved > 0) {
             let seconds = &mut call.seconds;
-            let others = seconds.forward - seconds.products;
             // A function keeps its argument, and all else that it saves is in its frame.
             let (again, saved) = match policy {
                 Recompute::None => continue,
-                Recompute::Selective => (others / 2.0, call.saved - call.saved / 8),
-                Recompute::KeepAttention => (seconds.products + others / 2.0, 3 * call.handed),
+                Recompute::Selective => (seconds.attention, call.saved.saturating_sub(call.attended)),
+                Recompute::KeepAttention => {
+                    ((seconds.forward - seconds.attention).max(0.0), call.handed + call.attended)
+                }
                 Recompute::Full { .. } => (seconds.forward, call.handed),
             };
             seconds.backward += again;

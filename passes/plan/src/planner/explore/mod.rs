@@ -166,11 +166,29 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     {
         return Ok(tried);
     }
-    let mut estimated = search.estimated(&insides, looked, &mut tried);
-    if answer == Answer::Ranked {
-        search.fused(&insides, &mut estimated);
+    let mut left = looked;
+    let mut before = f64::INFINITY;
+    for round in 1..=ROUNDS {
+        let mut estimated = search.estimated(&insides, left.clone(), &mut tried);
+        if answer == Answer::Ranked {
+            search.fused(&insides, &mut estimated);
+        }
+        let usable = search.cluster.usable_bytes() as f64;
+        let fitting = estimated.iter().filter(|look| search.needed(&look.estimate) <= usable);
+        let hoped = fitting.map(|look| look.estimate.seconds).fold(f64::INFINITY, f64::min);
+        let families = search.exact(&insides, estimated, exact, &mut tried);
+        let best = tried.fits.iter().map(|one| one.simulation.seconds).fold(f64::INFINITY, f64::min);
+        // Other families were passed over for estimates that did not hold.
+        let is_misled = if round == 1 { best > MISLED * hoped } else { best < GAINED * before };
+        if answer == Answer::WhetherOneFits || !is_misled || best.is_infinite() || round == ROUNDS {
+            break;
+        }
+        before = best;
+        left.retain(|look| look.estimate.seconds <= NEAR * best && !families.has(&insides, look));
+        if left.is_empty() {
+            break;
+        }
     }
-    search.exact(&insides, estimated, exact, &mut tried);
     if answer == Answer::Ranked {
         search.in_other_forms(&mut tried);
     }
@@ -252,7 +270,9 @@ impl<'a> Search<'a> {
             of_size.sort_by(|a, b| a.order.cmp(b.order));
             let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
             of_size.retain(|one| best.is_infinite() || is_worth(one.order));
-            kept.extend(of_size.into_iter().take(self.limit(KEPT)));
+            let most = self.limit(KEPT);
+            let is_kept = |&(i, one): &(usize, &Kept)| i < most || is_pure(&found[one.number].options);
+            kept.extend(of_size.iter().enumerate().filter(is_kept).map(|(_, one)| *one));
         }
         found
     }
@@ -290,7 +310,11 @@ impl<'a> Search<'a> {
             made.extend(first.map(|order| (order, (options, data))));
         }
         made.sort_by(|(a, _), (b, _)| a.cmp(*b));
-        made.into_iter().take(self.limit(OF_SIZE)).map(|(_, one)| one).collect()
+        let most = self.limit(OF_SIZE);
+        let is_made = |(i, (_, (options, _))): &(usize, (Order, (ShardOptions, Option<u64>)))| {
+            *i < most || is_pure(options)
+        };
+        made.into_iter().enumerate().filter(is_made).map(|(_, (_, one))| one).collect()
     }
 
     /// A limit of the search, `n` at normal effort.
@@ -312,6 +336,17 @@ impl<'a> Search<'a> {
         if host > 1.0 { on_device.max(host * self.cluster.usable_bytes() as f64) } else { on_device }
     }
 }
+
+/// How much longer than the best estimate a first look may be.
+const NEAR: f64 = 1.09;
+
+/// Times that estimates are made and the best of them compiled, at most, and how much longer than the best estimate the best step is if
+/// others are looked at.
+const ROUNDS: usize = 4;
+const MISLED: f64 = 1.06;
+
+/// The part of the best step's time that a better one takes, if yet others are looked at.
+const GAINED: f64 = 0.99;
 
 /// Chunks of layers of a stage that are tried, where stages are interleaved.
 const CHUNKS: [u64; 2] = [2, 4];
@@ -336,6 +371,11 @@ impl Order {
     fn cmp(self, other: Order) -> Ordering {
         self.0.total_cmp(&other.0).then(self.1.total_cmp(&other.1))
     }
+}
+
+/// Whether one axis splits everything: larger ones are made of it, however it compares with layouts of several.
+fn is_pure(options: &ShardOptions) -> bool {
+    options.mesh.axes.len() == 1
 }
 
 /// Whether every axis of a mesh but data-parallel ones is one of another, with a size that divides the other's.

@@ -11,7 +11,7 @@ use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
 use super::inside::{Sums, around, data_parallel};
-use super::{EXACT, Inside, Looked, Refused, Search, TOLERANCE};
+use super::{EXACT, Inside, Looked, NEAR, Refused, Search, TOLERANCE};
 use crate::plan::{Choice, Step};
 use crate::planner::block::Block;
 use crate::planner::compiler::training_step;
@@ -32,11 +32,11 @@ const FUSED_OF_A_FAMILY: usize = 1;
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
 
-/// Calls of `main` in all steps that are compiled, at most, but for the first: each micro-batch calls each chunk of layers twice.
+/// Calls of `main` in all steps that are compiled, at most, half of them for the first one whatever it has: each micro-batch calls each chunk of layers twice.
 pub(super) const CALLS: u64 = 8192;
 
-/// How much longer than the best estimate a first look may be.
-const NEAR: f64 = 1.09;
+/// How much longer than a step that takes long to compile a short one may be and is still compiled first.
+const LONG: f64 = 1.02;
 
 /// How much longer than a compiled step an estimate must be to be slower for certain.
 const SURE: f64 = 1.06;
@@ -78,16 +78,25 @@ impl Key {
 /// Layouts by family: the numbers of data-parallel ranks, of stages, of ranks of a sequence that have the same weights, and of ranks
 /// over which experts are split. The rest, such as the movement of keys, hardly changes the time of a step that messages of weights bound.
 #[derive(Clone, Default)]
-struct Families {
+pub(super) struct Families {
     known: BTreeMap<[u64; 4], BTreeSet<Key>>,
 }
 
 impl Families {
-    /// Whether a step is one of the first `most` blocks of its family.
-    fn admits(&mut self, insides: &[Inside], look: &Looked, most: usize) -> bool {
+    fn of(insides: &[Inside], look: &Looked) -> [u64; 4] {
         let Inside { options, copies, .. } = &insides[look.inside];
         let experts = options.mesh.axis(EXPERT_AXIS).map_or(1, |axis| options.mesh.size(axis));
-        let family = [look.data, look.shape.stages, *copies, experts];
+        [look.data, look.shape.stages, *copies, experts]
+    }
+
+    /// Whether a step of the family of this one is known.
+    pub(super) fn has(&self, insides: &[Inside], look: &Looked) -> bool {
+        self.known.contains_key(&Self::of(insides, look))
+    }
+
+    /// Whether a step is one of the first `most` blocks of its family.
+    fn admits(&mut self, insides: &[Inside], look: &Looked, most: usize) -> bool {
+        let family = Self::of(insides, look);
         // One loss in parts and whole is one.
         let (known, key) = (self.known.entry(family).or_default(), Key { loss_chunks: 0, ..Key::of(look) });
         if known.len() < most {
@@ -263,14 +272,15 @@ impl Search<'_> {
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
     /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO. A
-    /// step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled.
+    /// step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled. Returns the
+    /// families of those that were compiled.
     pub(super) fn exact(
         &self,
         insides: &[Inside],
         mut estimated: Vec<Looked>,
         most: usize,
         tried: &mut Tried,
-    ) {
+    ) -> Families {
         let usable = self.cluster.usable_bytes() as f64;
         let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
         let mut slower: BTreeMap<(PipelineOrder, Zero, usize), f64> = BTreeMap::new();
@@ -290,11 +300,12 @@ impl Search<'_> {
                 |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
             // One of so many calls is as long as all others together.
             let is_long = |look: &Looked| n_calls(look.shape) > CALLS / 2;
-            let has_others = estimated.iter().any(|look| !is_long(look) && key(look).0 == 0);
+            let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
+            let short = short.map(|look| key(look).1).fold(f64::INFINITY, f64::min);
             let mut families = families_compiled.clone();
             estimated.sort_by_cached_key(|look| {
                 let is_of_family = families.admits(insides, look, self.limit(OF_A_FAMILY));
-                (is_hopeless(look), has_others && is_long(look), !is_of_family)
+                (is_hopeless(look), is_long(look) && short <= LONG * key(look).1, !is_of_family)
             });
             // Where nothing is expected to fit by far, a few are enough to say what is missing.
             let is_far =
@@ -306,8 +317,10 @@ impl Search<'_> {
             while let Some(look) =
                 estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
             {
-                calls += n_calls(look.shape);
-                if calls > CALLS && compiled + chosen.len() > 0 {
+                let is_first = compiled + chosen.len() == 0;
+                // A long one leaves half of them to others.
+                calls += if is_first { n_calls(look.shape).min(CALLS / 2) } else { n_calls(look.shape) };
+                if calls > CALLS {
                     break;
                 }
                 families_compiled.admits(insides, look, usize::MAX);
@@ -346,6 +359,7 @@ impl Search<'_> {
                 }
             }
         }
+        families_compiled
     }
 
     /// The step as it is compiled.
@@ -374,6 +388,10 @@ pub(super) fn n_calls(Shape { stages, micro_batches, chunks, .. }: Shape) -> u64
 fn flags(open: &[Choice], Chosen { options, training }: &Chosen) -> String {
     let is_staged = training.stages > 1;
     let flag = |choice: &Choice| match choice {
+        // Of several micro-batches `3` chooses persistent weights.
+        Choice::Zero if options.zero == Zero::Parameters && training.micro_batches > 1 => {
+            Some("--zero 3:none".to_owned())
+        }
         Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
         Choice::Persistent => {
             (options.zero != options.zero.without_persistent()).then(|| format!("--zero {}", options.zero))
