@@ -181,8 +181,8 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
     Ok(chunk_of)
 }
 
-/// The chunk of each unit where the layers of each are stated. What comes before the layers is in the first chunk, what follows them
-/// in the last one, and a unit between them in the chunk of the layer before it.
+/// The chunk of each unit where the layers of each are stated. Units before the layers are in the first chunk, units after them in the
+/// last one, and a unit between two layers in the chunk of the first of these.
 fn stated_chunks(units: &[Unit], stated: &[u64]) -> Vec<usize> {
     let layers = stated.iter().enumerate().flat_map(|(chunk, &n)| (0..n).map(move |_| chunk));
     let mut layers = layers.peekable();

@@ -179,7 +179,7 @@ fn meta(cluster: &Cluster) -> Group {
         let forward =
             import(&config, "model", &Workload { mode: Mode::Train, ..Workload::prefill(batch, sequence) })
                 .unwrap();
-        let flops = model_flops(&forward, Mode::Train) as f64;
+        let flops = model_flops(&forward, Mode::Train);
         let pipeline = PipelineOrder::Interleaved;
         let training = Training { stages: 16, micro_batches, pipeline, chunks: 8, ..Training::default() };
         let layout = ("pipeline+data-parallel+megatron-tp-sp", mesh);
