@@ -26,7 +26,12 @@ pub struct Fusion {
     pub prefetch: Option<Prefetch>,
     /// Which kernels pack and unpack; an option of lowering, not a pass.
     pub packing: Packing,
+    /// The most MiB of a message of coalesced gathers or reductions, where it is not that of `pack`.
+    pub bucket: Option<u64>,
 }
+
+/// The largest bucket, in MiB.
+pub const MAX_BUCKET: u64 = 1 << 20;
 
 /// The treatment of collectives after they are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +48,13 @@ pub enum Messages {
 
 impl Fusion {
     /// No fusion.
-    pub const NONE: Fusion =
-        Fusion { levels: None, messages: Messages::Alone, prefetch: None, packing: Packing::Apart };
+    pub const NONE: Fusion = Fusion {
+        levels: None,
+        messages: Messages::Alone,
+        prefetch: None,
+        packing: Packing::Apart,
+        bucket: None,
+    };
 
     /// Independent collectives are coalesced into one message.
     pub const PACK: Fusion = Fusion { messages: Messages::Packed, ..Fusion::NONE };
@@ -69,13 +79,18 @@ impl Fusion {
         Fusion { prefetch: Some(prefetch), ..self }
     }
 
+    /// The same, with buckets of up to so many MiB.
+    pub const fn in_buckets(self, mib: u64) -> Fusion {
+        Fusion { bucket: Some(mib), ..self }
+    }
+
     /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`
     /// (default `pack`), and any of `two-level` or `two-level(choose=cheaper)`, `prefetch` or `prefetch(layers=N)`,
-    /// `fold`.
+    /// `fold`, `bucket(mib=N)`.
     ///
     /// # Errors
-    /// `P02` for an unknown or repeated word, a number of chunks outside 2 to [`MAX_CHUNKS`], or a number of layers
-    /// above [`MAX_LAYERS`].
+    /// `P02` for an unknown or repeated word, a number of chunks outside 2 to [`MAX_CHUNKS`], a number of layers
+    /// above [`MAX_LAYERS`], or a bucket above [`MAX_BUCKET`].
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
         let mut fusion = Fusion::PACK;
         let mut seen = BTreeSet::new();
@@ -101,6 +116,7 @@ impl Fusion {
                     fusion.prefetch = Some(Prefetch { layers });
                 }
                 ("fold", None) => fusion.packing = Packing::Folded,
+                ("bucket", Some(_)) => fusion.bucket = Some(number("mib=", 1, 1..=MAX_BUCKET)?),
                 ("none" | "pack", None) | ("overlap", _) => {
                     kind = "messages";
                     fusion.messages = match name {
@@ -127,11 +143,15 @@ impl Fusion {
     /// The passes that run after collectives are chosen.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
         let kernels = || Box::new(Saturate::kernels(self.packing));
+        let pack = || {
+            let usual = Pack::default();
+            Box::new(Pack { bytes: self.bucket.map_or(usual.bytes, |mib| mib << 20), ..usual })
+        };
         let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
-            Messages::Packed => vec![Box::new(FuseCaches), kernels(), Box::new(Pack::default())],
+            Messages::Packed => vec![Box::new(FuseCaches), kernels(), pack()],
             Messages::Chunked(chunks) => {
-                vec![Box::new(FuseCaches), kernels(), Box::new(Overlap { chunks }), Box::new(Pack::default())]
+                vec![Box::new(FuseCaches), kernels(), Box::new(Overlap { chunks }), pack()]
             }
         };
         // `prefetch` works on complete messages.
@@ -144,13 +164,13 @@ fn unknown(message: &str) -> Diagnostic {
     Diagnostic::new("P02", message).help(format!(
         "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; with `fold+` before them kernels \
          write and read wire buffers, with `prefetch+` weights are gathered ahead, with `two-level+` axes that \
-         span nodes are in two levels"
+         span nodes are in two levels, with `bucket(mib=N)+` gathers and reductions are coalesced up to that size"
     ))
 }
 
 impl fmt::Display for Fusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fusion { levels, messages, prefetch, packing } = *self;
+        let Fusion { levels, messages, prefetch, packing, bucket } = *self;
         match levels {
             Some(Choose::Always) => f.write_str("two-level+")?,
             Some(Choose::Cheaper) => f.write_str("two-level(choose=cheaper)+")?,
@@ -163,6 +183,9 @@ impl fmt::Display for Fusion {
         }
         if packing == Packing::Folded {
             f.write_str("fold+")?;
+        }
+        if let Some(mib) = bucket {
+            write!(f, "bucket(mib={mib})+")?;
         }
         match messages {
             Messages::Alone => f.write_str("none"),
@@ -181,8 +204,8 @@ mod tests {
         for messages in [Messages::Alone, Messages::Packed, Messages::Chunked(2), Messages::Chunked(64)] {
             for levels in [None, Some(Choose::Always), Some(Choose::Cheaper)] {
                 for prefetch in [None, Some(Prefetch::default()), Some(Prefetch { layers: 0 })] {
-                    for packing in [Packing::Apart, Packing::Folded] {
-                        let choice = Fusion { levels, messages, prefetch, packing };
+                    for (packing, bucket) in [(Packing::Apart, None), (Packing::Folded, Some(512))] {
+                        let choice = Fusion { levels, messages, prefetch, packing, bucket };
                         assert_eq!(Fusion::parse(&choice.to_string()).unwrap(), choice);
                     }
                 }
@@ -211,6 +234,9 @@ mod tests {
             "overlap(chunks=1)",
             "overlap(chunks=65)",
             "overlap(4)",
+            "bucket",
+            "bucket(mib=0)",
+            "bucket(512)",
         ] {
             assert_eq!(Fusion::parse(wrong).unwrap_err().code, "P02", "{wrong}");
         }

@@ -22,5 +22,5 @@ mod tests;
 
 pub use accumulate::Accumulate;
 pub use caches::FuseCaches;
-pub use choice::{Fusion, Messages};
+pub use choice::{Fusion, MAX_BUCKET, Messages};
 pub use pack::{Kind, OPTIONS, Pack};

@@ -69,6 +69,8 @@ pub(super) struct Call {
     pub(super) saved: u64,
     /// Bytes that the gradients of a layer's weights are computed from, where that is done after those of its arguments.
     pub(super) deferred: u64,
+    /// Those of them that its backward pass computes.
+    pub(super) made: u64,
     /// Bytes of the tensors that the call hands to the next one.
     pub(super) handed: u64,
     /// Bytes of the results of an attention in its forward pass.
@@ -139,24 +141,29 @@ impl Block {
     ) -> Option<Self> {
         let schedule = &compiled.schedule;
         let main = &schedule.frames[schedule.main()?];
-        let frames = simulate_frames(cluster, schedule);
+        let names = |axes: &[AxisId]| -> Vec<&str> {
+            axes.iter().map(|&axis| schedule.space.mesh.axes[axis].name.as_str()).collect()
+        };
+        let are = |among: &[String], axis: &&str| among.iter().any(|one| one == axis);
+        let is_left = |frame: &Frame, task: &Task| match task.work.exchange().map(|sum| &sum.first().op) {
+            Some(Op::AllReduce { axis }) if leaves_sums && frame.phase == Phase::Backward => {
+                names(axis).iter().all(|axis| are(replicas, axis))
+            }
+            _ => false,
+        };
+        let (frames, links): (Vec<Simulation>, Vec<f64>) =
+            simulate_frames(cluster, schedule, &is_left).into_iter().unzip();
         let step = frames.last()?.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
         // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
         let is_of_weights = |axes: &[&str]| {
-            let are = |among: &[String], axis: &&str| among.iter().any(|one| one == axis);
             axes.iter().all(|axis| are(prefetched, axis))
                 && (data.is_empty() || axes.iter().any(|axis| are(data, axis)))
         };
-        let is_of_layer = |op: &Op| {
-            let names = |axes: &[AxisId]| -> Vec<&str> {
-                axes.iter().map(|&axis| schedule.space.mesh.axes[axis].name.as_str()).collect()
-            };
-            match op {
-                Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => is_of_weights(&names(axis)),
-                _ => false,
-            }
+        let is_of_layer = |op: &Op| match op {
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => is_of_weights(&names(axis)),
+            _ => false,
         };
         let gathering = schedule.frames.values().filter(|_| !prefetched.is_empty());
         let aheads: Vec<Ahead> =
@@ -170,38 +177,32 @@ impl Block {
             let gathers = frame.communication.iter().filter(|(key, _)| is_gather(key));
             gathers.map(|(_, time)| time.exposed).sum()
         };
-        let without = |frame: &Simulation, exposed: f64| {
-            let busy = frame.streams.values().copied().fold(0.0, f64::max);
+        let without = |called: &Called<'_>, exposed: f64| {
+            let frame = &frames[called.id.index()];
+            let busy = frame.streams.values().copied().fold(links[called.id.index()], f64::max);
             (frame.seconds - exposed).max(busy).min(frame.seconds)
         };
         let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
-        let sums = |called: &Called<'_>| -> f64 {
-            let is_sum = |(kind, axes): &(&str, String)| {
-                *kind == "all_reduce" && axes.split('+').all(|axis| replicas.iter().any(|r| r == axis))
-            };
-            let sums = frames[called.id.index()].communication.iter().filter(|(key, _)| is_sum(key));
-            let are_left = leaves_sums && called.frame.phase == Phase::Backward;
-            if are_left { sums.map(|(_, time)| time.exposed).sum() } else { 0.0 }
-        };
         // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
             let frame = &frames[called.id.index()];
-            let seconds =
-                if called.has_layer() { without(frame, exposed_gathers(frame)) } else { frame.seconds };
-            seconds - sums(called)
+            if called.has_layer() { without(called, exposed_gathers(frame)) } else { frame.seconds }
         };
-        // In a stage, a layer that is a call of its own gathers its weights during its kernels.
+        // In a stage, the first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {
             let frame = &frames[called.id.index()];
-            if called.layers > 1 || !called.has_layer() {
+            if !called.has_layer() {
                 return 0.0;
             }
-            let gathers = frame.communication.iter();
-            let gathers = gathers.filter(|(key, _)| key.0 == "all_gather" && is_gather(key));
-            let exposed: f64 = gathers.map(|(_, time)| time.exposed).sum();
-            let late = if exposed > 0.0 { ahead(called).seconds } else { 0.0 };
-            without(frame, (exposed - late).max(0.0)) - without(frame, exposed_gathers(frame))
+            let exposed = |kind: &str| -> f64 {
+                let messages = frame.communication.iter();
+                let messages = messages.filter(|(key, _)| key.0 == kind && is_gather(key));
+                messages.map(|(_, time)| time.exposed).sum()
+            };
+            let gathers = exposed("all_gather");
+            let late = if gathers > 0.0 { ahead(called).seconds } else { 0.0 };
+            without(called, (gathers - late).max(0.0)) - without(called, exposed_gathers(frame))
         };
         let memory = memory::of_schedule(cluster, schedule);
         // Of several micro-batches each but the last is one run of a frame, and the last of another.
@@ -274,7 +275,7 @@ impl Block {
             }
             call.saved = saved.div_ceil(there.layers.max(1));
             call.attended = attended(schedule, there.frame);
-            call.deferred = back.map_or(0, |back| deferred(schedule, back));
+            (call.deferred, call.made) = back.map_or((0, 0), |back| deferred(schedule, back));
             calls.push(call);
         }
         let mut of_calls = 0.0;
@@ -423,8 +424,8 @@ fn calls_of<'a>(schedule: &'a Schedule, frame: &'a Frame, phase: Phase) -> Vec<C
     called.filter(|called| called.frame.phase == phase).collect()
 }
 
-/// Bytes that the tasks of a backward function read which no gradient of an argument needs.
-fn deferred(schedule: &Schedule, called: &Called<'_>) -> u64 {
+/// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.
+fn deferred(schedule: &Schedule, called: &Called<'_>) -> (u64, u64) {
     let frame = called.frame;
     let is_argument = |b: BufferId| matches!(frame.buffers[b].place, Place::Result(i) if i < called.carried);
     let mut needed: BTreeSet<BufferId> = BTreeSet::new();
@@ -439,9 +440,13 @@ fn deferred(schedule: &Schedule, called: &Called<'_>) -> u64 {
             read.extend(reads);
         }
     }
-    let is_lasting =
-        |b: &BufferId| matches!(frame.buffers[frame.holder(*b)].place, Place::Weight(_) | Place::State(_));
-    read.iter().filter(|b| !is_lasting(b)).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
+    let place = |b: &BufferId| &frame.buffers[frame.holder(*b)].place;
+    let is_lasting = |b: &BufferId| matches!(place(b), Place::Weight(_) | Place::State(_));
+    let is_saved = |b: &BufferId| matches!(place(b), Place::Argument(_));
+    let bytes = |of: &dyn Fn(&&BufferId) -> bool| -> u64 {
+        read.iter().filter(of).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
+    };
+    (bytes(&|b| !is_lasting(b)), bytes(&|b| !is_lasting(b) && !is_saved(b)))
 }
 
 /// Seconds of the products of a frame with weights.

@@ -69,9 +69,9 @@ impl Block {
         for (call, layers) in calls {
             let Call { seconds, alone, .. } = &self.calls[call];
             let (layers, alone) = (layers as f64, if is_staged { *alone } else { Seconds::default() });
-            stage.forward += layers * (seconds.forward + alone.forward);
-            stage.backward += layers * (seconds.backward + alone.backward);
-            stage.complete += layers * (seconds.complete + alone.complete);
+            stage.forward += layers * seconds.forward + alone.forward;
+            stage.backward += layers * seconds.backward + alone.backward;
+            stage.complete += layers * seconds.complete + alone.complete;
             stage.update += layers * seconds.update;
             stage.products += layers * seconds.products;
         }
@@ -100,11 +100,12 @@ impl Block {
     fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> (u64, u64) {
         let mut shared: Vec<usize> = Vec::new();
         let (mut lasting, mut host) = (0, 0);
-        let (mut saved, mut deferred, mut frame, mut update_frame) = (0, 0, 0, 0);
+        let (mut saved, mut deferred, mut made, mut frame, mut update_frame) = (0, 0, 0, 0, 0);
         for &(number, layers) in calls {
             let call = &self.calls[number];
             saved += layers * call.saved;
             deferred += layers * call.deferred;
+            made += layers * call.made;
             frame = frame.max(call.frame + if shape.stages > 1 { 0 } else { call.ahead });
             update_frame = update_frame.max(call.update_frame);
             for one in &call.held {
@@ -126,10 +127,22 @@ impl Block {
             PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => (behind.min(m), 1),
             PipelineOrder::Interleaved => ((2 * (behind - 1) + (v - 1) * p + 1).min(m * v), v),
         };
-        // A stage computes the gradients of weights so many micro-batches late as there are stages before it.
-        let late = if shape.order == PipelineOrder::ZbH1 { (stage as u64).min(m) } else { 0 };
-        let activations = (saved * passes).div_ceil(of) + deferred * late + frame;
+        // A stage computes the gradients of weights so many micro-batches late as there are stages before it, and those of all its
+        // layers after the gradients of their arguments.
+        let later = match shape.order {
+            PipelineOrder::ZbH1 if p > 1 => deferred * (stage as u64).min(m) + made,
+            _ => 0,
+        };
+        let activations = (saved * passes).div_ceil(of) + later + frame;
         (lasting + activations.max(update_frame) + self.arena + self.inputs * m, host)
+    }
+
+    /// Seconds of the passes of a micro-batch without stages.
+    pub(super) fn pass(&self) -> f64 {
+        self.calls
+            .iter()
+            .map(|call| call.layers as f64 * (call.seconds.forward + call.seconds.backward))
+            .sum()
     }
 
     /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.
@@ -148,8 +161,8 @@ impl Block {
                     *part *= more;
                 }
             }
-            let Call { saved, deferred, handed, attended, frame, .. } = call;
-            [saved, deferred, handed, attended, frame].into_iter().for_each(|bytes| *bytes *= times);
+            let Call { saved, deferred, made, handed, attended, frame, .. } = call;
+            [saved, deferred, made, handed, attended, frame].into_iter().for_each(|bytes| *bytes *= times);
         }
         scaled.arena *= times;
         scaled.inputs *= times;

@@ -31,13 +31,13 @@ mod measured_tests;
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
-use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
+use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Task, Work, used_streams};
 use ithaca_ir::timeline::{Covered, Timeline};
 
 use crate::cluster::Cluster;
@@ -47,7 +47,7 @@ pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
 use sampled::Recorder;
-use shared::Links;
+use shared::{Link, Links};
 use steps::{Part, Step, steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
@@ -83,11 +83,20 @@ pub(crate) fn simulate_continued(
     Some(last(ranks.collect::<Option<_>>()?))
 }
 
-/// Times one run of each frame of a schedule by itself, on the rank that ends last; the last of them is the step, as
-/// [`simulate`] times it.
-pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation> {
+/// Times one run of each frame of a schedule by itself, on the rank that ends last, without the tasks of frames that `is_left`;
+/// the last of them is the step, as [`simulate`] times it. Beside each time stand the seconds for which its own messages use the
+/// busiest link of a rank, where several streams may.
+pub(crate) fn simulate_frames(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    is_left: &dyn Fn(&Frame, &Task) -> bool,
+) -> Vec<(Simulation, f64)> {
     let classes = Classes::of(schedule);
-    let steps = steps(cluster, schedule, &classes);
+    let mut steps = steps(cluster, schedule, &classes);
+    for (frame, steps) in schedule.frames.values().zip(&mut steps) {
+        let left = frame.tasks.iter().zip(steps).filter(|(task, _)| is_left(frame, task));
+        left.for_each(|(_, step)| step.parts = [Part::default()].into());
+    }
     let used = used_streams(&schedule.frames);
     let world = World {
         schedule,
@@ -99,7 +108,17 @@ pub fn simulate_frames(cluster: &Cluster, schedule: &Schedule) -> Vec<Simulation
         known: RefCell::default(),
     };
     let n = classes.ranks().len();
-    let frame = |id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
+    let busiest = |steps: &[Step], c: usize| {
+        let mut links: BTreeMap<Link, f64> = BTreeMap::new();
+        for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
+            *links.entry(link).or_default() += seconds;
+        }
+        links.into_values().fold(0.0, f64::max)
+    };
+    let frame = |id: FrameId| {
+        let time = last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
+        (time, (0..n).map(|c| busiest(&steps[id.index()], c)).fold(0.0, f64::max))
+    };
     schedule.frames.ids().map(frame).collect()
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ithaca_differentiate::{MAX_CALLS, PipelineOrder, Training};
 use ithaca_frameworks::Layout;
+use ithaca_layout::fuse::{MAX_BUCKET, Pack};
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
@@ -16,9 +17,9 @@ use crate::planner::target::Target;
 
 /// Ranks that have the same weights and other tokens: how many, and how far apart.
 #[derive(Clone, Copy)]
-struct Replicas {
-    all: u64,
-    stride: u64,
+pub(super) struct Replicas {
+    pub(super) all: u64,
+    pub(super) stride: u64,
 }
 
 impl Search<'_> {
@@ -80,7 +81,8 @@ impl Search<'_> {
                         .flat_map(|block| inside.loss_chunks.iter().map(move |&parts| (block, parts)));
                     for ((recompute, block), loss_chunks) in policies {
                         let replicas = Replicas { all: data * inside.copies, stride: size / inside.copies };
-                        let mut block = self.replicated(block, replicas, zero, sequences, micro_batches);
+                        let (mut block, bucket) =
+                            self.replicated(block, replicas, zero, (sequences, micro_batches));
                         if loss_chunks > self.training.loss_chunks {
                             block.chunk_loss(loss_chunks);
                         }
@@ -116,6 +118,7 @@ impl Search<'_> {
                                 sequences,
                                 shape,
                                 exposed: 1.0,
+                                bucket,
                                 fusion: None,
                             });
                         }
@@ -179,6 +182,22 @@ impl Search<'_> {
         }
     }
 
+    /// The bucket, in MiB, in which the transfer of weights takes four times as long as the rest of the message, where that is more
+    /// than buckets usually have.
+    pub(super) fn bucket(&self, zero: Zero, Replicas { all, stride }: Replicas) -> Option<u64> {
+        let splits_weights = matches!(zero, Zero::Parameters | Zero::ParametersAbove(_));
+        if !splits_weights || !self.request.chooses_fusion {
+            return None;
+        }
+        let seconds = |bytes| self.cluster.gather_seconds(all, stride, bytes);
+        let start = seconds(0.0);
+        let mib = |n: u64| (n << 20) as f64;
+        let rate = mib(MAX_BUCKET) / (seconds(mib(MAX_BUCKET)) - start);
+        let least = (4.0 * start * rate / mib(1)).ceil() as u64;
+        let usual = Pack::default().bytes >> 20;
+        (least > usual).then(|| least.next_power_of_two().min(MAX_BUCKET))
+    }
+
     fn zeros(&self, has_replicas: bool) -> &[Zero] {
         match (self.is_open(Choice::Zero), has_replicas) {
             (false, _) => std::slice::from_ref(&self.request.options.zero),
@@ -187,14 +206,32 @@ impl Search<'_> {
         }
     }
 
-    /// A block of one sequence with data-parallel ranks, ZeRO and a larger micro-batch, roughly.
+    /// A block of one sequence with data-parallel ranks, ZeRO and a larger micro-batch, roughly, in the buckets that suit it.
     fn replicated(
         &self,
         block: &Block,
-        Replicas { all, stride }: Replicas,
+        replicas: Replicas,
         zero: Zero,
-        sequences: u64,
-        micro_batches: u64,
+        (sequences, micro_batches): (u64, u64),
+    ) -> (Block, Option<u64>) {
+        let in_buckets = |bucket| self.bucketed(block, replicas, (zero, bucket), (sequences, micro_batches));
+        let usual = (in_buckets(None), None);
+        match self.bucket(zero, replicas) {
+            Some(bucket) => {
+                let other = (in_buckets(Some(bucket)), Some(bucket));
+                if other.0.pass() < usual.0.pass() { other } else { usual }
+            }
+            None => usual,
+        }
+    }
+
+    /// A block as it is with buckets of so many MiB.
+    fn bucketed(
+        &self,
+        block: &Block,
+        Replicas { all, stride }: Replicas,
+        (zero, bucket): (Zero, Option<u64>),
+        (sequences, micro_batches): (u64, u64),
     ) -> Block {
         let mut block = block.scaled(sequences);
         let is_split = |held: &Held| match zero {
@@ -204,23 +241,38 @@ impl Search<'_> {
         };
         let is_whole = |held: &Held| !is_split(held);
         for call in &mut block.calls {
-            // Seconds to gather such tensors of a kind of which ranks have copies.
+            // Seconds to gather such tensors of a kind of which ranks have copies, each a message where there are no buckets.
             let gather = |kind: Kind, such: &dyn Fn(&Held) -> bool| -> f64 {
                 let is_such = |held: &&Held| held.kind == kind && held.parts < all && such(held);
                 let held = || call.held.iter().filter(is_such);
                 let numbers: BTreeSet<u64> = held().map(|held| held.parts).collect();
                 let of = |parts: u64| {
-                    let bytes: u64 = held().filter(|held| held.parts == parts).map(|held| held.bytes).sum();
-                    self.cluster.gather_seconds(all / parts, stride * parts, bytes as f64)
+                    let bytes: Vec<u64> =
+                        held().filter(|held| held.parts == parts).map(|held| held.bytes).collect();
+                    let (n, bytes) = (bytes.len() as u64, bytes.iter().sum::<u64>());
+                    let messages = bucket.map_or(n, |mib| bytes.div_ceil(mib << 20).clamp(1, n));
+                    let seconds = |bytes| self.cluster.gather_seconds(all / parts, stride * parts, bytes);
+                    seconds(bytes as f64) + (messages - 1) as f64 * seconds(0.0)
                 };
                 numbers.into_iter().map(of).sum()
             };
-            let reduced = gather(Kind::Gradients, &|_| true);
+            // Gradients that every micro-batch adds to a part travel in the type of their weights.
+            let reduced = match zero {
+                Zero::Off | Zero::Optimizer => gather(Kind::Gradients, &|_| true),
+                Zero::Gradients | Zero::Parameters | Zero::ParametersAbove(_) => {
+                    gather(Kind::Parameters, &|_| true)
+                }
+            };
             // Of weights, where they are used, and once a step.
             let [gathered, once] = [gather(Kind::Parameters, &is_split), gather(Kind::Parameters, &is_whole)];
             let is_copied =
                 |held: &&Held| held.kind == Kind::Parameters && held.parts < all && is_split(held);
             let copied: u64 = call.held.iter().filter(is_copied).map(|held| held.bytes).sum();
+            // From buckets and to them.
+            let unpacked = match bucket {
+                Some(_) => self.cluster.copy_seconds("unpack", 2.0 * copied as f64),
+                None => 0.0,
+            };
             let seconds = &mut call.seconds;
             let whole = if zero == Zero::Off { 2.0 * reduced } else { reduced };
             seconds.complete = seconds.complete.max(whole);
@@ -233,9 +285,9 @@ impl Search<'_> {
                 }
                 Zero::Parameters | Zero::ParametersAbove(_) => {
                     seconds.update = seconds.update / all as f64 + once;
-                    seconds.forward = seconds.forward.max(gathered);
-                    seconds.backward = seconds.backward.max(gathered + whole);
-                    seconds.complete = seconds.complete.max(gathered + whole);
+                    seconds.forward = (seconds.forward + unpacked).max(gathered);
+                    seconds.backward = (seconds.backward + 2.0 * unpacked).max(gathered + whole);
+                    seconds.complete = (seconds.complete + 2.0 * unpacked).max(gathered + whole);
                     call.frame += 2 * copied;
                 }
             }

@@ -18,7 +18,7 @@ use ithaca_differentiate::{Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
-use ithaca_layout::shard::strategy::DATA_AXIS;
+use ithaca_layout::shard::strategy::{DATA_AXIS, EXPERT_AXIS, TENSOR_AXIS};
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
@@ -35,7 +35,7 @@ use crate::plan::Choice;
 const KEPT: usize = 6;
 
 /// Insides of one size, at most.
-const OF_SIZE: usize = 24;
+const OF_SIZE: usize = 36;
 
 /// The part of the memory of a device by which insides that do not fit differ.
 const ALIKE: f64 = 0.1;
@@ -66,6 +66,14 @@ struct Inside {
 }
 
 impl Inside {
+    /// Ranks that split heads, over which experts are split, and that are data-parallel; the others split sequences.
+    fn shape(&self) -> [u64; 3] {
+        [TENSOR_AXIS, EXPERT_AXIS, DATA_AXIS].map(|axis| {
+            let mesh = &self.options.mesh;
+            mesh.axis(axis).map_or(1, |axis| mesh.size(axis))
+        })
+    }
+
     /// Ranks without those that are data-parallel.
     fn size(&self) -> u64 {
         self.options.mesh.ranks() / self.data.unwrap_or(1)
@@ -89,6 +97,8 @@ struct Looked {
     shape: Shape,
     /// The part of it in which nothing but collectives runs, once it is known.
     exposed: f64,
+    /// The bucket of its messages of weights, in MiB, where it is not that of `pack`.
+    bucket: Option<u64>,
     /// The fusion of its collectives, where another than the usual one is faster.
     fusion: Option<Fusion>,
 }
@@ -269,10 +279,21 @@ impl<'a> Search<'a> {
             }
             of_size.sort_by(|a, b| a.order.cmp(b.order));
             let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
-            of_size.retain(|one| best.is_infinite() || is_worth(one.order));
-            let most = self.limit(KEPT);
-            let is_kept = |&(i, one): &(usize, &Kept)| i < most || is_pure(&found[one.number].options);
-            kept.extend(of_size.iter().enumerate().filter(is_kept).map(|(_, one)| *one));
+            // Insides that differ only in how they split sequences are made larger together: which one fits may change.
+            let shape = |one: &Kept| found[one.number].shape();
+            let worth = of_size.iter().filter(|one| best.is_infinite() || is_worth(one.order)).map(shape);
+            let mut shapes: Vec<[u64; 3]> = Vec::new();
+            worth.for_each(|shape| {
+                if !shapes.contains(&shape) {
+                    shapes.push(shape)
+                }
+            });
+            let most = self.limit(KEPT).min(shapes.len());
+            let is_kept = |one: &&Kept| {
+                let options = &found[one.number].options;
+                shapes[..most].contains(&shape(one)) || self.is_pure(options)
+            };
+            kept.extend(of_size.iter().filter(is_kept).copied());
         }
         found
     }
@@ -300,7 +321,7 @@ impl<'a> Search<'a> {
                 size.is_multiple_of(parent.size()) && is_prime(ratio) || Some(parent.size()) == nearest;
             is_next
                 && parent.size() < size
-                && one.floor <= best
+                && (one.floor <= WORTH * best || self.is_pure(options))
                 && is_within(&parent.options.mesh, &options.mesh)
         };
         let mut made: Vec<(Order, _)> = Vec::new();
@@ -312,9 +333,15 @@ impl<'a> Search<'a> {
         made.sort_by(|(a, _), (b, _)| a.cmp(*b));
         let most = self.limit(OF_SIZE);
         let is_made = |(i, (_, (options, _))): &(usize, (Order, (ShardOptions, Option<u64>)))| {
-            *i < most || is_pure(options)
+            *i < most || self.is_pure(options)
         };
         made.into_iter().enumerate().filter(is_made).map(|(_, (_, one))| one).collect()
+    }
+
+    /// Whether one axis splits everything, in a node: larger ones are made of it, however it compares with layouts of several.
+    fn is_pure(&self, options: &ShardOptions) -> bool {
+        let mesh = &options.mesh;
+        mesh.axes.len() == 1 && mesh.ranks() <= self.cluster.devices_per_node.value
     }
 
     /// A limit of the search, `n` at normal effort.
@@ -371,11 +398,6 @@ impl Order {
     fn cmp(self, other: Order) -> Ordering {
         self.0.total_cmp(&other.0).then(self.1.total_cmp(&other.1))
     }
-}
-
-/// Whether one axis splits everything: larger ones are made of it, however it compares with layouts of several.
-fn is_pure(options: &ShardOptions) -> bool {
-    options.mesh.axes.len() == 1
 }
 
 /// Whether every axis of a mesh but data-parallel ones is one of another, with a size that divides the other's.

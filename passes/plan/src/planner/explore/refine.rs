@@ -35,11 +35,17 @@ const AT_ONCE: usize = 8;
 /// Calls of `main` in all steps that are compiled, at most, half of them for the first one whatever it has: each micro-batch calls each chunk of layers twice.
 pub(super) const CALLS: u64 = 8192;
 
+/// Calls of a step that is compiled all the same.
+const FEW: u64 = 256;
+
 /// How much longer than a step that takes long to compile a short one may be and is still compiled first.
 const LONG: f64 = 1.02;
 
 /// How much longer than a compiled step an estimate must be to be slower for certain.
 const SURE: f64 = 1.06;
+
+/// How much more than the memory of a device an estimate may show, and a step still be compiled that is faster than the best.
+const NEARLY: f64 = 1.06;
 
 /// A step that the search may choose.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +65,7 @@ struct Key {
     sequences: u64,
     /// One, or two for any number of them.
     micro_batches: u64,
+    bucket: Option<u64>,
 }
 
 impl Key {
@@ -71,6 +78,7 @@ impl Key {
             loss_chunks: look.loss_chunks,
             sequences: look.sequences,
             micro_batches: look.shape.micro_batches.min(2),
+            bucket: look.bucket,
         }
     }
 }
@@ -131,6 +139,7 @@ impl Search<'_> {
         let mut done = vec![false; keys.len()];
         let mut left = self.limit(ESTIMATED);
         let usable = self.cluster.usable_bytes() as f64;
+        let mut has_siblings = false;
         loop {
             let order = |(key, look): &(usize, Looked)| {
                 let usable = if done[*key] { usable } else { TOLERANCE * usable };
@@ -162,6 +171,11 @@ impl Search<'_> {
             // The first two say how near others must be.
             let at_once = if best.is_finite() || most == usize::MAX { AT_ONCE } else { 2 };
             next.truncate(at_once.min(left));
+            if next.is_empty() && !has_siblings {
+                has_siblings = true;
+                next = siblings(insides, &steps, &done);
+                next.truncate(AT_ONCE.min(left));
+            }
             if next.is_empty() {
                 break;
             }
@@ -255,7 +269,7 @@ impl Search<'_> {
         };
         let options = around(&options, "pipeline", &[(STAGE_AXIS, stages)]);
         let usual = || match self.request.chooses_fusion {
-            true => key.zero.usual_fusion(),
+            true => Fusion { bucket: key.bucket, ..key.zero.usual_fusion() },
             false => self.request.options.fusion,
         };
         let fusion = fusion.unwrap_or_else(usual);
@@ -284,7 +298,7 @@ impl Search<'_> {
         let usable = self.cluster.usable_bytes() as f64;
         let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
         let mut slower: BTreeMap<(PipelineOrder, Zero, usize), f64> = BTreeMap::new();
-        let (mut compiled, mut calls) = (0, 0);
+        let (mut compiled, mut calls, mut is_spent) = (0, 0, false);
         let mut best = f64::INFINITY;
         let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
@@ -296,8 +310,11 @@ impl Search<'_> {
                 if memory <= usable { (0, slower * look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
-            let is_hopeless =
-                |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
+            // An estimate of memory may be too high, where the time is worth a try.
+            let may_fit = |look: &Looked| key(look).1 <= NEARLY * usable && look.estimate.seconds < best;
+            let is_hopeless = |look: &Looked| {
+                best.is_finite() && if key(look).0 > 0 { !may_fit(look) } else { key(look).1 > SURE * best }
+            };
             // One of so many calls is as long as all others together.
             let is_long = |look: &Looked| n_calls(look.shape) > CALLS / 2;
             let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
@@ -318,11 +335,14 @@ impl Search<'_> {
                 estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
             {
                 let is_first = compiled + chosen.len() == 0;
-                // A long one leaves half of them to others.
-                calls += if is_first { n_calls(look.shape).min(CALLS / 2) } else { n_calls(look.shape) };
-                if calls > CALLS {
-                    break;
+                // A long one leaves half of them to others, and what is left to shorter ones.
+                let n = if is_first { n_calls(look.shape).min(CALLS / 2) } else { n_calls(look.shape) };
+                is_spent |= calls + n > CALLS;
+                if is_spent && n > FEW {
+                    estimated.remove(0);
+                    continue;
                 }
+                calls += n;
                 families_compiled.admits(insides, look, usize::MAX);
                 chosen.push(estimated.remove(0));
             }
@@ -377,6 +397,16 @@ impl Search<'_> {
         let priced = Priced::of(options, compiled.map_err(ithaca_pass::first)?);
         Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
+}
+
+/// The blocks of the best step with other movements or strategies inside, which were passed over for others of their family: steps by
+/// the numbers of their blocks, the best first.
+fn siblings(insides: &[Inside], steps: &[(usize, Looked)], done: &[bool]) -> Vec<usize> {
+    let Some((_, best)) = steps.iter().find(|(key, _)| done[*key]) else { return Vec::new() };
+    let kind = |look: &Looked| (Families::of(insides, look), look.zero, look.recompute, look.loss_chunks);
+    let is_sibling =
+        |(key, look): &&(usize, Looked)| !done[*key] && look.shape == best.shape && kind(look) == kind(best);
+    steps.iter().filter(is_sibling).map(|(key, _)| *key).collect()
 }
 
 /// Calls of `main` that are compiled for a step, half of them in its forward pass.

@@ -8,6 +8,7 @@ use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
+use super::look::Replicas;
 use super::refine::{CALLS, Chosen, n_calls};
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
@@ -21,6 +22,9 @@ const LATER: usize = 3;
 /// Calls of `main` in such a step, at most: longer ones take as long to compile as the rest of a search.
 const SHORT: u64 = 1024;
 
+/// The part of a step that is exposed communication, above which it waits for weights.
+const WAITS: f64 = 0.03;
+
 /// Steps by their places among those that fit.
 type Forms = Vec<(usize, Priced)>;
 
@@ -28,6 +32,7 @@ impl Search<'_> {
     /// Replaces the best steps by other forms of them that are faster.
     pub(super) fn in_other_forms(&self, tried: &mut Tried) {
         replace(tried, |tried| self.as_usual(tried));
+        replace(tried, |tried| self.in_buckets(tried));
         // The second compiles one step, on one core.
         replace(tried, |tried| {
             let (mut forms, chunked) =
@@ -58,6 +63,22 @@ impl Search<'_> {
             let usual = one.options.zero.usual_fusion();
             let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
             is_unusual.then(|| self.fused_as(one, usual))?
+        })
+    }
+
+    /// The best steps that wait for weights, with messages of weights in buckets: estimates choose among buckets by how long messages
+    /// take, not by what waits for them.
+    fn in_buckets(&self, tried: &Tried) -> Forms {
+        self.of_best(tried, |one| {
+            let (options, simulation) = (&one.options, &one.simulation);
+            let waits = simulation.exposed() > WAITS * simulation.seconds;
+            let stages = one.training.as_ref()?.stages.max(1);
+            let axes = self.replica_axes(options).into_iter().filter_map(|axis| options.mesh.axis(&axis));
+            let all = axes.map(|axis| options.mesh.size(axis)).product::<u64>().max(1);
+            let replicas = Replicas { all, stride: options.mesh.ranks() / stages / all };
+            let bucket = self.bucket(options.zero, replicas).filter(|_| waits);
+            let bucket = bucket.filter(|_| options.fusion.bucket.is_none())?;
+            self.fused_as(one, options.fusion.in_buckets(bucket))
         })
     }
 
