@@ -76,6 +76,12 @@ pub(crate) fn runs_by_place<'a, C: IntoIterator<Item = Call<'a>>>(
     all
 }
 
+/// For each function or frame the layers of its runs, with the ranks that run it.
+pub(crate) fn by_place(runs: Vec<BTreeMap<Option<At>, Runs>>) -> Vec<Vec<(Layers, Option<At>)>> {
+    let layers = |(at, runs): (Option<At>, Runs)| runs.layers.into_iter().map(move |layers| (layers, at));
+    runs.into_iter().map(|of_one| of_one.into_iter().flat_map(layers).collect()).collect()
+}
+
 impl Module {
     fn runs(&self) -> Vec<BTreeMap<Option<At>, Runs>> {
         runs_by_place(self.functions.len(), self.main().map(Entity::index), |caller| {
@@ -108,6 +114,11 @@ impl Module {
         let layers =
             |runs: BTreeMap<_, Runs>| joined(runs.into_values().flat_map(|runs| runs.layers).collect());
         self.runs().into_iter().map(layers).collect()
+    }
+
+    /// As [`Self::layers_of_functions`], for each group of ranks that runs a function; all ranks where there is no place.
+    pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
+        by_place(self.runs())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::Op;
 use ithaca_ir::ops::state::Target;
 use ithaca_ir::{Module, text};
@@ -14,15 +15,24 @@ pub(super) struct Load {
     pub(super) inputs: Vec<(String, String)>,
     /// Bytes of weights on the busiest rank.
     pub(super) weights: u64,
-    /// Bytes of gradients and of the optimizer's states.
+    /// Bytes of gradients and of the optimizer's states on the same rank.
     pub(super) states: u64,
+}
+
+/// A part of a stored tensor.
+struct Held {
+    target: Target,
+    /// Bytes of one layer.
+    bytes: u64,
+    /// The layers that ranks of a place hold; 0 for a tensor that is not of a layer.
+    layers: BTreeMap<Option<At>, BTreeSet<u64>>,
 }
 
 /// The tensors that the functions of a module read and keep, for each layer that they run for.
 pub(super) fn of_module(module: &Module) -> Load {
-    let layers = module.layers_of_functions();
+    let runs = module.layers_by_place();
     let mut load = Load::default();
-    let mut held: BTreeMap<String, (Target, u64, BTreeSet<u64>)> = BTreeMap::new();
+    let mut held: BTreeMap<String, Held> = BTreeMap::new();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
             let value = node.results.first().or(node.operands.first());
@@ -41,22 +51,30 @@ pub(super) fn of_module(module: &Module) -> Load {
                 _ => continue,
             };
             let bytes = module.space.max_local_bytes(ty);
-            // The part of a stored tensor that a binding reads.
             let key = format!("{target:?} {} {:?} {:?}", binding.name, binding.view, binding.window);
-            let (.., run_for) = held.entry(key).or_insert_with(|| (target, bytes, BTreeSet::new()));
-            if binding.is_per_layer() {
-                run_for.extend(layers[id.index()].iter().cloned().flatten());
-            } else {
-                run_for.insert(0);
+            let part = held.entry(key).or_insert_with(|| Held { target, bytes, layers: BTreeMap::new() });
+            for (layers, at) in &runs[id.index()] {
+                let there = part.layers.entry(at.or(ty.layout.at)).or_default();
+                there.extend(if binding.is_per_layer() { layers.clone() } else { 0..1 });
             }
         }
     }
-    for (target, bytes, layers) in held.into_values() {
-        let total = match target {
-            Target::Param => &mut load.weights,
-            Target::State => &mut load.states,
-        };
-        *total = total.saturating_add(bytes.saturating_mul(layers.len() as u64));
-    }
+    let held: Vec<Held> = held.into_values().collect();
+    let stages: BTreeSet<At> = held.iter().flat_map(|part| part.layers.keys().copied().flatten()).collect();
+    let places = stages.into_iter().map(Some).chain([None]);
+    let of_places = places.map(|at| [Target::Param, Target::State].map(|target| bytes_at(&held, target, at)));
+    let busiest = of_places.max_by_key(|[weights, states]| weights.saturating_add(*states));
+    [load.weights, load.states] = busiest.unwrap_or_default();
     load
+}
+
+/// Bytes that ranks of a place hold, those that all ranks hold included.
+fn bytes_at(held: &[Held], target: Target, at: Option<At>) -> u64 {
+    let parts = held.iter().filter(|part| part.target == target);
+    let bytes = parts.map(|part| {
+        let layers: BTreeSet<&u64> =
+            [None, at].iter().filter_map(|at| part.layers.get(at)).flatten().collect();
+        part.bytes.saturating_mul(layers.len() as u64)
+    });
+    bytes.fold(0, u64::saturating_add)
 }

@@ -6,7 +6,7 @@
 //!
 //! A diagram stays below the 50 000 characters that Mermaid takes.
 //!
-//! Bytes are those that the busiest rank sends to others, as in plans.
+//! Bytes are those that the busiest rank holds, or sends to others, as in plans.
 
 mod load;
 mod mesh;

@@ -118,6 +118,23 @@ fn a_training_step_goes_through_its_phases() {
 }
 
 #[test]
+fn weights_are_those_of_the_stage_with_the_most() {
+    let body = "func @block(%x: f32[s m]) {\n  %w = param {name=\"w.{layer}\"} : f32[m]\n  \
+                %g = state {name=\"grad.w.{layer}\"} : f32[m]\n  %y = mul %x, %w : f32[s m]\n  return %y\n}\n\n\
+                func @main() {\n  %x = input {name=\"x\"} : f32[s m] on pp=0\n  \
+                %a = param {name=\"a\"} : f32[m] on pp=0\n  \
+                %v1 = call %x {callee=@block, layers=0..3, stage=0, along=pp} : f32[s m] on pp=0\n  \
+                %v2 = permute %v1 : f32[s m] on pp=1\n  \
+                %v3 = call %v2 {callee=@block, layers=3..8, stage=1, along=pp} : f32[s m] on pp=1\n  return y = %v3\n}\n";
+    has(
+        &lines("pp=2", body),
+        &[
+            "Note over r0,r1: 80 B of weights per rank<br/>80 B of gradients and optimizer states per rank<br/>x: f32[s m] on pp=0",
+        ],
+    );
+}
+
+#[test]
 fn what_would_be_too_long_has_equal_steps_once_and_says_so() {
     let mut body = "func @block(%x: f32[s@u m]) {\n  %y = all_gather %x {axis=u, dim=s} : f32[s m]\n  \
                     %z = slice %y {axis=u, dim=s} : f32[s@u m]\n  return %z\n}\n\n\

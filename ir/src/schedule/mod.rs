@@ -115,8 +115,7 @@ impl Schedule {
     /// For each frame the layers that it runs for, as ascending ranges that do not touch, and the ranks that run it; all of
     /// them where there is no place. `main` runs for layer 0, and a frame that nobody calls for none.
     pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
-        let layers = |(at, runs): (Option<At>, Runs)| runs.layers.into_iter().map(move |layers| (layers, at));
-        self.runs().into_iter().map(|of_frame| of_frame.into_iter().flat_map(layers).collect()).collect()
+        layers::by_place(self.runs())
     }
 
     /// For each frame how often ranks of each place run it in one run of `main`; layers count.
