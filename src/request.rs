@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::text::parse;
 use ithaca_ir::verify::{VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Mesh, Module};
@@ -15,6 +16,7 @@ use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
@@ -251,6 +253,9 @@ impl PlanRequest {
         let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
         let forward = import::import(&model.config, &model.name, workload)?;
         check_stage_layers(&forward, &workload.training)?;
+        if workload.mode == Mode::Train {
+            check_chunks(&forward, &workload.training, least_stages(&request))?;
+        }
         // Many candidates have the same number of stages.
         let programs = Mutex::new(BTreeMap::new());
         let of_step = |batch: u64, training: &Training| {
@@ -312,6 +317,35 @@ fn check_stage_layers(forward: &Module, training: &Training) -> Result<()> {
         differentiate::chunk_layers(forward, &staged).map_err(Diagnostic::from)?;
     }
     Ok(())
+}
+
+/// The fewest stages that a layout of the request may have, if more than one.
+fn least_stages(request: &Request) -> u64 {
+    match &request.mesh {
+        Some(mesh) => mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis)),
+        None => (2..=request.gpus).find(|n| request.gpus.is_multiple_of(*n)).unwrap_or(1),
+    }
+}
+
+/// The model has as many layers as interleaved stages have chunks.
+fn check_chunks(forward: &Module, training: &Training, stages: u64) -> Result<()> {
+    let check = |chunks: u64| {
+        let staged = Training { stages, chunks, stage_layers: Vec::new(), ..training.clone() };
+        differentiate::chunk_layers(forward, &staged).map_err(Diagnostic::from)
+    };
+    if training.pipeline != PipelineOrder::Interleaved || stages == 1 {
+        return Ok(());
+    }
+    check(training.chunks).map(drop).map_err(|refusal| {
+        let help = match (1..training.chunks).rev().find(|&chunks| check(chunks).is_ok()) {
+            Some(most) => format!(
+                "{stages} stages have at most {} each, as in `--train chunks={most}`",
+                counted(most, "chunk")
+            ),
+            None => "use fewer stages".to_owned(),
+        };
+        refusal.help(help).into()
+    })
 }
 
 /// Checks that the cluster says how fast host memory is read.

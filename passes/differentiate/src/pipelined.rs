@@ -184,9 +184,13 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
     if interleaved && !training.micro_batches.is_multiple_of(training.stages) {
+        let number = match training.micro_batches {
+            1 => "1 micro-batch is".to_owned(),
+            n => format!("{n} micro-batches are"),
+        };
         let message = format!(
-            "{} micro-batches are not divisible by {} stages, as the interleaved order requires",
-            training.micro_batches, training.stages
+            "{number} not divisible by {} stages, as the interleaved order requires",
+            training.stages
         );
         return Err(OpError::new("P53", message).into());
     }

@@ -149,7 +149,8 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
     let n_units = units.len() as u64;
     if n_units < n {
         return refused(format!(
-            "{n} chunks of a pipeline need a layer, the embedding or the head each, and the model has {n_units} of these"
+            "{n} chunks of a pipeline are more than the model has: {}, or {n_units} parts with embedding and head",
+            of_model()
         ));
     }
     // Without a pipeline nothing is cut, whatever is stated.

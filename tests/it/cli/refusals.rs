@@ -388,6 +388,30 @@ fn messages_say_what_a_value_should_be() {
     }
 }
 
+#[test]
+fn chunks_that_no_pipeline_has_are_refused_with_their_limit() {
+    let folder = workplace();
+    let plan = "plan examples/gpt2 --seq 64 --mode train --pipeline interleaved";
+    for (options, says) in [
+        (
+            "--gpus 4 --batch 8 --mesh pp=4 --train chunks=9",
+            "36 chunks of a pipeline are more than the model has: 12 layers",
+        ),
+        (
+            "--gpus 4 --batch 8 --mesh pp=4 --train chunks=9",
+            "at most 3 chunks each, as in `--train chunks=3`",
+        ),
+        ("--gpus 2 --batch 8 --train chunks=99", "198 chunks of a pipeline"),
+        (
+            "--gpus 8 --batch 12 --mesh dp=2,pp=4",
+            "6 sequences of each pipeline are not divisible by 4 stages",
+        ),
+    ] {
+        let refusal = refused(folder.path(), &format!("{plan} {options}"));
+        assert!(refusal.contains(says), "{options}: {refusal}");
+    }
+}
+
 /// A device has no end, and a pipe nobody who writes.
 #[test]
 fn devices_pipes_and_large_files_are_not_read() {

@@ -315,7 +315,7 @@ fn what_is_no_pipeline_is_refused() {
         (code, message.as_str()),
         (
             "P53",
-            "4 chunks of a pipeline need a layer, the embedding or the head each, and the model has 3 of these"
+            "4 chunks of a pipeline are more than the model has: 1 layer, or 3 parts with embedding and head"
         )
     );
     let (code, message) = refused(8, staged(4, PipelineOrder::Interleaved, 2));

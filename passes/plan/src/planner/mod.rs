@@ -87,7 +87,16 @@ pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Re
         explore::explore(compiler, cluster, request, &blocks).map(ranked).and_then(|tried| {
             // A layout that is named says why no step is legal.
             let is_named = request.strategy.is_some() || request.mesh.is_some();
-            if tried.is_empty() && is_named { try_all(compiler, cluster, request) } else { Ok(tried) }
+            if !tried.is_empty() || !is_named {
+                return Ok(tried);
+            }
+            let mut tried = try_all(compiler, cluster, request)?;
+            for (options, diagnostic) in &mut tried.refused {
+                if let Some(reason) = explore::no_micro_batches(request, &options.mesh) {
+                    *diagnostic = reason;
+                }
+            }
+            Ok(tried)
         })
     } else {
         try_all(compiler, cluster, request)

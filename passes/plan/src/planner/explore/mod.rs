@@ -14,11 +14,11 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ithaca_differentiate::{Recompute, Training};
+use ithaca_differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
-use ithaca_layout::shard::strategy::{DATA_AXIS, EXPERT_AXIS, TENSOR_AXIS};
+use ithaca_layout::shard::strategy::{DATA_AXIS, EXPERT_AXIS, STAGE_AXIS, TENSOR_AXIS};
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ use super::block::Block;
 use super::candidates::candidates;
 use super::compiler::Compiler;
 use super::estimate::{Cut, Estimate, Shape};
-use super::request::Request;
+use super::request::{Request, Steps};
 use super::tried::Tried;
 use crate::cluster::Cluster;
 use crate::plan::Choice;
@@ -154,6 +154,28 @@ pub(super) fn explore(
 pub(super) fn fits(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, blocks: &Blocks) -> bool {
     let search = Search::new(compiler, cluster, request, blocks);
     explored(&search, 1, Answer::WhetherOneFits).is_ok_and(|tried| !tried.fits.is_empty())
+}
+
+/// Why a search finds no micro-batches for the interleaved order of a request, on a mesh where it finds none.
+pub(super) fn no_micro_batches(request: &Request, mesh: &Mesh) -> Option<Diagnostic> {
+    let Steps { training, open } = request.steps.as_ref()?;
+    let is_searched = open.contains(&Choice::MicroBatches) && !open.contains(&Choice::Pipeline);
+    let size = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.size(axis));
+    let (stages, data) = (size(STAGE_AXIS), size(DATA_AXIS));
+    let share = request.batch / data;
+    let is_undivided = request.batch.is_multiple_of(data) && !share.is_multiple_of(stages);
+    if !is_searched || training.pipeline != PipelineOrder::Interleaved || !is_undivided {
+        return None;
+    }
+    let sequences = match share {
+        1 => "1 sequence of each pipeline is".to_owned(),
+        n => format!("{n} sequences of each pipeline are"),
+    };
+    let message = format!(
+        "{sequences} not divisible by {stages} stages, as the interleaved order requires of micro-batches"
+    );
+    let help = format!("use a `--batch` that is a multiple of {}, or `--pipeline 1f1b`", data * stages);
+    Some(Diagnostic::new("P53", message).help(help))
 }
 
 /// What is asked of a search.
