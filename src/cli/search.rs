@@ -36,11 +36,11 @@ pub struct NarrowingArgs {
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Output")]
 pub struct TableArgs {
-    /// Plans in the table, the best first [default: 10].
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole, conflicts_with = "all")]
+    /// Plans in the table, the best first [default: 10]; of `--top` and `--all` the last one counts.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole, overrides_with = "all")]
     pub top: Option<u64>,
     /// All plans, and each layout that does not fit or is refused.
-    #[arg(long)]
+    #[arg(long, overrides_with = "top")]
     pub all: bool,
     /// Each layout that does not fit or is refused, with the reason.
     #[arg(long)]

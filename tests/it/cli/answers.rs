@@ -160,6 +160,9 @@ fn the_table_shows_as_much_as_is_asked() {
     assert_eq!(plans("--top 3").0, 3);
     let (all, refused_each, out) = plans("--all");
     assert!(all > 10 && refused_each && !out.contains("not shown"), "{out}");
+    // The last of both counts.
+    assert_eq!(plans("--top 3 --all").0, all);
+    assert_eq!(plans("--all --top 3").0, 3);
     let (_, _, out) = plans("--top 1 --why-not");
     assert!(out.contains("ulysses ulysses=8: refused[P20]"), "{out}");
     let refusal = refused(&root, &format!("{PLAN} --top 0"));
