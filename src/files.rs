@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_kernels::store::WholeFile;
 
@@ -64,8 +65,24 @@ pub fn no_file(path: &Path) -> Failure {
     Diagnostic::new("C01", message).help("name a file, or `-` for standard input").into()
 }
 
-fn failed(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::io(&path.display().to_string(), error)
+/// The refusal of a path that cannot be read or written; of one that does not exist with the nearest name of its folder.
+pub fn failed(path: &Path, error: &std::io::Error) -> Failure {
+    let mut failure = Failure::io(&path.display().to_string(), error);
+    let near = (error.kind() == std::io::ErrorKind::NotFound).then(|| neighbour(path)).flatten();
+    let diagnostic = failure.diagnostics.first_mut().zip(near);
+    diagnostic.into_iter().for_each(|(d, near)| d.helps.push(format!("did you mean `{}`?", near.display())));
+    failure
+}
+
+/// The path in the same folder whose name is nearest.
+fn neighbour(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let entries = std::fs::read_dir(folder.unwrap_or(Path::new("."))).ok()?;
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    let near = nearest(path.file_name()?.to_str()?, names.iter().map(String::as_str))?;
+    Some(path.with_file_name(near))
 }
 
 /// A file as diagnostics show it: its name and its text.

@@ -10,7 +10,7 @@ use ithaca_ir::{Diagnostic, Level};
 use ithaca_kernels::store::shards;
 use serde_json::Value;
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::files::{self, TextFile};
 
 /// The kind of a file or folder.
@@ -90,7 +90,7 @@ impl Kind {
     /// # Errors
     /// `C01` for a path that does not exist or is not readable.
     pub fn of(path: &Path) -> Result<Kind> {
-        let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+        let failed = |e: &std::io::Error| files::failed(path, e);
         if files::is_standard_input(path) {
             return Ok(Kind::Stream);
         }

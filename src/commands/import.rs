@@ -21,14 +21,7 @@ use crate::subject::{self, Model};
 
 pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Done> {
     let view = view(args.table, session)?;
-    let mut text = args.arguments.join(" ");
-    if let [one] = args.arguments.as_slice()
-        && !one.starts_with('-')
-        && (Path::new(one).is_file() || !one.contains(char::is_whitespace))
-    {
-        text = files::read_text(Path::new(one))?;
-    }
-    let words = megatron_args::words(&text);
+    let words = megatron_args::words(&text(&args.arguments)?);
     let run = megatron_args::read(&words, args.gpus, &args.ignore_flags).map_err(|diagnostics| Failure {
         diagnostics,
         source: None,
@@ -94,6 +87,36 @@ pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Don
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done::success(out))
+}
+
+/// The arguments of the other program: those of the command line, or the text of the file that it names.
+///
+/// # Errors
+/// Those of the file, and `C00` for options of this program after it.
+fn text(arguments: &[String]) -> Result<String> {
+    let text = arguments.join(" ");
+    let [first, rest @ ..] = arguments else { return Ok(text) };
+    let is_flag = |word: &String| word.starts_with('-');
+    let path = Path::new(first);
+    if is_flag(first) || (rest.is_empty() && first.split_whitespace().any(|word| word.starts_with('-'))) {
+        return Ok(text);
+    }
+    // A launcher and the script that it starts may be before the flags.
+    match megatron_args::words(&text).first() {
+        _ if rest.is_empty() => files::read_text(path),
+        Some(word) if !is_flag(word) && path.is_file() => {
+            let message =
+                format!("`{first}` is a file of arguments, and others follow it: `{}`", rest.join(" "));
+            Err(Diagnostic::new("C00", message)
+                .help("name the options of `ithaca import` before the file")
+                .into())
+        }
+        Some(word) if word == first && first.contains(['.', '/']) => {
+            std::fs::metadata(path).map_err(|e| files::failed(path, &e))?;
+            Ok(text)
+        }
+        Some(_) | None => Ok(text),
+    }
 }
 
 /// The request of `ithaca plan` with these options.

@@ -389,6 +389,26 @@ fn messages_say_what_a_value_should_be() {
 }
 
 #[test]
+fn a_file_that_does_not_exist_is_named_with_its_neighbour() {
+    let folder = workplace();
+    let at = folder.path();
+    std::fs::write(at.join("train.sh"), "pretrain.py --bf16").unwrap();
+    let import = "import --from megatron --gpus 8";
+    for (arguments, says) in [
+        (format!("{import} tran.sh"), "`tran.sh`: No such file"),
+        (format!("{import} tran.sh --cluster dgx-h100"), "did you mean `train.sh`?"),
+        (
+            format!("{import} train.sh --cluster dgx-h100"),
+            "name the options of `ithaca import` before the file",
+        ),
+        ("plan examples/gpt --gpus 2 --seq 64".to_owned(), "did you mean `examples/gpt2`?"),
+    ] {
+        let refusal = refused(at, &arguments);
+        assert!(refusal.contains(says), "{arguments}: {refusal}");
+    }
+}
+
+#[test]
 fn chunks_that_no_pipeline_has_are_refused_with_their_limit() {
     let folder = workplace();
     let plan = "plan examples/gpt2 --seq 64 --mode train --pipeline interleaved";
