@@ -238,12 +238,20 @@ fn within(key: &str, number: &Sourced<f64>, possible: RangeInclusive<f64>) -> Re
         return Ok(());
     }
     let (least, most) = possible.into_inner();
-    Err(impossible(key, &format!("is {:e}: it must be from {least:e} to {most:e}", number.value)))
+    let value = if number.value == 0.0 { "0".to_owned() } else { format!("{:e}", number.value) };
+    Err(impossible(key, &format!("is {value}: it must be from {least:e} to {most:e}")))
 }
 
 /// A number that may be left out.
 fn optional(key: &str, number: Option<&Sourced<f64>>) -> Result<(), Diagnostic> {
-    number.map_or(Ok(()), |number| positive(key, number))
+    let Some(number) = number else { return Ok(()) };
+    positive(key, number).map_err(|refusal| {
+        if number.value != 0.0 {
+            return refusal;
+        }
+        let name = key.rsplit('.').next().unwrap_or(key);
+        refusal.help(format!("leave `{name}` out: it is optional, and cannot be zero"))
+    })
 }
 
 fn fraction(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
@@ -297,6 +305,14 @@ mod tests {
         let text = H100.replacen("{ value = 3.35e12", "3.35e12 # { value = 3.35e12", 1);
         let d = Cluster::parse("mine.toml", &text).unwrap_err();
         assert!(d.message.contains("accelerator.memory_bandwidth"), "{d}");
+    }
+
+    #[test]
+    fn a_number_that_may_be_absent_is_left_out_and_not_zero() {
+        let d = refusal("ring_start = { value = 10.7e-6", "ring_start = { value = 0");
+        assert!(d.message.contains("levels[0].ring_start"), "{d}");
+        assert_eq!(d.helps, ["leave `ring_start` out: it is optional, and cannot be zero"]);
+        assert!(refusal("3.35e12", "0").helps.is_empty());
     }
 
     #[test]

@@ -25,10 +25,11 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
     let mut keys = Keys::default();
     keys.compare(&Shape::cluster(), "", document.get_ref());
     if let Some(message) = keys.message(name) {
-        let span = keys.unknown.first().map(|unknown| unknown.span.clone());
-        let refusal = refuse(message, span);
+        let span = keys.unknown.first().map(|unknown| &unknown.span);
+        let span = span.or(keys.bare.first().map(|bare| &bare.span));
+        let refusal = refuse(message, span.cloned());
         let refusal = keys.suggestion().iter().fold(refusal, |d, suggestion| d.help(suggestion));
-        return Err(refusal.help(HELP));
+        return Err(refusal.help(keys.bare.first().map_or(HELP.to_owned(), |bare| bare.repair(text))));
     }
     let deserializer = toml::Deserializer::parse(text).map_err(is_not_toml)?;
     let cluster: Cluster = serde_path_to_error::deserialize(deserializer).map_err(|e| {
@@ -141,6 +142,10 @@ impl Shape {
     fn number() -> Self {
         Self { keys: names::<Sourced<f64>>(), optional: &[], inside: |_| None }
     }
+
+    fn is_number(&self) -> bool {
+        self.keys == names::<Sourced<f64>>()
+    }
 }
 
 /// Keys of a file that are not those of a cluster.
@@ -149,6 +154,28 @@ struct Keys {
     unknown: Vec<Unknown>,
     /// Paths of missing keys.
     missing: Vec<String>,
+    /// Values without a source.
+    bare: Vec<Bare>,
+}
+
+struct Bare {
+    path: String,
+    key: String,
+    is_optional: bool,
+    span: std::ops::Range<usize>,
+}
+
+impl Bare {
+    /// The value in `text` with a source; an optional key that is zero is left out.
+    fn repair(&self, text: &str) -> String {
+        let Bare { key, is_optional, .. } = self;
+        let value = text.get(self.span.clone()).unwrap_or("1.0");
+        if *is_optional && value.parse() == Ok(0.0) {
+            return format!("leave `{key}` out: it is optional, and cannot be zero");
+        }
+        let or = if *is_optional { ", or leave it out" } else { "" };
+        format!("write `{key} = {{ value = {value}, source = \"where it comes from\" }}`{or}")
+    }
 }
 
 struct Unknown {
@@ -174,6 +201,12 @@ impl Keys {
                 continue;
             }
             let Some(inside) = (shape.inside)(key) else { continue };
+            if inside.is_number() && !matches!(value.get_ref(), DeValue::Table(_)) {
+                let is_optional = shape.optional.contains(&key);
+                let bare = Bare { path: path_of(key), key: key.to_owned(), is_optional, span: value.span() };
+                self.bare.push(bare);
+                continue;
+            }
             match value.get_ref() {
                 DeValue::Table(table) => self.compare(&inside, &path_of(key), table),
                 DeValue::Array(items) => {
@@ -204,7 +237,8 @@ impl Keys {
         };
         let unknown = list("has", "unknown key", self.unknown.iter().map(|u| u.path.as_str()).collect());
         let missing = list("lacks", "key", self.missing.iter().map(String::as_str).collect());
-        let parts: Vec<String> = unknown.into_iter().chain(missing).collect();
+        let bare = list("gives no source for", "value", self.bare.iter().map(|b| b.path.as_str()).collect());
+        let parts: Vec<String> = unknown.into_iter().chain(missing).chain(bare).collect();
         (!parts.is_empty()).then(|| format!("cluster `{name}` {}", parts.join("; it ")))
     }
 
@@ -236,6 +270,21 @@ mod tests {
         );
         assert_eq!(d.helps[0], "did you mean `contention` for `contentoin`?");
         assert!(d.span.is_some_and(|span| text[span.start as usize..].starts_with("colour")));
+    }
+
+    #[test]
+    fn a_number_alone_is_refused_with_the_table_to_write() {
+        let with = |number: &str| {
+            let text = H100.replacen("ring_start = {", &format!("ring_start = {number} # {{"), 1);
+            let d = parse("mine.toml", &text).unwrap_err();
+            assert_eq!(d.message, "cluster `mine.toml` gives no source for 1 value: `levels[0].ring_start`");
+            assert!(d.span.is_some_and(|span| text[span.start as usize..].starts_with(number)));
+            d.helps
+        };
+        let table =
+            "write `ring_start = { value = 25e-6, source = \"where it comes from\" }`, or leave it out";
+        assert_eq!(with("25e-6"), [table]);
+        assert_eq!(with("0"), ["leave `ring_start` out: it is optional, and cannot be zero"]);
     }
 
     #[test]
