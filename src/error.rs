@@ -35,9 +35,17 @@ impl Failure {
         Diagnostic::new("C01", format!("`{path}`: {error}")).into()
     }
 
-    /// For a terminal.
+    /// For a person.
     pub fn render(&self) -> String {
-        let text = diagnostic::render(&self.diagnostics, self.source());
+        self.in_context(diagnostic::render(&self.diagnostics, self.source()))
+    }
+
+    /// For a terminal of so many columns, to which lines of the source are cut.
+    pub fn render_within(&self, columns: usize) -> String {
+        self.in_context(diagnostic::render_within(&self.diagnostics, self.source(), columns))
+    }
+
+    fn in_context(&self, text: String) -> String {
         match &self.context {
             Some(context) => format!("{context}\n{text}"),
             None => text,

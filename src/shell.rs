@@ -83,10 +83,13 @@ fn width() -> usize {
     size.map_or(COLUMNS, |(columns, _)| usize::from(columns.0).max(FEWEST_COLUMNS))
 }
 
-/// Messages and helps in lines of the width of the terminal that they are printed to; commands stay whole.
-fn in_lines(text: String) -> String {
-    let Some((columns, _)) = terminal_size::terminal_size_of(std::io::stderr()) else { return text };
+/// A failure in lines of the width of the terminal that it is printed to; commands stay whole.
+fn in_lines(failure: &Failure) -> String {
+    let Some((columns, _)) = terminal_size::terminal_size_of(std::io::stderr()) else {
+        return failure.render();
+    };
     let width = usize::from(columns.0).max(FEWEST_COLUMNS);
+    let text = failure.render_within(width);
     let lines = text.lines().map(|line| {
         let start = line.trim_start();
         let indent = line.len() - start.len();
@@ -101,7 +104,7 @@ fn in_lines(text: String) -> String {
 
 fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
     let text = match format {
-        ErrorFormat::Human => printable_lines(&in_lines(failure.render())),
+        ErrorFormat::Human => printable_lines(&in_lines(failure)),
         ErrorFormat::Json => failure.to_json(),
     };
     // There is no other place to report a failed write to.

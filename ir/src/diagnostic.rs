@@ -4,6 +4,7 @@
 //! have no final stop; the message states the mistake, the helps the repair.
 
 use std::fmt;
+use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
@@ -112,6 +113,12 @@ impl Diagnostic {
 
     /// The diagnostic for a terminal, without colours; `source` is the text its span points into.
     pub fn render(&self, source: Option<Source<'_>>) -> String {
+        self.render_within(source, COLUMNS)
+    }
+
+    /// As [`Self::render`], with lines of the source cut to `columns` around the span, and the span to its first part where it is
+    /// longer. Messages and helps are not cut.
+    pub fn render_within(&self, source: Option<Source<'_>>, columns: usize) -> String {
         let mut helps = self.helps.clone();
         if !self.repairs.is_empty() {
             let lines: String = self.repairs.iter().map(|repair| format!("\n      {repair}")).collect();
@@ -128,6 +135,7 @@ impl Diagnostic {
                 return format!("{self}{helps}");
             }
         };
+        let span = shortened(source.text, span, (columns, &self.label));
         let annotation = AnnotationKind::Primary.span(span);
         let annotation = match self.label.as_str() {
             "" => annotation,
@@ -138,8 +146,30 @@ impl Diagnostic {
         for help in &helps {
             group = group.element(Level::HELP.message(help.as_str()));
         }
-        Renderer::plain().render(&[group])
+        Renderer::plain().term_width(columns).render(&[group])
     }
+}
+
+/// Columns of a terminal of which nothing is known.
+const COLUMNS: usize = 140;
+
+/// The part of a span that has room in so many columns, beside the number of the line, an ellipsis on both sides and a label;
+/// the whole span where its line fits, and where it has several lines.
+fn shortened(text: &str, span: Range<usize>, (columns, label): (usize, &str)) -> Range<usize> {
+    /// Columns of an ellipsis with a few characters, on each side.
+    const BESIDE: usize = 6;
+    let (before, after) = (&text[..span.start], &text[span.end..]);
+    let start = before.rsplit('\n').next().map_or(0, |start| start.chars().count());
+    let rest = after.lines().next().map_or(0, |rest| rest.chars().count());
+    let part = &text[span.clone()];
+    let number = (before.matches('\n').count() + 1).to_string().len() + " | ".len();
+    let label = if label.is_empty() { 0 } else { label.chars().count() + 1 };
+    if part.contains('\n') || number + start + part.chars().count() + rest <= columns {
+        return span;
+    }
+    let room = columns.saturating_sub(number + 2 * BESIDE + label).max(1);
+    let end = part.char_indices().nth(room).map_or(span.end, |(at, _)| span.start + at);
+    span.start..end
 }
 
 impl fmt::Display for Diagnostic {
@@ -206,9 +236,14 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// Diagnostics for a terminal, one after another, with a count at the end when there are several.
 pub fn render(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> String {
+    render_within(diagnostics, source, COLUMNS)
+}
+
+/// As [`render`], with lines of the source cut to `columns`.
+pub fn render_within(diagnostics: &[Diagnostic], source: Option<Source<'_>>, columns: usize) -> String {
     let mut out = String::new();
     for diagnostic in diagnostics {
-        out += &diagnostic.render(source);
+        out += &diagnostic.render_within(source, columns);
         out += "\n";
     }
     if diagnostics.len() > 1 {

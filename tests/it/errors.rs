@@ -1,6 +1,6 @@
 //! What users see: diagnostics for a terminal and as JSON.
 
-use ithaca_ir::{Source, diagnostic};
+use ithaca_ir::{Source, Span, diagnostic};
 
 use crate::filetests::{diagnose, files};
 
@@ -40,6 +40,22 @@ fn diagnostics_for_a_terminal() {
         }
     }
     insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn source_lines_are_cut_to_a_terminal() {
+    let text = format!("key = \"{}\" # comment\n", "word ".repeat(40));
+    let source = Source { name: "a.toml", text: &text };
+    let at = |start, end| diagnostic::Diagnostic::new("E00", "wrong").at(Span::new(start, end)).label("here");
+    for span in [(0, 3), (6, 208), (100, 104), (210, 217)] {
+        for columns in [60, 80, 200] {
+            let shown = at(span.0, span.1).render_within(Some(source), columns);
+            assert!(shown.contains("...") && shown.contains("^ here"), "{shown}");
+            assert!(shown.lines().all(|line| line.chars().count() <= columns), "{columns}: {shown}");
+        }
+    }
+    let fits = Source { text: &text[..50], ..source };
+    assert_eq!(at(2, 49).render_within(Some(fits), 60), at(2, 49).render(Some(fits)));
 }
 
 #[test]
