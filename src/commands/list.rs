@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use clap::ValueEnum;
 use ithaca_ir::ops::TABLE;
+use ithaca_ir::wrap::wrapped;
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
 use ithaca_passes::shard::table;
@@ -37,12 +38,11 @@ pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<Do
             }
         }
         Some(Listing::Strategies) => {
-            out.push_str(&table::strategies(session.registry));
-            out.push_str(
-                "Tokens that do not divide are padded, or split unevenly: `--uneven-sequence`. A zigzag of a length that does not\n\
-                 divide has chunks of two lengths.\n",
-            );
-            out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
+            out.push_str(&table::strategies(session.registry, session.width));
+            let fit = "Tokens that do not divide are padded, or split unevenly: `--uneven-sequence`. A zigzag of a length that does \
+                       not divide has chunks of two lengths.";
+            out.push_str(&wrapped(fit, session.width, 0));
+            out.push_str("\nProducts are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
         Some(Listing::Models) => {
             for (family, summary) in ithaca_passes::import::families() {

@@ -37,6 +37,15 @@ pub(super) fn noted(text: &str, width: usize) -> String {
     wrapped(&format!("note: {text}"), width, "note: ".len()) + "\n"
 }
 
+/// The lines of a text in lines of a width, further lines below the words of the first.
+pub(super) fn in_width(text: &str, width: usize) -> String {
+    let fitted = |line: &str| {
+        let indent = line.len() - line.trim_start().len();
+        if line.chars().count() <= width { line.to_owned() } else { wrapped(line, width, indent + 2) }
+    };
+    text.lines().map(|line| fitted(line) + "\n").collect()
+}
+
 /// The model under this name, the workload and the cluster.
 pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
     let plan::Workload {

@@ -29,12 +29,12 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
     let mut out = heading(job, &compiled.notes, &data);
     out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
-    let verdict = against_whole.judgement();
+    let verdict = against_whole.judgement(session.width);
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
-        let expected =
-            against_file(&all(ranks), &tensors(path)?, args.tolerance.unwrap_or(DEFAULT_TOLERANCE))?;
+        let tolerance = args.tolerance.unwrap_or(DEFAULT_TOLERANCE);
+        let expected = against_file(&all(ranks), &tensors(path)?, tolerance, session.width)?;
         out.push_str("per-rank program against the file\n");
         out.push_str(&expected.text);
         passed &= expected.passed;

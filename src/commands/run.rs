@@ -82,6 +82,7 @@ pub(super) fn run_job(
     session: &mut Session<'_>,
     process: Option<&Process>,
 ) -> Result<Done> {
+    let width = session.width;
     let is_first = process.is_none_or(Process::is_first);
     let mut progress = |activity: &str| {
         if is_first {
@@ -179,8 +180,8 @@ pub(super) fn run_job(
         out.push_str(&timings_table(&timings));
     }
     let judgement = match (&args.expect, against_whole) {
-        (Some(path), _) => against_file(&found, &tensors(path)?, tolerance(&compiled.schedule, args))?,
-        (None, Some(against_whole)) => against_whole.judgement(),
+        (Some(path), _) => against_file(&found, &tensors(path)?, tolerance(&compiled.schedule, args), width)?,
+        (None, Some(against_whole)) => against_whole.judgement(width),
         (None, None) => Judgement::none(),
     };
     out.push_str(&judgement.text);

@@ -106,35 +106,29 @@ impl<'a> AgainstWhole<'a> {
         Ok(())
     }
 
-    /// The verdict of all steps.
-    pub(super) fn judgement(self) -> Judgement {
+    /// The verdict of all steps, in lines of a width.
+    pub(super) fn judgement(self, width: usize) -> Judgement {
         let Self { judges, communicates, steps, kind, rows, passed } = self;
         let judge = &judges[kind];
-        let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
-        let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "error", "of one rank");
+        let column = column(rows.iter().map(|row| row.name.as_str()), width);
+        let mut text = row("output", column, &figures("error", "of one rank"));
         // Writing to a string cannot fail.
-        for row in &rows {
-            let name = &printable(&row.name);
-            let mark = match judge.accepts(row) {
+        for judged in &rows {
+            let name = &printable(&judged.name);
+            let mark = match judge.accepts(judged) {
                 true => String::new(),
-                false => format!("  out of proportion: {:.0} times, by norm or element", row.ratio()),
+                false => format!("  out of proportion: {:.0} times, by norm or element", judged.ratio()),
             };
-            let _ = match &row.finding {
+            let cells = match &judged.finding {
                 Finding::Errors { ranks, one_rank } => {
-                    writeln!(
-                        text,
-                        "{name:<width$} {:>12.3e} {:>12.3e}{mark}",
-                        ranks.relative, one_rank.relative
-                    )
+                    let [ranks, one_rank] = [ranks.relative, one_rank.relative].map(|x| format!("{x:.3e}"));
+                    figures(&ranks, &one_rank) + &mark
                 }
-                Finding::Shape { found, expected } => {
-                    writeln!(text, "{name:<width$} {}", of_shape(name, found, expected))
-                }
-                Finding::NotFinite { at, found, expected } => {
-                    writeln!(text, "{name:<width$} {}", not_finite(*at, *found, *expected))
-                }
-                Finding::Missing => writeln!(text, "{name:<width$} was not computed"),
+                Finding::Shape { found, expected } => of_shape(name, found, expected),
+                Finding::NotFinite { at, found, expected } => not_finite(*at, *found, *expected),
+                Finding::Missing => "was not computed".to_owned(),
             };
+            text.push_str(&row(name, column, &cells));
         }
         let bound = judge.proportion();
         let _ = match (passed, communicates) {
@@ -161,12 +155,13 @@ pub(super) fn against_file<A: Real>(
     found: &Outputs<A>,
     file: &dyn TensorSource,
     tolerance: f64,
+    width: usize,
 ) -> Result<Judgement> {
     let rows = compare::with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?;
     if rows.is_empty() {
         return Err(none_expected(found));
     }
-    Ok(table(&rows, tolerance))
+    Ok(table(&rows, tolerance, width))
 }
 
 /// The refusal of a file that has none of these outputs.
@@ -176,35 +171,60 @@ pub(super) fn none_expected<A: Real>(found: &Outputs<A>) -> Failure {
 }
 
 /// Compares outputs with others of the same names.
-pub(super) fn against<A: Real>(found: &Outputs<A>, expected: &Outputs<f64>, tolerance: f64) -> Judgement {
-    table(&compare::outputs(found, expected), tolerance)
+pub(super) fn against<A: Real>(
+    found: &Outputs<A>,
+    expected: &Outputs<f64>,
+    tolerance: f64,
+    width: usize,
+) -> Judgement {
+    table(&compare::outputs(found, expected), tolerance, width)
 }
 
-fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
-    let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
-    let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
+fn table(rows: &[Comparison], tolerance: f64, width: usize) -> Judgement {
+    let column = column(rows.iter().map(|row| row.name.as_str()), width);
+    let mut text = row("output", column, &figures("max |a-b|", "|a-b|/|b|"));
     let mut passed = true;
-    // Writing to a string cannot fail.
     for Comparison { name, verdict } in rows {
         let name = &printable(name);
         let within = verdict.within(tolerance);
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
-        let _ = match verdict {
+        let cells = match verdict {
             Verdict::Distance { max_abs, relative, scale: _ } => {
-                writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
+                figures(&format!("{max_abs:.3e}"), &format!("{relative:.3e}")) + mark
             }
-            Verdict::Shape { found, expected } => {
-                writeln!(text, "{name:<width$} {}", of_shape(name, found, expected))
-            }
-            Verdict::NotFinite { at, found, expected } => {
-                writeln!(text, "{name:<width$} {}", not_finite(*at, *found, *expected))
-            }
-            Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
+            Verdict::Shape { found, expected } => of_shape(name, found, expected),
+            Verdict::NotFinite { at, found, expected } => not_finite(*at, *found, *expected),
+            Verdict::Missing => "was not computed".to_owned(),
         };
+        text.push_str(&row(name, column, &cells));
     }
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { PASSED } else { "FAILED" });
     Judgement { text, passed }
+}
+
+/// The figures of a row.
+fn figures(a: &str, b: &str) -> String {
+    format!("{a:>FIGURE$} {b:>FIGURE$}")
+}
+
+/// Columns of a figure.
+const FIGURE: usize = 12;
+
+/// Columns of the names of a table whose lines have a width.
+fn column<'a>(names: impl Iterator<Item = &'a str>, width: usize) -> usize {
+    let most = width.saturating_sub(2 * (FIGURE + 1));
+    names.map(str::len).fold(20, usize::max).min(most)
+}
+
+/// A row: the cells beside the name, or below one that is wider than its column.
+fn row(name: &str, column: usize, cells: &str) -> String {
+    if name.len() <= column {
+        format!("{name:<column$} {cells}\n")
+    } else {
+        format!("{name}\n{:column$} {cells}\n", "")
+    }
 }
 
 /// A tensor of another shape than expected.

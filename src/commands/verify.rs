@@ -6,6 +6,7 @@ use ithaca_ir::Level;
 use ithaca_passes::import;
 use ithaca_passes::plan::Plan;
 
+use super::printed::in_width;
 use super::prove::prove;
 use super::run::lengths_of;
 use super::session::{Done, Session};
@@ -18,6 +19,11 @@ use crate::kind::Kind;
 use crate::{shrink, subject};
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+    let done = verified(args, session)?;
+    Ok(Done { text: in_width(&done.text, session.width), ..done })
+}
+
+fn verified(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     match Kind::of(&args.subject.subject)? {
         Kind::Schedule => return schedule_text::verify(args, session),
         Kind::Program(Level::PerRank) => return per_rank_text::verify(args, session),

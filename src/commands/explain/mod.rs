@@ -8,7 +8,6 @@ use std::fmt::Write;
 use ithaca_ir::Module;
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::units::{bytes, seconds};
-use ithaca_ir::wrap::wrapped;
 use ithaca_passes::compile::Compiled;
 use ithaca_passes::import;
 use ithaca_passes::movement::Partials;
@@ -17,7 +16,7 @@ use ithaca_passes::planner::{View, table};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
-use super::printed::{heading, host_memory, view};
+use super::printed::{heading, host_memory, in_width, view};
 use super::session::{Done, Session};
 use crate::cli::{ExplainArgs, TableArgs};
 use crate::error::Result;
@@ -40,8 +39,7 @@ pub(crate) fn explained(plan: &Plan, table: TableArgs, session: &mut Session<'_>
     let program = import::program(&plan.model.config, &plan.model.name, &plan.workload_in_stages()?)?;
     let of_step = (&program, plan.shard_options()?.partials);
     let text = format!("{}\n{}", text(registry, plan, &compiled, of_step), alternatives(plan, &view));
-    let lines = text.lines().map(|line| in_width(line, view.width));
-    Ok(heading(plan, &plan.model.name, view.width) + &lines.collect::<String>())
+    Ok(heading(plan, &plan.model.name, view.width) + &in_width(&text, view.width))
 }
 
 fn text(
@@ -155,12 +153,6 @@ fn alternatives(plan: &Plan, view: &View) -> String {
     format!(
         "alternatives when the plan was made:\n{table}\nfigures of the cluster and their sources: `cluster` in the plan"
     )
-}
-
-/// A line in lines of a width, further lines below the text of the first.
-fn in_width(line: &str, width: usize) -> String {
-    let indent = line.len() - line.trim_start().len();
-    if line.chars().count() <= width { format!("{line}\n") } else { wrapped(line, width, indent + 2) + "\n" }
 }
 
 /// The event-by-event simulation of the step, on the rank that ends last.

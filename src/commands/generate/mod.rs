@@ -435,9 +435,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let judgement = match (&args.expect, against_whole) {
         (Some(path), _) => {
             let expected = expected(path, &found, (continued.as_deref(), &ends))?;
-            against(&found, &expected, tolerance(&compiled[1].schedule, args))
+            against(&found, &expected, tolerance(&compiled[1].schedule, args), session.width)
         }
-        (None, Some(against_whole)) => against_whole.judgement(),
+        (None, Some(against_whole)) => against_whole.judgement(session.width),
         (None, None) => Judgement::none(),
     };
     out.push_str(&continuations(&found, &ends, &stops));

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use ithaca_ir::Mesh;
 use ithaca_ir::mesh::AxisId;
+use ithaca_ir::wrap::wrapped;
 
 use super::strategy::{Placement, Strategy};
 use crate::movement::Reach;
@@ -51,8 +52,11 @@ pub fn rows(registry: &Registry) -> Vec<Row> {
     registry.strategies().map(row).collect()
 }
 
-/// The table of strategies and of movements, for a terminal.
-pub fn strategies(registry: &Registry) -> String {
+/// The column of the text beside a name.
+const INDENT: usize = 23;
+
+/// The table of strategies and of movements, for a terminal of so many columns.
+pub fn strategies(registry: &Registry, width: usize) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     for row in rows(registry) {
@@ -76,11 +80,10 @@ pub fn strategies(registry: &Registry) -> String {
             let _ = writeln!(out, "{:<22} serves queries on any axes, as in cross-attention", "");
         }
     }
-    out.push_str(
-        "\n`--movement` names another movement than the strategy's, `--cross-movement` one for attention whose keys are\n\
-         another sequence than its queries; `--sequence-axes s=AXIS` splits a sequence by axes of its own.\n",
-    );
-    out
+    let rows = out.lines().map(|line| wrapped(line, width, INDENT) + "\n").collect::<String>();
+    let options = "`--movement` names another movement than the strategy's, `--cross-movement` one for attention whose keys are \
+                   another sequence than its queries; `--sequence-axes s=AXIS` splits a sequence by axes of its own.";
+    format!("{rows}\n{}\n", wrapped(options, width, 0))
 }
 
 fn outside(placement: &Placement, mesh: &Mesh) -> String {
