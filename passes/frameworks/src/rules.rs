@@ -200,15 +200,27 @@ impl Rules<'_> {
         self.refuse(
             is_uneven,
             || {
-                let layers: Vec<String> = layers.iter().map(u64::to_string).collect();
                 format!(
-                    "stages of the plan have {} layers, and {title} cuts layers by a rule of its own",
-                    layers.join(", ")
+                    "stages of the plan have {}, and {title} cuts layers by a rule of its own",
+                    counts(&layers)
                 )
             },
             Change::EvenStages,
         );
     }
+}
+
+/// The layers of stages in a message: each number, or of many stages the runs of equal ones.
+fn counts(layers: &[u64]) -> String {
+    const MOST: usize = 8;
+    let joined = |numbers: Vec<String>| numbers.join(", ");
+    if layers.len() <= MOST {
+        return format!("{} layers", joined(layers.iter().map(u64::to_string).collect()));
+    }
+    let runs: Vec<&[u64]> = layers.chunk_by(|a, b| a == b).collect();
+    let shown = runs.iter().take(MOST).map(|run| format!("{}*{}", run[0], run.len())).collect();
+    let rest = if runs.len() > MOST { ", …" } else { "" };
+    format!("{}{rest} layers (layers*stages, {} in all)", joined(shown), layers.len())
 }
 
 /// Whether a framework copies key/value heads where there are fewer than ranks.

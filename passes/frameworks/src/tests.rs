@@ -173,6 +173,12 @@ fn every_choice_that_a_framework_lacks_is_refused() {
     is(Deepspeed, &on("ulysses+megatron-tp", "ulysses=2,tp=2"), &llama, "numbers ranks for one of them");
     is(Deepspeed, &on("megatron-tp-sp", "tp=2"), &llama, "AutoTP of DeepSpeed does not");
     is(Deepspeed, &Layout { zero: Zero::Parameters, ..on("pipeline", "pp=2") }, &llama, "ZeRO 1 at most");
+    let cut = |layers: Vec<u64>| on("pipeline", "pp=4").cut(layers);
+    is(Deepspeed, &cut(vec![8, 8, 8, 6]), &llama, "stages of the plan have 8, 8, 8, 6 layers, and");
+    let long = [vec![0], vec![1; 126], vec![0]].concat();
+    is(Deepspeed, &cut(long), &llama, "have 0*1, 1*126, 0*1 layers (layers*stages, 128 in all), and");
+    let mixed = [1, 2].repeat(64);
+    is(Deepspeed, &cut(mixed), &llama, "1*1, 2*1, … layers (layers*stages, 128 in all), and");
     is(Torchtitan, &on("ulysses", "ulysses=4"), &llama, "gathers keys and values of tokens");
     is(Torchtitan, &ring, &llama, "torchtitan gathers keys and values");
     is(
