@@ -87,9 +87,10 @@ fn text(
     let (time, rates) = (&plan.time, Rates::of(plan));
     let _ = writeln!(
         out,
-        "\ntime of a step: {}, kernels {}, exposed communication {}",
+        "\ntime of a step: {}, kernels {}, exposed communication{} {}",
         seconds(time.step_seconds),
         seconds(time.compute_seconds),
+        if compiled.schedule.stages().is_empty() { "" } else { " and bubble" },
         seconds(time.exposed_seconds)
     );
     if let Some(floor) = time.floor_seconds {
@@ -174,6 +175,10 @@ fn simulated(plan: &Plan, compiled: &Compiled) -> String {
         busy(Stream::Compute),
         busy(Stream::Comm)
     );
+    let bubble = overlap::bubble(&compiled.schedule, &class.overlaps);
+    if bubble > 0.0 {
+        let _ = writeln!(out, "  bubble: {}, in which the rank waits for other stages", seconds(bubble));
+    }
     out.push_str(&overlap::text(&compiled.schedule, &class.overlaps));
     out
 }

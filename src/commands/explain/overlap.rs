@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Schedule, Work};
 use ithaca_ir::timeline;
 use ithaca_ir::traffic;
@@ -35,6 +36,20 @@ pub(super) fn text(schedule: &Schedule, overlaps: &[Overlap]) -> String {
         );
     }
     out
+}
+
+/// Seconds in which the rank of `overlaps` waits for other stages of a pipeline.
+pub(super) fn bubble(schedule: &Schedule, overlaps: &[Overlap]) -> f64 {
+    let between = overlaps.iter().filter(|overlap| is_between_stages(schedule, overlap.collective));
+    let waits = between.flat_map(|overlap| &overlap.exposed);
+    waits.filter(|(exposure, _)| matches!(exposure.obstacle, Obstacle::Rank(_))).map(|(_, time)| time).sum()
+}
+
+/// Whether a collective takes a value from one stage of a pipeline to others.
+fn is_between_stages(schedule: &Schedule, at: TaskAt) -> bool {
+    let transfer = schedule.frames[at.frame].tasks[at.task].work.exchange();
+    let parcel = transfer.map(|transfer| transfer.first());
+    parcel.is_some_and(|Parcel { from, to, .. }| from.layout.at != to.layout.at)
 }
 
 /// The rows of `overlaps`, the most exposed first, then the longest.
@@ -174,6 +189,9 @@ fn reason(schedule: &Schedule, overlap: &Overlap, exposure: Exposure, exposed: f
         Held::End(frame) => format!("@{} ends with it", schedule.frames[frame].name),
     };
     match exposure.obstacle {
+        Obstacle::Rank(rank) if is_between_stages(schedule, overlap.collective) => {
+            format!("waits for rank {rank} of another stage (bubble)")
+        }
         Obstacle::Rank(rank) => format!("waits for rank {rank}"),
         Obstacle::Queued(behind) => {
             let reader = held.trim_end_matches(" reads it");

@@ -123,7 +123,8 @@ fn pictures_and_reasons_show_stages() {
     );
     // The last stage waits for the others to begin.
     let explained = said(at, "explain plan.json");
-    assert!(explained.contains("waits for rank "), "{explained}");
+    assert!(explained.contains("of another stage (bubble)"), "{explained}");
+    assert!(explained.contains("in which the rank waits for other stages"), "{explained}");
     let drawn = said(at, "emit plan.json --target mermaid");
     for expected in [
         "box pp=0",
