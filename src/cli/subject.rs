@@ -217,8 +217,10 @@ pub struct LayoutArgs {
     /// neither. `fold` lets kernels read and write wire buffers, without copies to pack and unpack. `prefetch` gathers
     /// ZeRO-3 weights one layer ahead and reduces gradients one layer later; `prefetch(layers=0)` stays within a layer.
     /// `two-level` splits mesh axes that span nodes, so that each collective becomes one across nodes and one inside;
-    /// `two-level(choose=cheaper)` only where that costs less on the cluster. By default `plan` also tries 2, 4 and 8
-    /// chunks and cheaper levels for the best layouts, and keeps them where a step is more than 1 % faster.
+    /// `two-level(choose=cheaper)` only where that costs less on the cluster. `bucket(mib=N)` coalesces gathers and
+    /// reductions up to N MiB, 25 by default. By default `plan` also tries 2, 4 and 8 chunks and cheaper levels for the
+    /// best layouts, and keeps them where a step is more than 1 % faster, and larger buckets where a step of ZeRO 3
+    /// waits for its weights.
     #[arg(long, value_name = "PASSES", help_heading = "Layout")]
     pub fuse: Option<String>,
 }

@@ -131,6 +131,9 @@ impl Fusion {
                 return Err(unknown(&format!("`{text}` states a choice twice")));
             }
         }
+        if fusion.bucket.is_some() && fusion.messages == Messages::Alone {
+            return Err(unknown("`bucket` is for collectives that are coalesced, and `none` coalesces none"));
+        }
         Ok(fusion)
     }
 
@@ -205,6 +208,7 @@ mod tests {
             for levels in [None, Some(Choose::Always), Some(Choose::Cheaper)] {
                 for prefetch in [None, Some(Prefetch::default()), Some(Prefetch { layers: 0 })] {
                     for (packing, bucket) in [(Packing::Apart, None), (Packing::Folded, Some(512))] {
+                        let bucket = bucket.filter(|_| messages != Messages::Alone);
                         let choice = Fusion { levels, messages, prefetch, packing, bucket };
                         assert_eq!(Fusion::parse(&choice.to_string()).unwrap(), choice);
                     }
@@ -236,6 +240,7 @@ mod tests {
             "overlap(4)",
             "bucket",
             "bucket(mib=0)",
+            "bucket(mib=512)+none",
             "bucket(512)",
         ] {
             assert_eq!(Fusion::parse(wrong).unwrap_err().code, "P02", "{wrong}");

@@ -182,8 +182,8 @@ impl Search<'_> {
         }
     }
 
-    /// The bucket, in MiB, in which the transfer of weights takes four times as long as the rest of the message, where that is more
-    /// than buckets usually have.
+    /// The bucket, in MiB, in which the transfer of weights takes twice as long as the rest of the message, where that is more than
+    /// buckets usually have.
     pub(super) fn bucket(&self, zero: Zero, Replicas { all, stride }: Replicas) -> Option<u64> {
         let splits_weights = matches!(zero, Zero::Parameters | Zero::ParametersAbove(_));
         if !splits_weights || !self.request.chooses_fusion {
@@ -193,7 +193,7 @@ impl Search<'_> {
         let start = seconds(0.0);
         let mib = |n: u64| (n << 20) as f64;
         let rate = mib(MAX_BUCKET) / (seconds(mib(MAX_BUCKET)) - start);
-        let least = (4.0 * start * rate / mib(1)).ceil() as u64;
+        let least = (2.0 * start * rate / mib(1)).ceil() as u64;
         let usual = Pack::default().bytes >> 20;
         (least > usual).then(|| least.next_power_of_two().min(MAX_BUCKET))
     }

@@ -60,7 +60,8 @@ impl Search<'_> {
     /// that are gathered meanwhile.
     fn as_usual(&self, tried: &Tried) -> Forms {
         self.of_best(tried, |one| {
-            let usual = one.options.zero.usual_fusion();
+            let ShardOptions { zero, fusion, .. } = one.options;
+            let usual = Fusion { bucket: fusion.bucket, ..zero.usual_fusion() };
             let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
             is_unusual.then(|| self.fused_as(one, usual))?
         })
@@ -76,9 +77,15 @@ impl Search<'_> {
             let axes = self.replica_axes(options).into_iter().filter_map(|axis| options.mesh.axis(&axis));
             let all = axes.map(|axis| options.mesh.size(axis)).product::<u64>().max(1);
             let replicas = Replicas { all, stride: options.mesh.ranks() / stages / all };
-            let bucket = self.bucket(options.zero, replicas).filter(|_| waits);
-            let bucket = bucket.filter(|_| options.fusion.bucket.is_none())?;
-            self.fused_as(one, options.fusion.in_buckets(bucket))
+            let suited = self.bucket(options.zero, replicas).filter(|_| waits)?;
+            // What waits for a bucket waits less for a half.
+            let others = match options.fusion.bucket {
+                None => vec![Some(suited)],
+                Some(_) => vec![Some(suited / 2), None],
+            };
+            let other = |&bucket: &_| self.fused_as(one, Fusion { bucket, ..options.fusion });
+            let fitting = others.iter().filter_map(other).filter(|other| other.memory.over().is_none());
+            fitting.min_by(|a, b| a.simulation.seconds.total_cmp(&b.simulation.seconds))
         })
     }
 
