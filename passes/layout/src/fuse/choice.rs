@@ -79,11 +79,6 @@ impl Fusion {
         Fusion { prefetch: Some(prefetch), ..self }
     }
 
-    /// The same, with buckets of up to so many MiB.
-    pub const fn in_buckets(self, mib: u64) -> Fusion {
-        Fusion { bucket: Some(mib), ..self }
-    }
-
     /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`
     /// (default `pack`), and any of `two-level` or `two-level(choose=cheaper)`, `prefetch` or `prefetch(layers=N)`,
     /// `fold`, `bucket(mib=N)`.
@@ -214,6 +209,16 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_bucket_is_that_of_the_pass() {
+        for (text, bytes) in [("pack", 25 << 20), ("bucket(mib=512)+pack", 512 << 20)] {
+            let passes = Fusion::parse(text).unwrap().passes();
+            let pack = passes.iter().find(|pass| pass.name() == "pack").unwrap();
+            let options = Pack { bytes, ..Pack::default() }.options();
+            assert_eq!(pack.options(), options, "{text}");
         }
     }
 

@@ -63,7 +63,7 @@ pub(super) struct Call {
     pub(super) layers: u64,
     /// Seconds of a layer, by part of the step.
     pub(super) seconds: Seconds,
-    /// Additional seconds of a layer in a stage of a pipeline, where only layers of a loop work for each other.
+    /// Additional seconds of the call in a stage of a pipeline, of its first and last layer: only layers of a call work for each other.
     pub(super) alone: Seconds,
     /// Bytes that a layer saves for the backward pass of a micro-batch.
     pub(super) saved: u64,

@@ -31,11 +31,11 @@ use super::tried::Tried;
 use crate::cluster::Cluster;
 use crate::plan::Choice;
 
-/// Insides of one size from which larger ones are made.
-const KEPT: usize = 6;
+/// Shapes of insides of one size from which larger ones are made.
+const KEPT: usize = 3;
 
 /// Insides of one size, at most.
-const OF_SIZE: usize = 36;
+const OF_SIZE: usize = 24;
 
 /// The part of the memory of a device by which insides that do not fit differ.
 const ALIKE: f64 = 0.1;

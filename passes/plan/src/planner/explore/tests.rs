@@ -266,3 +266,55 @@ fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
         assert!(after.memory.total > before.memory.total && after.memory.over().is_none());
     });
 }
+
+/// A request whose layout and step are stated.
+fn stated((strategy, mesh): (&str, Mesh), batch: u64, zero: Zero, training: Training) -> Request {
+    let steps = Some(Steps { training, open: Vec::new() });
+    let mut request = Request { steps, ..request(mesh.ranks(), batch, &[]) };
+    request.options.zero = zero;
+    Request { strategy: Some(strategy.to_owned()), mesh: Some(mesh), ..request }
+}
+
+/// Sums of gradients over ranks of a sequence are one message with those over data-parallel ranks, and nothing waits behind them in a
+/// first look, where these ranks are on two nodes.
+#[test]
+fn a_first_look_at_a_sequence_over_two_nodes_is_near_its_estimate() {
+    let mesh = Mesh::new([("pp", 4), ("cp", 2), ("tp", 8)]);
+    let layout = ("pipeline+megatron-tp-sp+megatron-cp-allgather", mesh);
+    let training = Training { micro_batches: 16, stages: 4, ..Training::default() };
+    let request = stated(layout, 16, Zero::Optimizer, training);
+    searched(&llama(8192, 28672, 16, 64, 8), (16, 8192), &request, |search| {
+        let insides = search.insides(&mut Tried::default());
+        let looked = search.looked(&insides);
+        let look = looked[0].estimate.seconds;
+        let estimated = search.estimated(&insides, looked, &mut Tried::default())[0].estimate.seconds;
+        assert!((look / estimated - 1.0).abs() < 0.1, "{look} by the first look, and {estimated} estimated");
+    });
+}
+
+/// Weights are gathered in larger buckets where messages take longer than kernels, and the step is faster for that; where kernels
+/// take longer, buckets stay as they are.
+#[test]
+fn steps_that_wait_for_weights_gather_them_in_larger_buckets() {
+    let config = llama(8192, 28672, 8, 64, 8);
+    for (mesh, batch, micro_batches, waits) in [
+        (Mesh::new([("dp", 128), ("cp", 4)]), 1024, 8, true),
+        (Mesh::new([("dp", 32), ("cp", 4)]), 128, 1, false),
+    ] {
+        let training = Training { micro_batches, ..Training::default() };
+        let request =
+            stated(("data-parallel+megatron-cp-allgather", mesh), batch, Zero::Parameters, training);
+        searched(&config, (batch, 8192), &request, |search| {
+            let tried = explored(search, 1, Answer::Ranked).unwrap();
+            let best = &tried.fits[0];
+            assert_eq!(best.options.fusion.bucket.is_some(), waits, "{micro_batches} micro-batches");
+            if waits {
+                let fusion = Fusion { bucket: None, ..best.options.fusion };
+                let options = ShardOptions { fusion, ..best.options.clone() };
+                let step = refine::Chosen { options, training: best.training.clone().unwrap() };
+                let usual = search.priced(&step).unwrap().simulation.seconds;
+                assert!(best.simulation.seconds < 0.95 * usual, "{} of {usual}", best.simulation.seconds);
+            }
+        });
+    }
+}
