@@ -67,25 +67,27 @@ impl Search<'_> {
         })
     }
 
-    /// The best step, if it waits for weights, with messages of weights in other buckets: estimates choose among buckets by how long
+    /// The best steps that wait for weights, with messages of weights in other buckets: estimates choose among buckets by how long
     /// messages take, not by what waits for them.
     fn in_buckets(&self, tried: &Tried) -> Forms {
-        let Some(one) = tried.fits.first() else { return Forms::new() };
-        let (ShardOptions { zero, fusion, mesh, .. }, simulation) = (&one.options, &one.simulation);
-        let stages = one.training.as_ref().map_or(1, |training| training.stages.max(1));
-        let axes = self.replica_axes(&one.options).into_iter().filter_map(|axis| mesh.axis(&axis));
-        let all = axes.map(|axis| mesh.size(axis)).product::<u64>().max(1);
-        let waits = simulation.exposed() > WAITS * simulation.seconds;
-        let suited = self.bucket(*zero, Replicas { all, stride: mesh.ranks() / stages / all });
-        let Some(suited) = suited.filter(|_| waits) else { return Forms::new() };
-        // What waits for a bucket waits less for a half.
-        let others = match fusion.bucket {
-            None => vec![Some(suited)],
-            Some(_) => vec![Some(suited / 2), None],
-        };
-        let other = |bucket| self.fused_as(one, Fusion { bucket, ..*fusion });
-        let forms: Vec<Priced> = others.into_par_iter().filter_map(other).collect();
-        forms.into_iter().map(|form| (0, form)).collect()
+        self.of_best(tried, |one| {
+            let (ShardOptions { zero, fusion, mesh, .. }, simulation) = (&one.options, &one.simulation);
+            let stages = one.training.as_ref()?.stages.max(1);
+            let axes = self.replica_axes(&one.options).into_iter().filter_map(|axis| mesh.axis(&axis));
+            let all = axes.map(|axis| mesh.size(axis)).product::<u64>().max(1);
+            let waits = simulation.exposed() > WAITS * simulation.seconds;
+            let suited = self.bucket(*zero, Replicas { all, stride: mesh.ranks() / stages / all });
+            let suited = suited.filter(|_| waits)?;
+            // What waits for a bucket waits less for a half.
+            let others = match fusion.bucket {
+                None => vec![Some(suited)],
+                Some(_) => vec![Some(suited / 2), None],
+            };
+            let other = |bucket| self.fused_as(one, Fusion { bucket, ..*fusion });
+            let forms = others.into_par_iter().filter_map(other);
+            let fitting = forms.filter(|form| form.memory.over().is_none());
+            fitting.min_by(|a, b| a.simulation.seconds.total_cmp(&b.simulation.seconds))
+        })
     }
 
     /// The best steps of ZeRO 1 and 2 in which layers reduce the gradients of the layer above: a layer hides more, but the first and
