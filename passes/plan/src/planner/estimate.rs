@@ -32,14 +32,22 @@ pub(super) struct Estimate {
 /// The calls of each chunk of layers, by number, with their layers.
 pub(super) type Cut = Vec<Vec<(usize, u64)>>;
 
-/// One stage.
+/// One stage, whatever the order of its passes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stage {
+pub(super) struct Stage {
     forward: f64,
     backward: f64,
     complete: f64,
     update: f64,
     products: f64,
+    /// Bytes by what they are for, of one micro-batch.
+    lasting: u64,
+    host: u64,
+    saved: u64,
+    deferred: u64,
+    made: u64,
+    frame: u64,
+    update_frame: u64,
 }
 
 impl Stage {
@@ -49,31 +57,54 @@ impl Stage {
 }
 
 impl Block {
-    /// The step of a shape; `hop` are the seconds of a transfer between stages.
-    pub(super) fn compose(&self, cut: &Cut, shape: Shape, hop: f64) -> Estimate {
-        let p = shape.stages.max(1) as usize;
-        let calls = |stage: usize| {
-            cut.iter()
-                .enumerate()
-                .filter(move |(c, _)| c % p == stage)
-                .flat_map(|(_, calls)| calls.iter().copied())
-        };
-        let stages: Vec<Stage> = (0..p).map(|stage| self.stage(calls(stage), p > 1)).collect();
-        let memory = (0..p).map(|stage| self.memory_of(&calls(stage).collect::<Vec<_>>(), stage, shape));
-        let (memory, host) = memory.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)));
-        Estimate { seconds: self.seconds_of(&stages, shape, hop), memory, host }
+    /// The stages of a pipeline, each of which has every p-th chunk of layers.
+    pub(super) fn stages(&self, cut: &Cut, p: u64) -> Vec<Stage> {
+        let p = p.max(1) as usize;
+        let mut stages: Vec<Stage> = Vec::with_capacity(p);
+        let chunks = |stage: usize| cut.iter().skip(stage).step_by(p);
+        for stage in 0..p {
+            // Most stages have the same layers as the one before.
+            let is_same = stage > 0 && chunks(stage).eq(chunks(stage - 1));
+            let same = stages.last().copied().filter(|_| is_same);
+            stages.push(same.unwrap_or_else(|| self.stage(chunks(stage).flatten().copied(), p > 1)));
+        }
+        stages
+    }
+
+    /// The step of a shape with these stages; `hop` are the seconds of a transfer between them.
+    pub(super) fn compose(&self, stages: &[Stage], shape: Shape, hop: f64) -> Estimate {
+        let memory = stages.iter().enumerate().map(|(number, stage)| self.memory_of(stage, number, shape));
+        let memory = memory.max().unwrap_or(0);
+        let host = stages.iter().map(|stage| stage.host).max().unwrap_or(0);
+        Estimate { seconds: self.seconds_of(stages, shape, hop), memory, host }
     }
 
     fn stage(&self, calls: impl Iterator<Item = (usize, u64)>, is_staged: bool) -> Stage {
         let mut stage = Stage::default();
-        for (call, layers) in calls {
-            let Call { seconds, alone, .. } = &self.calls[call];
-            let (layers, alone) = (layers as f64, if is_staged { *alone } else { Seconds::default() });
-            stage.forward += layers * seconds.forward + alone.forward;
-            stage.backward += layers * seconds.backward + alone.backward;
-            stage.complete += layers * seconds.complete + alone.complete;
-            stage.update += layers * seconds.update;
-            stage.products += layers * seconds.products;
+        let mut shared: Vec<usize> = Vec::new();
+        for (number, layers) in calls {
+            let call = &self.calls[number];
+            let Call { seconds, alone, .. } = call;
+            let (times, alone) = (layers as f64, if is_staged { *alone } else { Seconds::default() });
+            stage.forward += times * seconds.forward + alone.forward;
+            stage.backward += times * seconds.backward + alone.backward;
+            stage.complete += times * seconds.complete + alone.complete;
+            stage.update += times * seconds.update;
+            stage.products += times * seconds.products;
+            stage.saved += layers * call.saved;
+            stage.deferred += layers * call.deferred;
+            stage.made += layers * call.made;
+            stage.frame = stage.frame.max(call.frame + if is_staged { 0 } else { call.ahead });
+            stage.update_frame = stage.update_frame.max(call.update_frame);
+            for one in &call.held {
+                let sum = if one.is_on_host { &mut stage.host } else { &mut stage.lasting };
+                if one.is_per_layer {
+                    *sum += layers * one.bytes;
+                } else if !shared.contains(&one.name) {
+                    shared.push(one.name);
+                    *sum += one.bytes;
+                }
+            }
         }
         stage
     }
@@ -96,30 +127,11 @@ impl Block {
         self.rest + m * busiest + waits + hops + completes + most(&|s| s.update)
     }
 
-    /// Bytes on the device, and in host memory.
-    fn memory_of(&self, calls: &[(usize, u64)], stage: usize, shape: Shape) -> (u64, u64) {
-        let mut shared: Vec<usize> = Vec::new();
-        let (mut lasting, mut host) = (0, 0);
-        let (mut saved, mut deferred, mut made, mut frame, mut update_frame) = (0, 0, 0, 0, 0);
-        for &(number, layers) in calls {
-            let call = &self.calls[number];
-            saved += layers * call.saved;
-            deferred += layers * call.deferred;
-            made += layers * call.made;
-            frame = frame.max(call.frame + if shape.stages > 1 { 0 } else { call.ahead });
-            update_frame = update_frame.max(call.update_frame);
-            for one in &call.held {
-                let sum = if one.is_on_host { &mut host } else { &mut lasting };
-                if one.is_per_layer {
-                    *sum += layers * one.bytes;
-                } else if !shared.contains(&one.name) {
-                    shared.push(one.name);
-                    *sum += one.bytes;
-                }
-            }
-        }
+    /// Bytes on the device.
+    fn memory_of(&self, stage: &Stage, number: usize, shape: Shape) -> u64 {
+        let &Stage { lasting, saved, deferred, made, frame, update_frame, .. } = stage;
         let (p, v, m) = (shape.stages, shape.chunks.max(1), shape.micro_batches);
-        let behind = p.saturating_sub(stage as u64);
+        let behind = p.saturating_sub(number as u64);
         // Micro-batches whose saved tensors a stage has, in parts of a chunk.
         let (passes, of) = match shape.order {
             _ if p <= 1 => (1, 1),
@@ -130,11 +142,11 @@ impl Block {
         // A stage computes the gradients of weights so many micro-batches late as there are stages before it, and those of all its
         // layers after the gradients of their arguments.
         let later = match shape.order {
-            PipelineOrder::ZbH1 if p > 1 => deferred * (stage as u64).min(m) + made,
+            PipelineOrder::ZbH1 if p > 1 => deferred * (number as u64).min(m) + made,
             _ => 0,
         };
         let activations = (saved * passes).div_ceil(of) + later + frame;
-        (lasting + activations.max(update_frame) + self.arena + self.inputs * m, host)
+        lasting + activations.max(update_frame) + self.arena + self.inputs * m
     }
 
     /// Seconds of the passes of a micro-batch without stages.

@@ -196,7 +196,7 @@ impl Search<'_> {
         let replicas = self.replica_axes(&options).into_iter().filter_map(|axis| options.mesh.axis(&axis));
         let ranks: u64 = replicas.map(|axis| options.mesh.size(axis)).product();
         let copies = (ranks / data.unwrap_or(1)).max(1);
-        Ok(Inside { options, data, copies, blocks, loss_chunks, looks: Vec::new() })
+        Ok(Inside { options, data, copies, blocks, loss_chunks })
     }
 
     /// A step without stages, with so many sequences in a micro-batch on all ranks.

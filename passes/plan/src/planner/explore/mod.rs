@@ -8,6 +8,7 @@
 mod inside;
 mod look;
 mod refine;
+mod replicas;
 mod variants;
 
 use std::cmp::Ordering;
@@ -62,7 +63,6 @@ struct Inside {
     blocks: Vec<(Recompute, Block)>,
     /// Parts of the loss that are worth a try.
     loss_chunks: Vec<u64>,
-    looks: Vec<Looked>,
 }
 
 impl Inside {
@@ -191,8 +191,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     // Errors of the request itself are those of all candidates.
     candidates(&search.registry, search.cluster, search.request)?;
     let mut tried = Tried::default();
-    let insides = search.insides(&mut tried);
-    let looked = search.looked(&insides);
+    let (insides, looked) = search.looked(&mut tried);
     if answer == Answer::WhetherOneFits
         && looked.first().is_none_or(|l| search.needed(&l.estimate) > search.usable())
     {
@@ -264,26 +263,30 @@ impl<'a> Search<'a> {
         self.open.contains(&choice)
     }
 
-    /// The insides of every size, smallest first.
-    fn insides(&self, tried: &mut Tried) -> Vec<Inside> {
+    /// The insides of every size, smallest first, and a first look at all their steps: the fastest that may fit first.
+    fn looked(&self, tried: &mut Tried) -> (Vec<Inside>, Vec<Looked>) {
         let mut found: Vec<Inside> = Vec::new();
+        let mut looked: Vec<Looked> = Vec::new();
         let mut kept: Vec<Kept> = Vec::new();
         // Seconds of the best step that fits.
         let mut best = f64::INFINITY;
         for size in divisors(self.request.gpus) {
             let children = self.made_of(size, &found, &kept, best);
-            let compiled: Vec<Result<Inside, Box<Refused>>> =
-                children.into_par_iter().map(|(options, data)| self.inside(options, data)).collect();
+            let look = |(options, data)| {
+                let inside = self.inside(options, data)?;
+                let looks = self.first_looks(&inside);
+                Ok::<_, Box<Refused>>((inside, looks))
+            };
+            let compiled: Vec<_> = children.into_par_iter().map(look).collect();
             let mut of_size: Vec<Kept> = Vec::new();
             for inside in compiled {
-                let inside = match inside {
+                let (inside, looks) = match inside {
                     Ok(inside) => inside,
                     Err(refused) => {
                         tried.refused.push(*refused);
                         continue;
                     }
                 };
-                let looks = self.first_looks(found.len(), &inside);
                 let (mut floor, mut fit, mut least) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
                 for look in &looks {
                     let (seconds, memory) = (look.estimate.seconds, self.needed(&look.estimate));
@@ -297,9 +300,10 @@ impl<'a> Search<'a> {
                 let missing = (least / (ALIKE * self.usable())).ceil();
                 let order = if fit.is_finite() { Order(0.0, fit) } else { Order(missing, floor) };
                 of_size.push(Kept { number: found.len(), order, floor });
-                found.push(Inside { looks, ..inside });
+                looked.extend(looks.into_iter().map(|look| Looked { inside: found.len(), ..look }));
+                found.push(inside);
             }
-            of_size.sort_by(|a, b| a.order.cmp(b.order));
+            of_size.sort_by_key(|one| one.order);
             let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
             // Insides that differ only in how they split sequences are made larger together: which one fits may change.
             let shape = |one: &Kept| found[one.number].shape();
@@ -317,7 +321,15 @@ impl<'a> Search<'a> {
             };
             kept.extend(of_size.iter().filter(is_kept).copied());
         }
-        found
+        let usable = self.usable();
+        looked.sort_by_cached_key(|look| self.order(&look.estimate, usable));
+        (found, looked)
+    }
+
+    /// The order of estimates: those that need no more than `usable` by time, and behind them the others by memory.
+    fn order(&self, estimate: &Estimate, usable: f64) -> Order {
+        let needed = self.needed(estimate);
+        if needed <= usable { Order(0.0, estimate.seconds) } else { Order(1.0, needed) }
     }
 
     /// The insides of a size that split one that was kept once more, those of the best first; the only one of a request that
@@ -329,30 +341,35 @@ impl<'a> Search<'a> {
         kept: &[Kept],
         best: f64,
     ) -> Vec<(ShardOptions, Option<u64>)> {
-        let all = self.of_size(size);
         if size == 1 || self.request.mesh.is_some() {
-            return all;
+            return self.of_size(size);
         }
         // No size between may have a legal layout.
         let sizes = found.iter().map(Inside::size).filter(|&n| n < size && size.is_multiple_of(n));
         let nearest = sizes.max();
+        let is_next = |one: &&Kept| {
+            let parent = found[one.number].size();
+            let is_split = size.is_multiple_of(parent) && is_prime(size / parent.max(1));
+            let may_be_pure = size <= self.cluster.devices_per_node.value;
+            parent < size
+                && (is_split || Some(parent) == nearest)
+                && (one.floor <= WORTH * best || may_be_pure)
+        };
+        let next: Vec<&Kept> = kept.iter().filter(is_next).collect();
+        if next.is_empty() {
+            return Vec::new();
+        }
         let is_parent = |one: &Kept, options: &ShardOptions| {
-            let parent = &found[one.number];
-            let ratio = size / parent.size().max(1);
-            let is_next =
-                size.is_multiple_of(parent.size()) && is_prime(ratio) || Some(parent.size()) == nearest;
-            is_next
-                && parent.size() < size
-                && (one.floor <= WORTH * best || self.is_pure(options))
-                && is_within(&parent.options.mesh, &options.mesh)
+            (one.floor <= WORTH * best || self.is_pure(options))
+                && is_within(&found[one.number].options.mesh, &options.mesh)
         };
         let mut made: Vec<(Order, _)> = Vec::new();
-        for (options, data) in all {
-            let parents = kept.iter().filter(|one| is_parent(one, &options)).map(|one| one.order);
-            let first = parents.min_by(|a, b| a.cmp(*b));
+        for (options, data) in self.of_size(size) {
+            let parents = next.iter().filter(|one| is_parent(one, &options)).map(|one| one.order);
+            let first = parents.min();
             made.extend(first.map(|order| (order, (options, data))));
         }
-        made.sort_by(|(a, _), (b, _)| a.cmp(*b));
+        made.sort_by_key(|(order, _)| *order);
         let most = self.limit(OF_SIZE);
         let is_made = |(i, (_, (options, _))): &(usize, (Order, (ShardOptions, Option<u64>)))| {
             *i < most || self.is_pure(options)
@@ -412,15 +429,29 @@ struct Kept {
     floor: f64,
 }
 
-/// What the best step of an inside lacks, nothing if it fits, in parts of the memory of a device; then its seconds.
+/// The order of steps: first by what they lack, nothing if they fit.
 #[derive(Clone, Copy, Debug)]
 struct Order(f64, f64);
 
-impl Order {
-    fn cmp(self, other: Order) -> Ordering {
+impl Ord for Order {
+    fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0).then(self.1.total_cmp(&other.1))
     }
 }
+
+impl PartialOrd for Order {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Order {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Order {}
 
 /// Whether every axis of a mesh but data-parallel ones is one of another, with a size that divides the other's.
 fn is_within(part: &Mesh, whole: &Mesh) -> bool {

@@ -141,14 +141,8 @@ impl Search<'_> {
         let usable = self.cluster.usable_bytes() as f64;
         let mut has_siblings = false;
         loop {
-            let order = |(key, look): &(usize, Looked)| {
-                let usable = if done[*key] { usable } else { TOLERANCE * usable };
-                let needed = self.needed(&look.estimate);
-                if needed <= usable { (0, look.estimate.seconds) } else { (1, needed) }
-            };
-            steps.sort_by(|a, b| {
-                let (a, b) = (order(a), order(b));
-                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+            steps.sort_by_cached_key(|(key, look)| {
+                self.order(&look.estimate, if done[*key] { usable } else { TOLERANCE * usable })
             });
             let mut next: Vec<usize> = Vec::new();
             let mut families = Families::default();

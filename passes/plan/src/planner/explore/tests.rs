@@ -79,8 +79,8 @@ fn estimates_are_near_what_is_compiled() {
     let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
     for (config, gpus, (batch, tokens)) in corpus {
         searched(config, (batch, tokens), &request(gpus, batch, &[]), |search| {
-            let insides = search.insides(&mut Tried::default());
-            let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
+            let (insides, looked) = search.looked(&mut Tried::default());
+            let estimated = search.estimated(&insides, looked, &mut Tried::default());
             for look in estimated.iter().take(12) {
                 let step = search.whole(&insides[look.inside], look);
                 let Ok(priced) = search.priced(&step) else { continue };
@@ -104,8 +104,8 @@ fn steps_of_layers_by_turns_are_estimated() {
     config["layer_types"].as_array_mut().unwrap().truncate(12);
     let request = Request { experts: 32, ..request(8, 16, &[]) };
     searched(&config, (16, 8192), &request, |search| {
-        let insides = search.insides(&mut Tried::default());
-        let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
+        let (insides, looked) = search.looked(&mut Tried::default());
+        let estimated = search.estimated(&insides, looked, &mut Tried::default());
         let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
         for look in estimated.iter().take(6) {
             let Ok(priced) = search.priced(&search.whole(&insides[look.inside], look)) else { continue };
@@ -131,8 +131,8 @@ fn steps_whose_states_are_in_host_memory_are_estimated() {
         let steps = Some(Steps { training: training.clone(), open: OPEN.to_vec() });
         let request = Request { steps, ..request(gpus, 8, &[]) };
         searched(&config, (8, tokens), &request, |search| {
-            let insides = search.insides(&mut Tried::default());
-            let estimated = search.estimated(&insides, search.looked(&insides), &mut Tried::default());
+            let (insides, looked) = search.looked(&mut Tried::default());
+            let estimated = search.estimated(&insides, looked, &mut Tried::default());
             for look in estimated.iter().take(12) {
                 let step = search.whole(&insides[look.inside], look);
                 let Ok(priced) = search.priced(&step) else { continue };
@@ -160,8 +160,8 @@ fn steps_of_other_forms_are_estimated() {
         let steps = Some(Steps { training: training.clone(), open });
         let request = Request { steps, ..request(2, 4, &["data-parallel"]) };
         searched(&config, (4, 4096), &request, |search| {
-            let insides = search.insides(&mut Tried::default());
-            let best = search.estimated(&insides, search.looked(&insides), &mut Tried::default()).remove(0);
+            let (insides, looked) = search.looked(&mut Tried::default());
+            let best = search.estimated(&insides, looked, &mut Tried::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -181,8 +181,8 @@ fn steps_with_persistent_weights_are_estimated() {
     for zero in [0, 1 << 20, 1 << 22].map(Zero::ParametersAbove) {
         let options = ShardOptions { zero, fusion: zero.usual_fusion(), ..request.options.clone() };
         searched(&config, (32, 2048), &Request { options, ..request.clone() }, |search| {
-            let insides = search.insides(&mut Tried::default());
-            let best = search.estimated(&insides, search.looked(&insides), &mut Tried::default()).remove(0);
+            let (insides, looked) = search.looked(&mut Tried::default());
+            let best = search.estimated(&insides, looked, &mut Tried::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -203,8 +203,7 @@ fn the_best_of_a_small_space_is_found() {
     let (gpus, batch) = if is_full() { (4, 8) } else { (2, 4) };
     searched(&config, (batch, 4096), &request(gpus, batch, only), |search| {
         let mut tried = Tried::default();
-        let insides = search.insides(&mut tried);
-        let looked = search.looked(&insides);
+        let (insides, looked) = search.looked(&mut tried);
         let all = looked.par_iter().filter_map(|look| {
             let priced = search.priced(&search.whole(&insides[look.inside], look)).ok()?;
             priced.memory.over().is_none().then_some(priced.simulation.seconds)
@@ -251,8 +250,8 @@ fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
     let strategy = Some("data-parallel".to_owned());
     let request = Request { steps: Some(steps), mesh, strategy, ..request(8, 64, &[]) };
     searched(&config, (64, 1024), &request, |search| {
-        let insides = search.insides(&mut Tried::default());
-        let looked = search.looked(&insides).into_iter();
+        let (insides, looked) = search.looked(&mut Tried::default());
+        let looked = looked.into_iter();
         let split: Vec<Looked> = looked.filter(|look| look.zero == Zero::Parameters).collect();
         let estimated = search.estimated(&insides, split, &mut Tried::default());
         let mut tried = Tried::default();
@@ -284,8 +283,7 @@ fn a_first_look_at_a_sequence_over_two_nodes_is_near_its_estimate() {
     let training = Training { micro_batches: 16, stages: 4, ..Training::default() };
     let request = stated(layout, 16, Zero::Optimizer, training);
     searched(&llama(8192, 28672, 16, 64, 8), (16, 8192), &request, |search| {
-        let insides = search.insides(&mut Tried::default());
-        let looked = search.looked(&insides);
+        let (insides, looked) = search.looked(&mut Tried::default());
         let look = looked[0].estimate.seconds;
         let estimated = search.estimated(&insides, looked, &mut Tried::default())[0].estimate.seconds;
         assert!((look / estimated - 1.0).abs() < 0.1, "{look} by the first look, and {estimated} estimated");

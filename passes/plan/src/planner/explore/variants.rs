@@ -8,8 +8,8 @@ use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
-use super::look::Replicas;
 use super::refine::{CALLS, Chosen, n_calls};
+use super::replicas::Replicas;
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
 use crate::planner::estimate::Shape;
