@@ -27,6 +27,7 @@ use blocks::Checked;
 use classes::{Class, Line};
 use lasting::Lasting;
 use order::Order;
+use rayon::prelude::*;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use crate::schedule::verify::report::in_frame;
@@ -127,16 +128,17 @@ fn check_memory(
     (lasting, used): (&Lasting<'_>, &[Streams]),
     found: &mut Diagnostics,
 ) {
-    let before = found.len();
     let classes = match Class::all(&schedule.space.mesh, frame.stages()) {
         Ok(classes) => classes,
         Err(error) => return found.push(in_frame(frame, error)),
     };
-    for class in &classes {
-        if found.len() > before {
-            return;
-        }
+    let check = |class: &Class| {
         let line = Line::of(frame, class);
-        memory::check(schedule, &line, lasting, &Order::of(&line, used), found);
-    }
+        let mut found = Diagnostics::new();
+        memory::check(schedule, &line, lasting, &Order::of(&line, used), &mut found);
+        found
+    };
+    // Others would repeat what the first says.
+    let all: Vec<Diagnostics> = classes.par_iter().map(check).collect();
+    found.extend(all.into_iter().find(|of_class| !of_class.is_empty()).unwrap_or_default());
 }

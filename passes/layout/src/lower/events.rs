@@ -16,6 +16,7 @@ use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Streams, Task, Work};
 use ithaca_ir::{Arena, Space};
 use rangemap::RangeMap;
+use rayon::prelude::*;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,20 +179,25 @@ pub(super) fn insert(frame: &mut Frame, space: &Space, (frames, used): (&Arena<F
     let stages = frame.stages();
     // A rank touches only the buffers of its stage.
     let ranks = if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect::<Vec<_>>() };
-    let mut events =
-        Events { records: vec![None; frame.tasks.len()], waits: vec![Vec::new(); frame.tasks.len()], n: 0 };
-    for at in ranks {
+    let mut effects = |at: Option<At>| -> Vec<(usize, Effects)> {
         let runs = |task: &Task| at.is_none_or(|at| frame.runs_at(task, at));
         let tasks = frame.tasks.iter().enumerate().filter(|(_, task)| runs(task));
-        let tasks: Vec<(usize, Effects)> =
-            tasks.map(|(i, task)| (i, touched.effects((frame, at), task))).collect();
-        events.insert_for(&frame.tasks, &tasks, &meets);
+        tasks.map(|(i, task)| (i, touched.effects((frame, at), task))).collect()
+    };
+    let of_ranks: Vec<Vec<(usize, Effects)>> = ranks.into_iter().map(&mut effects).collect();
+    let waits: Vec<Vec<Wait>> = of_ranks.par_iter().map(|tasks| waits(&frame.tasks, tasks, &meets)).collect();
+    let mut n = 0;
+    for Wait { task, earlier } in waits.into_iter().flatten() {
+        let event = *frame.tasks[earlier].records.get_or_insert_with(|| {
+            n += 1;
+            EventId::new(n - 1)
+        });
+        let waits = &mut frame.tasks[task].waits;
+        if !waits.contains(&event) {
+            waits.push(event);
+        }
     }
-    let Events { records, waits, n } = events;
     frame.n_events = n;
-    for (task, (records, waits)) in frame.tasks.iter_mut().zip(records.into_iter().zip(waits)) {
-        (task.records, task.waits) = (records, waits);
-    }
 }
 
 /// For each stream, how many of its tasks have ended.
@@ -201,64 +207,54 @@ fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }
 
-/// The events of a frame.
-struct Events {
-    /// For each task the event that it records.
-    records: Vec<Option<EventId>>,
-    /// For each task the events that it waits for.
-    waits: Vec<Vec<EventId>>,
-    n: usize,
+/// A task that waits for an earlier one, by their numbers.
+struct Wait {
+    task: usize,
+    earlier: usize,
 }
 
-impl Events {
-    /// Inserts events for ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
-    fn insert_for(&mut self, all: &[Task], tasks: &[(usize, Effects)], meets: &[Streams]) {
-        let stream = |(i, _): &(usize, Effects)| all[*i].stream;
-        // Tasks of one stream are in order.
-        if tasks.windows(2).all(|pair| stream(&pair[0]) == stream(&pair[1])) {
-            return;
-        }
-        // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
-        let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
-        let mut latest: [Latest; Stream::COUNT] = Default::default();
-        // For each stream what has ended when its next task starts.
-        let mut starts: [Clock; Stream::COUNT] = Default::default();
-        for (place, (i, effects)) in tasks.iter().enumerate() {
-            let i = *i;
-            let own = all[i].stream as usize;
-            let mut start = starts[own];
-            meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
-            let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
-            let conflict = |other: usize| {
-                let has_open = issued[other].len() > start[other];
-                has_open.then(|| latest[other].conflict(effects)).flatten().filter(|&n| n >= start[other])
-            };
-            let others = (0..Stream::COUNT).filter(is_other);
-            let mut conflicts: Vec<(usize, usize, Clock)> =
-                others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
-            // The task that was issued last may come after the others.
-            conflicts.sort_by_key(|&(other, n, _)| std::cmp::Reverse(issued[other][n].0));
-            for (other, n, end) in conflicts {
-                if n < start[other] {
-                    continue;
-                }
-                let earlier = tasks[issued[other][n].0].0;
-                let event = *self.records[earlier].get_or_insert_with(|| {
-                    self.n += 1;
-                    EventId::new(self.n - 1)
-                });
-                let waits = &mut self.waits[i];
-                if !waits.contains(&event) {
-                    waits.push(event);
-                }
-                join(&mut start, &end);
-            }
-            let mut end = start;
-            latest[own].add(effects, issued[own].len());
-            end[own] = issued[own].len() + 1;
-            issued[own].push((place, end));
-            starts[own] = end;
-            meets[i].iter().for_each(|stream| starts[stream as usize] = end);
-        }
+/// The waits of ranks that run the tasks of these numbers; `meets` says which streams meet at each task.
+fn waits(all: &[Task], tasks: &[(usize, Effects)], meets: &[Streams]) -> Vec<Wait> {
+    let mut found = Vec::new();
+    let stream = |(i, _): &(usize, Effects)| all[*i].stream;
+    // Tasks of one stream are in order.
+    if tasks.windows(2).all(|pair| stream(&pair[0]) == stream(&pair[1])) {
+        return found;
     }
+    // For each stream its tasks so far, by their place in `tasks`, each with what has ended when it ends.
+    let mut issued: [Vec<(usize, Clock)>; Stream::COUNT] = Default::default();
+    let mut latest: [Latest; Stream::COUNT] = Default::default();
+    // For each stream what has ended when its next task starts.
+    let mut starts: [Clock; Stream::COUNT] = Default::default();
+    for (place, (i, effects)) in tasks.iter().enumerate() {
+        let i = *i;
+        let own = all[i].stream as usize;
+        let mut start = starts[own];
+        meets[i].iter().for_each(|stream| join(&mut start, &starts[stream as usize]));
+        let is_other = |&other: &usize| other != own && !meets[i].has(Stream::ALL[other]);
+        let conflict = |other: usize| {
+            let has_open = issued[other].len() > start[other];
+            has_open.then(|| latest[other].conflict(effects)).flatten().filter(|&n| n >= start[other])
+        };
+        let others = (0..Stream::COUNT).filter(is_other);
+        let mut conflicts: Vec<(usize, usize, Clock)> =
+            others.filter_map(|other| conflict(other).map(|n| (other, n, issued[other][n].1))).collect();
+        // The task that was issued last may come after the others.
+        conflicts.sort_by_key(|&(other, n, _)| std::cmp::Reverse(issued[other][n].0));
+        for (other, n, end) in conflicts {
+            if n < start[other] {
+                continue;
+            }
+            let earlier = tasks[issued[other][n].0].0;
+            found.push(Wait { task: i, earlier });
+            join(&mut start, &end);
+        }
+        let mut end = start;
+        latest[own].add(effects, issued[own].len());
+        end[own] = issued[own].len() + 1;
+        issued[own].push((place, end));
+        starts[own] = end;
+        meets[i].iter().for_each(|stream| starts[stream as usize] = end);
+    }
+    found
 }

@@ -72,8 +72,9 @@ impl Parts {
 impl Step {
     /// A step that is compiled whole.
     pub fn whole(cluster: &Cluster, compiled: Compiled) -> Self {
-        let simulation = simulate(cluster, &compiled.schedule);
-        let memory = memory::of_schedule(cluster, &compiled.schedule);
+        let schedule = &compiled.schedule;
+        let (simulation, memory) =
+            rayon::join(|| simulate(cluster, schedule), || memory::of_schedule(cluster, schedule));
         Self { compiled, simulation, memory, shorter: None }
     }
 
@@ -81,10 +82,10 @@ impl Step {
     ///
     /// # Errors
     /// Those of `compile`.
-    pub fn of<E>(
+    pub fn of<E: Send>(
         cluster: &Cluster,
         (batch, training): (u64, &Training),
-        compile: impl Fn(u64, &Training) -> Result<Compiled, E>,
+        compile: impl Fn(u64, &Training) -> Result<Compiled, E> + Sync,
     ) -> Result<Self, E> {
         let all = training.micro_batches;
         let sequences = batch / all.max(1);
@@ -94,10 +95,14 @@ impl Step {
         let parts = Parts::of(training.stages, all).filter(|_| batch.is_multiple_of(all));
         for parts in parts {
             let [first, second, third] = parts.shorter;
-            let [first, second, compiled] = [of(first)?, of(second)?, of(third)?];
+            // The last takes as long as the others together.
+            let (compiled, (first, second)) = rayon::join(|| of(third), || (of(first), of(second)));
+            let [first, second, compiled] = [first?, second?, compiled?];
             let schedules = [&first, &second, &compiled].map(|compiled| &compiled.schedule);
-            let simulation = simulate_continued(cluster, schedules, parts.times());
-            let memory = memory::continued(cluster, schedules, parts.times());
+            let (simulation, memory) = rayon::join(
+                || simulate_continued(cluster, schedules, parts.times()),
+                || memory::continued(cluster, schedules, parts.times()),
+            );
             if let Some((simulation, memory)) = simulation.zip(memory) {
                 let shorter = Some(Shorter { second, micro_batches: parts });
                 return Ok(Self { compiled, simulation, memory, shorter });

@@ -200,7 +200,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
     let mut left = looked;
     let mut before = f64::INFINITY;
     for round in 1..=ROUNDS {
-        let mut estimated = search.estimated(&insides, left.clone(), &mut tried);
+        let mut estimated = search.estimated(&insides, &left, &mut tried);
         if answer == Answer::Ranked {
             search.fused(&insides, &mut estimated);
         }

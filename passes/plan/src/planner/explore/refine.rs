@@ -22,6 +22,9 @@ use crate::planner::tried::{Priced, Tried};
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 40;
 
+/// Steps of which the first that are estimated are chosen.
+const FIRST: usize = 4096;
+
 /// Blocks of a family that are compiled before others are.
 const OF_A_FAMILY: usize = 2;
 
@@ -115,47 +118,76 @@ impl Families {
     }
 }
 
+/// Steps by the numbers of their blocks, the best first.
+#[derive(Default)]
+struct Pool {
+    all: Vec<(usize, Looked)>,
+    keys: Vec<Key>,
+    numbers: BTreeMap<Key, usize>,
+    /// Whether the steps of a block were estimated.
+    done: Vec<bool>,
+}
+
+impl Pool {
+    fn add<'a>(&mut self, looked: impl IntoIterator<Item = &'a Looked>) {
+        for look in looked {
+            let Self { all, keys, numbers, done } = self;
+            let number = *numbers.entry(Key::of(look)).or_insert_with_key(|key| {
+                keys.push(key.clone());
+                done.push(false);
+                keys.len() - 1
+            });
+            all.push((number, look.clone()));
+        }
+    }
+
+    /// The blocks of the best step with other movements or strategies inside, which were passed over for others of their family;
+    /// `rest` are steps that were not near enough.
+    fn siblings(&mut self, insides: &[Inside], rest: &[Looked]) -> Vec<usize> {
+        let Some((_, best)) = self.all.iter().find(|(key, _)| self.done[*key]) else { return Vec::new() };
+        let kind = |look: &Looked| {
+            (look.shape, Families::of(insides, look), look.zero, look.recompute, look.loss_chunks)
+        };
+        let of_best = kind(best);
+        self.add(rest.iter().filter(|look| kind(look) == of_best));
+        let is_sibling = |(key, look): &&(usize, Looked)| !self.done[*key] && kind(look) == of_best;
+        self.all.iter().filter(is_sibling).map(|(key, _)| *key).collect()
+    }
+}
+
 impl Search<'_> {
     /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
     ///
-    /// As long as one of the best was only looked at, it is estimated.
-    pub(super) fn estimated(
-        &self,
-        insides: &[Inside],
-        looked: Vec<Looked>,
-        tried: &mut Tried,
-    ) -> Vec<Looked> {
-        let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
-        let mut steps: Vec<(usize, Looked)> = Vec::with_capacity(looked.len());
-        for look in looked {
-            let n = numbers.len();
-            steps.push((*numbers.entry(Key::of(&look)).or_insert(n), look));
-        }
-        let mut keys: Vec<Option<Key>> = vec![None; numbers.len()];
-        for (key, number) in numbers {
-            keys[number] = Some(key);
-        }
-        // Whether the steps of a key were estimated.
-        let mut done = vec![false; keys.len()];
-        let mut left = self.limit(ESTIMATED);
+    /// As long as one of the best was only looked at, it is estimated. `looked` are in order.
+    pub(super) fn estimated(&self, insides: &[Inside], looked: &[Looked], tried: &mut Tried) -> Vec<Looked> {
+        let (mut steps, mut rest) = (Pool::default(), looked);
         let usable = self.cluster.usable_bytes() as f64;
+        // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
+        let (near, most) = match self.training.offload {
+            Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
+            Offload::Optimizer => (f64::INFINITY, usize::MAX),
+        };
+        let mut left = self.limit(ESTIMATED);
         let mut has_siblings = false;
         loop {
-            steps.sort_by_cached_key(|(key, look)| {
+            let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
+            let best = steps.all.iter().filter(|(key, look)| steps.done[*key] && fits(look));
+            let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
+            let is_near = |look: &Looked| look.estimate.seconds <= near * best;
+            let more = match steps.all.len() {
+                0 if near.is_finite() => rest.len().min(FIRST),
+                _ => rest.iter().take_while(|look| is_near(look)).count(),
+            };
+            let (nearer, others) = rest.split_at(more);
+            steps.add(nearer);
+            rest = others;
+            let Pool { all, done, .. } = &mut steps;
+            all.sort_by_cached_key(|(key, look)| {
                 self.order(&look.estimate, if done[*key] { usable } else { TOLERANCE * usable })
             });
             let mut next: Vec<usize> = Vec::new();
             let mut families = Families::default();
-            let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
-            let best = steps.iter().filter(|(key, look)| done[*key] && fits(look));
-            let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
-            // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
-            let (near, most) = match self.training.offload {
-                Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
-                Offload::Optimizer => (f64::INFINITY, usize::MAX),
-            };
-            let is_near = |(_, look): &&(usize, Looked)| look.estimate.seconds <= near * best;
-            let nearest = steps.iter().take_while(is_near);
+            let nearest = all.iter().take_while(|(_, look)| is_near(look));
             let nearest = nearest.filter(|(_, look)| families.admits(insides, look, most));
             for (key, _) in nearest.take(self.limit(EXACT)) {
                 if !done[*key] && !next.contains(key) {
@@ -167,7 +199,7 @@ impl Search<'_> {
             next.truncate(at_once.min(left));
             if next.is_empty() && !has_siblings {
                 has_siblings = true;
-                next = siblings(insides, &steps, &done);
+                next = steps.siblings(insides, rest);
                 next.truncate(AT_ONCE.min(left));
             }
             if next.is_empty() {
@@ -176,7 +208,7 @@ impl Search<'_> {
             let blocks: Vec<Result<Arc<Block>, Box<Refused>>> = next
                 .par_iter()
                 .map(|&number| {
-                    let key = keys[number].as_ref().expect("every step has a key");
+                    let key = &steps.keys[number];
                     let step = self.step(&insides[key.inside], key, None, 1);
                     let training = Training { micro_batches: key.micro_batches, ..step.training };
                     let block = self.block(key.sequences * key.data, &training, &step.options, Sums::Taken);
@@ -186,8 +218,8 @@ impl Search<'_> {
             left -= blocks.iter().flatten().count();
             for (&number, block) in next.iter().zip(blocks) {
                 let block = block.map_err(|refused| tried.refused.push(*refused)).ok();
-                done[number] = true;
-                for (_, look) in steps.iter_mut().filter(|(key, _)| *key == number) {
+                steps.done[number] = true;
+                for (_, look) in steps.all.iter_mut().filter(|(key, _)| *key == number) {
                     let ranks = look.data * insides[look.inside].size();
                     let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
                     look.exposed = block.as_ref().map_or(0.0, |block| block.exposed);
@@ -196,9 +228,10 @@ impl Search<'_> {
                 }
             }
         }
-        let estimated =
-            steps.into_iter().filter(|(key, look)| done[*key] && look.estimate.seconds.is_finite());
-        estimated.map(|(_, look)| look).collect()
+        let is_estimated =
+            |(key, look): &(usize, Looked)| steps.done[*key] && look.estimate.seconds.is_finite();
+        let Pool { all, .. } = &steps;
+        all.iter().filter(|step| is_estimated(step)).map(|(_, look)| look.clone()).collect()
     }
 
     /// Looks for other fusions of collectives that make the best estimates faster.
@@ -391,16 +424,6 @@ impl Search<'_> {
         let priced = Priced::of(options, compiled.map_err(ithaca_pass::first)?);
         Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
-}
-
-/// The blocks of the best step with other movements or strategies inside, which were passed over for others of their family: steps by
-/// the numbers of their blocks, the best first.
-fn siblings(insides: &[Inside], steps: &[(usize, Looked)], done: &[bool]) -> Vec<usize> {
-    let Some((_, best)) = steps.iter().find(|(key, _)| done[*key]) else { return Vec::new() };
-    let kind = |look: &Looked| (Families::of(insides, look), look.zero, look.recompute, look.loss_chunks);
-    let is_sibling =
-        |(key, look): &&(usize, Looked)| !done[*key] && look.shape == best.shape && kind(look) == kind(best);
-    steps.iter().filter(is_sibling).map(|(key, _)| *key).collect()
 }
 
 /// Calls of `main` that are compiled for a step, half of them in its forward pass.

@@ -80,7 +80,7 @@ fn estimates_are_near_what_is_compiled() {
     for (config, gpus, (batch, tokens)) in corpus {
         searched(config, (batch, tokens), &request(gpus, batch, &[]), |search| {
             let (insides, looked) = search.looked(&mut Tried::default());
-            let estimated = search.estimated(&insides, looked, &mut Tried::default());
+            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
             for look in estimated.iter().take(12) {
                 let step = search.whole(&insides[look.inside], look);
                 let Ok(priced) = search.priced(&step) else { continue };
@@ -105,7 +105,7 @@ fn steps_of_layers_by_turns_are_estimated() {
     let request = Request { experts: 32, ..request(8, 16, &[]) };
     searched(&config, (16, 8192), &request, |search| {
         let (insides, looked) = search.looked(&mut Tried::default());
-        let estimated = search.estimated(&insides, looked, &mut Tried::default());
+        let estimated = search.estimated(&insides, &looked, &mut Tried::default());
         let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
         for look in estimated.iter().take(6) {
             let Ok(priced) = search.priced(&search.whole(&insides[look.inside], look)) else { continue };
@@ -132,7 +132,7 @@ fn steps_whose_states_are_in_host_memory_are_estimated() {
         let request = Request { steps, ..request(gpus, 8, &[]) };
         searched(&config, (8, tokens), &request, |search| {
             let (insides, looked) = search.looked(&mut Tried::default());
-            let estimated = search.estimated(&insides, looked, &mut Tried::default());
+            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
             for look in estimated.iter().take(12) {
                 let step = search.whole(&insides[look.inside], look);
                 let Ok(priced) = search.priced(&step) else { continue };
@@ -161,7 +161,7 @@ fn steps_of_other_forms_are_estimated() {
         let request = Request { steps, ..request(2, 4, &["data-parallel"]) };
         searched(&config, (4, 4096), &request, |search| {
             let (insides, looked) = search.looked(&mut Tried::default());
-            let best = search.estimated(&insides, looked, &mut Tried::default()).remove(0);
+            let best = search.estimated(&insides, &looked, &mut Tried::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -182,7 +182,7 @@ fn steps_with_persistent_weights_are_estimated() {
         let options = ShardOptions { zero, fusion: zero.usual_fusion(), ..request.options.clone() };
         searched(&config, (32, 2048), &Request { options, ..request.clone() }, |search| {
             let (insides, looked) = search.looked(&mut Tried::default());
-            let best = search.estimated(&insides, looked, &mut Tried::default()).remove(0);
+            let best = search.estimated(&insides, &looked, &mut Tried::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -209,7 +209,7 @@ fn the_best_of_a_small_space_is_found() {
             priced.memory.over().is_none().then_some(priced.simulation.seconds)
         });
         let best = all.reduce(|| f64::INFINITY, f64::min);
-        let estimated = search.estimated(&insides, looked, &mut tried);
+        let estimated = search.estimated(&insides, &looked, &mut tried);
         search.exact(&insides, estimated, EXACT, &mut tried);
         let found = tried.fits.iter().map(|priced| priced.simulation.seconds).fold(f64::INFINITY, f64::min);
         assert!(found <= 1.01 * best, "{found} is found, and {best} is best");
@@ -253,7 +253,7 @@ fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
         let (insides, looked) = search.looked(&mut Tried::default());
         let looked = looked.into_iter();
         let split: Vec<Looked> = looked.filter(|look| look.zero == Zero::Parameters).collect();
-        let estimated = search.estimated(&insides, split, &mut Tried::default());
+        let estimated = search.estimated(&insides, &split, &mut Tried::default());
         let mut tried = Tried::default();
         search.exact(&insides, estimated, 1, &mut tried);
         let before = tried.fits[0].clone();
@@ -285,7 +285,7 @@ fn a_first_look_at_a_sequence_over_two_nodes_is_near_its_estimate() {
     searched(&llama(8192, 28672, 16, 64, 8), (16, 8192), &request, |search| {
         let (insides, looked) = search.looked(&mut Tried::default());
         let look = looked[0].estimate.seconds;
-        let estimated = search.estimated(&insides, looked, &mut Tried::default())[0].estimate.seconds;
+        let estimated = search.estimated(&insides, &looked, &mut Tried::default())[0].estimate.seconds;
         assert!((look / estimated - 1.0).abs() < 0.1, "{look} by the first look, and {estimated} estimated");
     });
 }
