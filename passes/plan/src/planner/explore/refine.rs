@@ -22,8 +22,8 @@ use crate::planner::tried::{Priced, Tried};
 /// Layouts that are estimated after the first look.
 const ESTIMATED: usize = 40;
 
-/// Steps of which the first that are estimated are chosen.
-const FIRST: usize = 4096;
+/// First looks that are sorted with estimates, where those before them are not enough.
+const AT_A_TIME: usize = 4096;
 
 /// Blocks of a family that are compiled before others are.
 const OF_A_FAMILY: usize = 2;
@@ -174,24 +174,32 @@ impl Search<'_> {
             let best = steps.all.iter().filter(|(key, look)| steps.done[*key] && fits(look));
             let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
             let is_near = |look: &Looked| look.estimate.seconds <= near * best;
-            let more = match steps.all.len() {
-                0 if near.is_finite() => rest.len().min(FIRST),
-                _ => rest.iter().take_while(|look| is_near(look)).count(),
-            };
-            let (nearer, others) = rest.split_at(more);
-            steps.add(nearer);
-            rest = others;
-            let Pool { all, done, .. } = &mut steps;
-            all.sort_by_cached_key(|(key, look)| {
-                self.order(&look.estimate, if done[*key] { usable } else { TOLERANCE * usable })
-            });
+            let mut nearest: Vec<usize> = Vec::new();
+            loop {
+                let Pool { all, done, .. } = &mut steps;
+                let order = |(key, look): &(usize, Looked)| {
+                    self.order(&look.estimate, if done[*key] { usable } else { TOLERANCE * usable })
+                };
+                all.sort_by_cached_key(order);
+                let other = rest.first().filter(|look| is_near(look));
+                let other = other.map(|look| self.order(&look.estimate, TOLERANCE * usable));
+                let is_before = |step: &(usize, Looked)| other.is_none_or(|other| order(step) < other);
+                let mut families = Families::default();
+                let among = all.iter().take_while(|step| is_near(&step.1) && is_before(step));
+                let among = among.filter(|(_, look)| families.admits(insides, look, most));
+                nearest.clear();
+                nearest.extend(among.take(self.limit(EXACT)).map(|(key, _)| *key));
+                if nearest.len() == self.limit(EXACT) || other.is_none() {
+                    break;
+                }
+                let (more, others) = rest.split_at(rest.len().min(AT_A_TIME));
+                steps.add(more);
+                rest = others;
+            }
             let mut next: Vec<usize> = Vec::new();
-            let mut families = Families::default();
-            let nearest = all.iter().take_while(|(_, look)| is_near(look));
-            let nearest = nearest.filter(|(_, look)| families.admits(insides, look, most));
-            for (key, _) in nearest.take(self.limit(EXACT)) {
-                if !done[*key] && !next.contains(key) {
-                    next.push(*key);
+            for key in nearest {
+                if !steps.done[key] && !next.contains(&key) {
+                    next.push(key);
                 }
             }
             // The first two say how near others must be.
