@@ -121,6 +121,11 @@ impl Graph {
         Graph { needs }
     }
 
+    /// The nodes on which a node depends directly.
+    pub(super) fn needs(&self, node: usize) -> &[usize] {
+        &self.needs[node]
+    }
+
     /// The transitive dependencies of `node`, without `node`.
     pub(super) fn ancestors(&self, node: usize) -> BTreeSet<usize> {
         let (mut found, mut open) = (BTreeSet::new(), vec![node]);

@@ -230,10 +230,13 @@ impl<'a> Grouping<'a> {
         groups
     }
 
-    /// The priority of nodes: their index, except for gathers of weights, states or inputs and their operands. These
-    /// have the index of the previous bucket, so they are sent while it is used.
+    /// The priority of nodes: their index, with two exceptions. Gathers of weights, states or inputs and their operands
+    /// have the index of the previous bucket, so they are sent while it is used. And what only finishes a reduction comes last,
+    /// so that no other kernel waits for it.
     fn priority(&self, groups: &[Vec<usize>]) -> Vec<usize> {
-        let mut priority: Vec<usize> = (0..self.function.nodes.len()).collect();
+        let n = self.function.nodes.len();
+        let mut priority: Vec<usize> = (0..n).collect();
+        (0..n).zip(self.finishing()).filter(|(_, finishes)| *finishes).for_each(|(i, _)| priority[i] += n);
         let mut before: Vec<usize> = Vec::new();
         for group in groups.iter().filter(|group| group.iter().all(|&i| self.is_sourced(i))) {
             let alike = before.iter().rev().find(|&&other| self.alike(other, group[0]));
@@ -248,6 +251,23 @@ impl<'a> Grouping<'a> {
             before.push(group[0]);
         }
         priority
+    }
+
+    /// For each node whether it is light, needs a reduction, and nothing but such nodes needs it: the cast of a reduced gradient,
+    /// say, or its sum with that of other micro-batches.
+    fn finishing(&self) -> Vec<bool> {
+        let op = |i: usize| &self.function.nodes[i].op;
+        let mut ends: Vec<bool> = vec![false; self.function.nodes.len()];
+        for (i, users) in self.graph.users().iter().enumerate().rev() {
+            let may_wait = is_light(op(i)) || matches!(op(i), Op::Assign { .. });
+            ends[i] = may_wait && users.iter().all(|&user| ends[user]);
+        }
+        let reduces = |i: usize| matches!(op(i), Op::AllReduce { .. } | Op::ReduceScatter { .. });
+        let mut finishes: Vec<bool> = Vec::with_capacity(ends.len());
+        for (i, &is_end) in ends.iter().enumerate() {
+            finishes.push(is_end && self.graph.needs(i).iter().any(|&n| finishes[n] || reduces(n)));
+        }
+        finishes
     }
 
     fn ends(&self, i: usize) -> (&'a Op, &'a TensorType, &'a TensorType) {
