@@ -39,7 +39,7 @@ const AT_ONCE: usize = 8;
 pub(super) const CALLS: u64 = 8192;
 
 /// Calls of a step that is compiled all the same.
-const FEW: u64 = 256;
+pub(super) const FEW: u64 = 256;
 
 /// How much longer than a step that takes long to compile a short one may be and is still compiled first.
 const LONG: f64 = 1.02;
@@ -334,7 +334,7 @@ impl Search<'_> {
         let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
         let mut slower: BTreeMap<(PipelineOrder, Zero, usize), f64> = BTreeMap::new();
         let (mut compiled, mut calls, mut is_spent) = (0, 0, false);
-        let mut best = f64::INFINITY;
+        let mut best = tried.fits.iter().map(|one| one.simulation.seconds).fold(f64::INFINITY, f64::min);
         let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
             let kind = |look: &Looked| (look.shape.order, look.zero);

@@ -8,7 +8,7 @@ use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
-use super::refine::{CALLS, Chosen, n_calls};
+use super::refine::{CALLS, Chosen, FEW, n_calls};
 use super::replicas::Replicas;
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
@@ -43,10 +43,14 @@ impl Search<'_> {
         replace(tried, |tried| self.reduced_later(tried));
     }
 
-    /// Other forms of the best steps.
+    /// Other forms of the best steps; of those that would not be the best if nothing were exposed, the ones that compile fast.
     fn of_best(&self, tried: &Tried, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
-        let best = &tried.fits[..tried.fits.len().min(self.limit(LATER))];
-        best.par_iter().enumerate().filter_map(|(i, one)| Some((i, form(one)?))).collect()
+        let Some(best) = tried.fits.first().map(|best| best.simulation.seconds) else { return Forms::new() };
+        let few = |one: &Priced| one.training.as_ref().is_none_or(|training| n_calls(shape(training)) <= FEW);
+        let may_win = |one: &Priced| one.simulation.seconds - one.simulation.exposed() < best;
+        let steps = &tried.fits[..tried.fits.len().min(self.limit(LATER))];
+        let steps = steps.par_iter().enumerate().filter(|(_, one)| few(one) || may_win(one));
+        steps.filter_map(|(i, one)| Some((i, form(one)?))).collect()
     }
 
     /// The same step with another fusion.
