@@ -71,3 +71,13 @@ fn gathers_are_in_buckets_one_ahead_of_their_use() {
     let found = operations(&packed(pass, &lines));
     assert_eq!(found, ["all_gather×2", "all_gather×2", "mul", "mul", "mul", "mul"]);
 }
+
+#[test]
+fn kernels_do_not_wait_for_what_finishes_a_reduction() {
+    let lines = "%x = input {name=\"x\"} : f32[a b@u]\n%y = input {name=\"y\"} : f32[a b]\n\
+                 %p = einsum %x, %x : f32[a] partial(u)\n%r = all_reduce %p {axis=u} : f32[a]\n\
+                 %c = cast %r {to=bf16} : bf16[a]\n%e = mul %y, %y : f32[a b]\n\
+                 %n = softmax %e {over=b} : f32[a b]\nreturn c = %c, n = %n\n";
+    let found = operations(&packed(Pack::default(), lines));
+    assert_eq!(found, ["einsum", "all_reduce", "mul", "softmax", "cast"]);
+}
