@@ -138,7 +138,7 @@ fn check_memory(
         memory::check(schedule, &line, lasting, &Order::of(&line, used), &mut found);
         found
     };
-    // Others would repeat what the first says.
+    // The errors of other classes would mostly repeat those of the first.
     let all: Vec<Diagnostics> = classes.par_iter().map(check).collect();
     found.extend(all.into_iter().find(|of_class| !of_class.is_empty()).unwrap_or_default());
 }

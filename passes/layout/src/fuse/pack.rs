@@ -231,8 +231,8 @@ impl<'a> Grouping<'a> {
     }
 
     /// The priority of nodes: their index, with two exceptions. Gathers of weights, states or inputs and their operands
-    /// have the index of the previous bucket, so they are sent while it is used. And what only finishes a reduction comes last,
-    /// so that no other kernel waits for it.
+    /// have the index of the previous bucket, so they are sent while it is used. And nodes that only finish a reduction come
+    /// last, so that no other kernel waits for it.
     fn priority(&self, groups: &[Vec<usize>]) -> Vec<usize> {
         let n = self.function.nodes.len();
         let mut priority: Vec<usize> = (0..n).collect();

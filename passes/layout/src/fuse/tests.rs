@@ -73,7 +73,7 @@ fn gathers_are_in_buckets_one_ahead_of_their_use() {
 }
 
 #[test]
-fn kernels_do_not_wait_for_what_finishes_a_reduction() {
+fn kernels_do_not_wait_for_the_cast_of_a_reduced_tensor() {
     let lines = "%x = input {name=\"x\"} : f32[a b@u]\n%y = input {name=\"y\"} : f32[a b]\n\
                  %p = einsum %x, %x : f32[a] partial(u)\n%r = all_reduce %p {axis=u} : f32[a]\n\
                  %c = cast %r {to=bf16} : bf16[a]\n%e = mul %y, %y : f32[a b]\n\

@@ -40,7 +40,7 @@ pub(super) struct Stage {
     complete: f64,
     update: f64,
     products: f64,
-    /// Bytes by what they are for, of one micro-batch.
+    /// Bytes of one micro-batch, by purpose.
     lasting: u64,
     host: u64,
     saved: u64,

@@ -73,7 +73,7 @@ impl Search<'_> {
                             block.chunk_loss(loss_chunks);
                         }
                         let hop = self.hop(&block, size * data);
-                        let mut cuts: Vec<(u64, Option<Vec<Stage>>)> = Vec::new();
+                        let mut cut: Option<(u64, Option<Vec<Stage>>)> = None;
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             if stages > 1 && stages * micro_batches * chunks > MAX_CALLS {
                                 continue;
@@ -97,11 +97,11 @@ impl Search<'_> {
                                 continue;
                             }
                             // Orders with as many chunks have the same stages.
-                            if cuts.last().is_none_or(|(n, _)| *n != chunks) {
-                                cuts.push((chunks, self.stages(&block, stages, chunks)));
+                            if cut.as_ref().is_none_or(|(n, _)| *n != chunks) {
+                                cut = Some((chunks, self.stages(&block, stages, chunks)));
                             }
-                            let Some((_, Some(cut))) = cuts.last() else { continue };
-                            let estimate = block.compose(cut, shape, hop);
+                            let Some((_, Some(stages))) = &cut else { continue };
+                            let estimate = block.compose(stages, shape, hop);
                             found.push(Looked {
                                 inside: 0,
                                 estimate,

@@ -15,7 +15,7 @@ pub(super) struct Replicas {
     pub(super) stride: u64,
 }
 
-/// A stage of ZeRO among replicas, with what messages of weights and gradients take.
+/// A stage of ZeRO among replicas, with the seconds of its messages of weights and gradients.
 pub(super) struct Replication {
     zero: Zero,
     all: u64,
