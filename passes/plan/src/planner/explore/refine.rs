@@ -124,32 +124,58 @@ struct Pool {
     all: Vec<(usize, Looked)>,
     keys: Vec<Key>,
     numbers: BTreeMap<Key, usize>,
-    /// Whether the steps of a block were estimated.
+    /// Whether the steps of a block were estimated, and the block if it is legal.
     done: Vec<bool>,
+    blocks: Vec<Option<Arc<Block>>>,
 }
 
 impl Pool {
-    fn add<'a>(&mut self, looked: impl IntoIterator<Item = &'a Looked>) {
+    /// Adds first looks; `estimate` makes estimates of those whose block is known.
+    fn add(&mut self, looked: Vec<&Looked>, estimate: &dyn Fn(&mut Looked, Option<&Block>)) {
+        let Self { all, keys, numbers, done, blocks } = self;
         for look in looked {
-            let Self { all, keys, numbers, done } = self;
             let number = *numbers.entry(Key::of(look)).or_insert_with_key(|key| {
                 keys.push(key.clone());
                 done.push(false);
+                blocks.push(None);
                 keys.len() - 1
             });
-            all.push((number, look.clone()));
+            let mut look = look.clone();
+            if done[number] {
+                estimate(&mut look, blocks[number].as_deref());
+            }
+            all.push((number, look));
         }
     }
 
+    /// Estimates all steps of a block.
+    fn finish(
+        &mut self,
+        number: usize,
+        block: Option<Arc<Block>>,
+        estimate: &dyn Fn(&mut Looked, Option<&Block>),
+    ) {
+        let steps = self.all.iter_mut().filter(|(key, _)| *key == number);
+        steps.for_each(|(_, look)| estimate(look, block.as_deref()));
+        (self.done[number], self.blocks[number]) = (true, block);
+    }
+
     /// The blocks of the best step with other movements or strategies inside, which were passed over for others of their family;
-    /// `rest` are steps that were not near enough.
-    fn siblings(&mut self, insides: &[Inside], rest: &[Looked]) -> Vec<usize> {
+    /// those that were not near enough are taken from `rest`.
+    fn siblings(
+        &mut self,
+        insides: &[Inside],
+        rest: &mut Vec<&Looked>,
+        estimate: &dyn Fn(&mut Looked, Option<&Block>),
+    ) -> Vec<usize> {
         let Some((_, best)) = self.all.iter().find(|(key, _)| self.done[*key]) else { return Vec::new() };
         let kind = |look: &Looked| {
             (look.shape, Families::of(insides, look), look.zero, look.recompute, look.loss_chunks)
         };
         let of_best = kind(best);
-        self.add(rest.iter().filter(|look| kind(look) == of_best));
+        let (siblings, others) = rest.drain(..).partition(|look| kind(look) == of_best);
+        *rest = others;
+        self.add(siblings, estimate);
         let is_sibling = |(key, look): &&(usize, Looked)| !self.done[*key] && kind(look) == of_best;
         self.all.iter().filter(is_sibling).map(|(key, _)| *key).collect()
     }
@@ -160,7 +186,14 @@ impl Search<'_> {
     ///
     /// As long as one of the best was only looked at, it is estimated. `looked` are in order.
     pub(super) fn estimated(&self, insides: &[Inside], looked: &[Looked], tried: &mut Tried) -> Vec<Looked> {
-        let (mut steps, mut rest) = (Pool::default(), looked);
+        let (mut steps, mut rest) = (Pool::default(), looked.iter().collect::<Vec<&Looked>>());
+        let estimate = |look: &mut Looked, block: Option<&Block>| {
+            let ranks = look.data * insides[look.inside].size();
+            let estimate = block.and_then(|block| self.composed(block, look.shape, ranks));
+            look.exposed = block.map_or(0.0, |block| block.exposed);
+            look.estimate =
+                estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
+        };
         let usable = self.cluster.usable_bytes() as f64;
         // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
         let (near, most) = match self.training.offload {
@@ -192,9 +225,8 @@ impl Search<'_> {
                 if nearest.len() == self.limit(EXACT) || other.is_none() {
                     break;
                 }
-                let (more, others) = rest.split_at(rest.len().min(AT_A_TIME));
-                steps.add(more);
-                rest = others;
+                let more = rest.drain(..rest.len().min(AT_A_TIME)).collect();
+                steps.add(more, &estimate);
             }
             let mut next: Vec<usize> = Vec::new();
             for key in nearest {
@@ -207,7 +239,7 @@ impl Search<'_> {
             next.truncate(at_once.min(left));
             if next.is_empty() && !has_siblings {
                 has_siblings = true;
-                next = steps.siblings(insides, rest);
+                next = steps.siblings(insides, &mut rest, &estimate);
                 next.truncate(AT_ONCE.min(left));
             }
             if next.is_empty() {
@@ -226,14 +258,7 @@ impl Search<'_> {
             left -= blocks.iter().flatten().count();
             for (&number, block) in next.iter().zip(blocks) {
                 let block = block.map_err(|refused| tried.refused.push(*refused)).ok();
-                steps.done[number] = true;
-                for (_, look) in steps.all.iter_mut().filter(|(key, _)| *key == number) {
-                    let ranks = look.data * insides[look.inside].size();
-                    let estimate = block.as_ref().and_then(|block| self.composed(block, look.shape, ranks));
-                    look.exposed = block.as_ref().map_or(0.0, |block| block.exposed);
-                    look.estimate =
-                        estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
-                }
+                steps.finish(number, block, &estimate);
             }
         }
         let is_estimated =
