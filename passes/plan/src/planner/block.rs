@@ -1,11 +1,9 @@
 //! The parts of a training step without stages: the seconds and the bytes of each call of the model for one micro-batch, from
 //! which steps with more micro-batches and with stages are composed.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::Fused;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Work};
@@ -13,10 +11,10 @@ use ithaca_ir::{AxisId, Op};
 use ithaca_layout::compile::Compiled;
 
 use crate::cluster::Cluster;
-use crate::cost::op_seconds;
 use crate::memory;
 use crate::planner::ahead::Ahead;
-use crate::simulate::{Simulation, simulate_frames};
+use crate::planner::tasks::{attended, attention, copied, deferred, last_tasks, products};
+use crate::simulate::{Alone, Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
 #[derive(Clone, Debug)]
@@ -90,6 +88,8 @@ pub(super) struct Call {
 pub(super) struct Seconds {
     /// The forward pass.
     pub(super) forward: f64,
+    /// What of it a backward pass that has no saved tensors computes again.
+    pub(super) again: f64,
     /// Its products with weights.
     pub(super) products: f64,
     /// Its attention.
@@ -151,9 +151,26 @@ impl Block {
             }
             _ => false,
         };
-        let (frames, links): (Vec<Simulation>, Vec<f64>) =
-            simulate_frames(cluster, schedule, &is_left).into_iter().unzip();
-        let step = frames.last()?.seconds;
+        // Of several micro-batches each but the last is one run of a frame, and the last of another.
+        let passes: Vec<Called<'_>> = main
+            .tasks
+            .iter()
+            .filter_map(|task| Called::of(schedule, task))
+            .filter(|called| micro_batches > 1 && called.has_calls())
+            .collect();
+        let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
+        let (other, pass) = (frame(passes.first()), frame(passes.last()));
+        let of_phase = |frame, phase| calls_of(schedule, frame, phase);
+        let (forward, backward) = (of_phase(other, Phase::Forward), of_phase(other, Phase::Backward));
+        let (last, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
+        let update = of_phase(main, Phase::Update);
+        let is_loop = |called: &&Called<'_>| called.carried < usize::MAX;
+        // First looks tell other policies of recomputation from one that saves everything.
+        let loops = forward.iter().filter(|_| leaves_sums).filter(is_loop);
+        let leaves = loops.map(|called| (called.id, last_tasks(called.frame, called.carried))).collect();
+        let frames = simulate_frames(cluster, schedule, &is_left, &leaves);
+        let whole = &frames.last()?.simulation;
+        let step = whole.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
         let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
         // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
@@ -178,20 +195,19 @@ impl Block {
             gathers.map(|(_, time)| time.exposed).sum()
         };
         let without = |called: &Called<'_>, exposed: f64| {
-            let frame = &frames[called.id.index()];
-            let busy = frame.streams.values().copied().fold(links[called.id.index()], f64::max);
+            let Alone { simulation: frame, links, .. } = &frames[called.id.index()];
+            let busy = frame.streams.values().copied().fold(*links, f64::max);
             (frame.seconds - exposed).max(busy).min(frame.seconds)
         };
-        let whole = frames.last()?;
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
-            let frame = &frames[called.id.index()];
+            let frame = &frames[called.id.index()].simulation;
             if called.has_layer() { without(called, exposed_gathers(frame)) } else { frame.seconds }
         };
         // In a stage, the first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {
-            let frame = &frames[called.id.index()];
+            let frame = &frames[called.id.index()].simulation;
             if !called.has_layer() {
                 return 0.0;
             }
@@ -205,19 +221,6 @@ impl Block {
             without(called, (gathers - late).max(0.0)) - without(called, exposed_gathers(frame))
         };
         let memory = memory::of_schedule(cluster, schedule);
-        // Of several micro-batches each but the last is one run of a frame, and the last of another.
-        let passes: Vec<Called<'_>> = main
-            .tasks
-            .iter()
-            .filter_map(|task| Called::of(schedule, task))
-            .filter(|called| micro_batches > 1 && called.has_calls())
-            .collect();
-        let frame = |called: Option<&Called<'_>>| called.map_or(main, |called| &schedule.frames[called.id]);
-        let (other, pass) = (frame(passes.first()), frame(passes.last()));
-        let of_phase = |frame, phase| calls_of(schedule, frame, phase);
-        let (forward, backward) = (of_phase(other, Phase::Forward), of_phase(other, Phase::Backward));
-        let (last, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
-        let update = of_phase(main, Phase::Update);
         let (n, n_back) = (forward.len(), backward.len());
         let mut calls: Vec<Call> = Vec::new();
         // A loss in parts has its gradients from the forward pass.
@@ -233,6 +236,7 @@ impl Block {
             let first = on(Some(&forward[i]));
             call.seconds = Seconds {
                 forward: first,
+                again: frames[forward[i].id.index()].without.map_or(first, |again| again.min(first)),
                 products: products(cluster, schedule, there.frame),
                 attention: attention(cluster, schedule, there.frame),
                 backward: on(back),
@@ -275,12 +279,12 @@ impl Block {
             }
             call.saved = saved.div_ceil(there.layers.max(1));
             call.attended = attended(schedule, there.frame);
-            (call.deferred, call.made) = back.map_or((0, 0), |back| deferred(schedule, back));
+            (call.deferred, call.made) = back.map_or((0, 0), |back| deferred(schedule, (back.frame, back.carried)));
             calls.push(call);
         }
         let mut of_calls = 0.0;
         let mut count = |called: &Called<'_>, times: u64| {
-            of_calls += (times * called.layers) as f64 * frames[called.id.index()].seconds;
+            of_calls += (times * called.layers) as f64 * frames[called.id.index()].simulation.seconds;
         };
         forward.iter().for_each(|called| count(called, micro_batches - 1));
         last.iter().for_each(|called| count(called, 1));
@@ -412,88 +416,8 @@ fn hold(
     }
 }
 
-/// Bytes of the states that a frame copies from host memory.
-fn copied(schedule: &Schedule, frame: &Frame) -> u64 {
-    let uploads = frame.tasks.iter().filter(|task| task.stream == Stream::Host);
-    uploads.flat_map(|task| &task.reads).map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
-}
-
 /// The calls in a frame of functions of a phase.
 fn calls_of<'a>(schedule: &'a Schedule, frame: &'a Frame, phase: Phase) -> Vec<Called<'a>> {
     let called = frame.tasks.iter().filter_map(|task| Called::of(schedule, task));
     called.filter(|called| called.frame.phase == phase).collect()
-}
-
-/// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.
-fn deferred(schedule: &Schedule, called: &Called<'_>) -> (u64, u64) {
-    let frame = called.frame;
-    let is_argument = |b: BufferId| matches!(frame.buffers[b].place, Place::Result(i) if i < called.carried);
-    let mut needed: BTreeSet<BufferId> = BTreeSet::new();
-    let mut read: BTreeSet<BufferId> = BTreeSet::new();
-    for task in frame.tasks.iter().rev() {
-        let reads = task.reads.iter().map(|&b| frame.holder(b));
-        if task.writes.iter().any(|&b| is_argument(frame.holder(b)) || needed.contains(&frame.holder(b))) {
-            needed.extend(reads);
-        } else {
-            // What only such tasks read, they also compute.
-            task.writes.iter().for_each(|&b| _ = read.remove(&frame.holder(b)));
-            read.extend(reads);
-        }
-    }
-    let place = |b: &BufferId| &frame.buffers[frame.holder(*b)].place;
-    let is_lasting = |b: &BufferId| matches!(place(b), Place::Weight(_) | Place::State(_));
-    let is_saved = |b: &BufferId| matches!(place(b), Place::Argument(_));
-    let bytes = |of: &dyn Fn(&&BufferId) -> bool| -> u64 {
-        read.iter().filter(of).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
-    };
-    (bytes(&|b| !is_lasting(b)), bytes(&|b| !is_lasting(b) && !is_saved(b)))
-}
-
-/// Seconds of the products of a frame with weights.
-fn products(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
-    let reads_weight = |task: &Task| {
-        task.reads.iter().any(|&b| matches!(frame.buffers[frame.holder(b)].place, Place::Weight(_)))
-    };
-    let is_product = |task: &Task, op: &Op| {
-        let is_fused = matches!(op, Op::Fused(Fused::ProductPair | Fused::BiasProduct { .. }));
-        (is_fused || matches!(op, Op::Einsum)) && reads_weight(task)
-    };
-    seconds_of(cluster, schedule, frame, is_product)
-}
-
-/// Seconds of the attention of a frame.
-fn attention(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
-    seconds_of(cluster, schedule, frame, |_, op| matches!(op, Op::Attention(_)))
-}
-
-/// Bytes of the results of the largest attention of a frame.
-fn attended(schedule: &Schedule, frame: &Frame) -> u64 {
-    let bytes = |task: &Task| match &task.work {
-        Work::Compute(Op::Attention(_)) => {
-            task.writes.iter().map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
-        }
-        _ => 0,
-    };
-    frame.tasks.iter().map(bytes).max().unwrap_or(0)
-}
-
-/// Seconds of the operations of a frame that are meant.
-fn seconds_of(
-    cluster: &Cluster,
-    schedule: &Schedule,
-    frame: &Frame,
-    is_meant: impl Fn(&Task, &Op) -> bool,
-) -> f64 {
-    let seconds = |task: &Task| {
-        let types = |buffers: &[BufferId]| -> Option<Vec<_>> {
-            buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
-        };
-        match (&task.work, types(&task.reads), types(&task.writes)) {
-            (Work::Compute(op), Some(reads), Some(writes)) if is_meant(task, op) => {
-                op_seconds(cluster, &schedule.space, op, &reads, &writes)
-            }
-            _ => 0.0,
-        }
-    };
-    frame.tasks.iter().map(seconds).sum()
 }

@@ -165,6 +165,7 @@ impl Block {
             for seconds in [&mut call.seconds, &mut call.alone] {
                 for part in [
                     &mut seconds.forward,
+                    &mut seconds.again,
                     &mut seconds.products,
                     &mut seconds.attention,
                     &mut seconds.backward,
@@ -196,9 +197,9 @@ impl Block {
                 Recompute::None => continue,
                 Recompute::Selective => (seconds.attention, call.saved.saturating_sub(call.attended)),
                 Recompute::KeepAttention => {
-                    ((seconds.forward - seconds.attention).max(0.0), call.handed + call.attended)
+                    ((seconds.again - seconds.attention).max(0.0), call.handed + call.attended)
                 }
-                Recompute::Full { .. } => (seconds.forward, call.handed),
+                Recompute::Full { .. } => (seconds.again, call.handed),
             };
             seconds.backward += again;
             seconds.complete += again;

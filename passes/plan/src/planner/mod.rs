@@ -24,6 +24,7 @@ mod search;
 mod sequences;
 mod table;
 mod target;
+mod tasks;
 mod tried;
 
 use ithaca_ir::Diagnostic;

@@ -83,24 +83,33 @@ pub(crate) fn simulate_continued(
     Some(last(ranks.collect::<Option<_>>()?))
 }
 
-/// Times one run of each frame of a schedule by itself, on the rank that ends last, without the tasks of frames that `is_left`;
-/// the last of them is the step, as [`simulate`] times it. Beside each time stand the seconds for which its own messages use the
-/// busiest link of a rank, where several streams may.
+/// A frame that is run by itself.
+pub(crate) struct Alone {
+    /// Its time, on the rank that ends last.
+    pub(crate) simulation: Simulation,
+    /// Seconds for which its own messages use the busiest link of a rank, where several streams may.
+    pub(crate) links: f64,
+    /// Seconds without the tasks that a second run leaves out.
+    pub(crate) without: Option<f64>,
+}
+
+/// Runs each frame of a schedule by itself, without the tasks of frames that `is_left`, and frames that `leaves` says a second time
+/// without these of their tasks as well. The last frame is the step, as [`simulate`] times it.
 pub(crate) fn simulate_frames(
     cluster: &Cluster,
     schedule: &Schedule,
     is_left: &dyn Fn(&Frame, &Task) -> bool,
-) -> Vec<(Simulation, f64)> {
+    leaves: &BTreeMap<FrameId, Vec<bool>>,
+) -> Vec<Alone> {
     let classes = Classes::of(schedule);
     let mut steps = steps(cluster, schedule, &classes);
     for (frame, steps) in schedule.frames.values().zip(&mut steps) {
-        let left = frame.tasks.iter().zip(steps).filter(|(task, _)| is_left(frame, task));
-        left.for_each(|(_, step)| step.parts = [Part::default()].into());
+        leave(steps, frame.tasks.iter().map(|task| is_left(frame, task)));
     }
     let used = used_streams(&schedule.frames);
-    let world = World {
+    let world = |steps| World {
         schedule,
-        steps: &steps,
+        steps,
         used: &used,
         ranks: classes.ranks(),
         recorded: None,
@@ -108,6 +117,8 @@ pub(crate) fn simulate_frames(
         known: RefCell::default(),
     };
     let n = classes.ranks().len();
+    let run =
+        |world: &World<'_>, id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
     let busiest = |steps: &[Step], c: usize| {
         let mut links: BTreeMap<Link, f64> = BTreeMap::new();
         for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
@@ -115,11 +126,28 @@ pub(crate) fn simulate_frames(
         }
         links.into_values().fold(0.0, f64::max)
     };
-    let frame = |id: FrameId| {
-        let time = last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
-        (time, (0..n).map(|c| busiest(&steps[id.index()], c)).fold(0.0, f64::max))
+    let whole = world(&steps);
+    let alone = |id: FrameId| Alone {
+        simulation: run(&whole, id),
+        links: (0..n).map(|c| busiest(&steps[id.index()], c)).fold(0.0, f64::max),
+        without: None,
     };
-    schedule.frames.ids().map(frame).collect()
+    let mut frames: Vec<Alone> = schedule.frames.ids().map(alone).collect();
+    let mut fewer = steps.clone();
+    for (id, left) in leaves {
+        leave(&mut fewer[id.index()], left.iter().copied());
+    }
+    let fewer = world(&fewer);
+    for id in leaves.keys() {
+        frames[id.index()].without = Some(run(&fewer, *id).seconds);
+    }
+    frames
+}
+
+/// Makes steps take no time.
+fn leave(steps: &mut [Step], left: impl Iterator<Item = bool>) {
+    let left = steps.iter_mut().zip(left).filter(|(_, is_left)| *is_left);
+    left.for_each(|(step, _)| step.parts = [Part::default()].into());
 }
 
 /// The time of the rank that ends last; of several the one that computes the most.

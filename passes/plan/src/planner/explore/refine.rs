@@ -197,7 +197,7 @@ impl Search<'_> {
         let usable = self.cluster.usable_bytes() as f64;
         // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
         let (near, most) = match self.training.offload {
-            Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
+            Offload::None => (NEAR, self.of_a_family(OF_A_FAMILY)),
             Offload::Optimizer => (f64::INFINITY, usize::MAX),
         };
         let mut left = self.limit(ESTIMATED);
@@ -267,6 +267,11 @@ impl Search<'_> {
         all.iter().filter(|step| is_estimated(step)).map(|(_, look)| look.clone()).collect()
     }
 
+    /// How many of a family are tried before others, `n` at normal effort; all where there is one family, that of a mesh.
+    fn of_a_family(&self, n: usize) -> usize {
+        if self.request.mesh.is_some() { usize::MAX } else { self.limit(n) }
+    }
+
     /// Looks for other fusions of collectives that make the best estimates faster.
     ///
     /// Estimates know nothing of weights that are gathered ahead, so prefetching stays as it is.
@@ -278,10 +283,11 @@ impl Search<'_> {
         let fits = |estimate: &Estimate| self.needed(estimate) <= usable;
         let mut keys: Vec<(Key, Looked)> = Vec::new();
         let mut families = Families::default();
+        let of_a_family = self.of_a_family(FUSED_OF_A_FAMILY);
         for look in estimated.iter().filter(|look| fits(&look.estimate)) {
             let key = Key::of(look);
-            let is_of_best = keys.len() < self.limit(FUSED)
-                && families.admits(insides, look, self.limit(FUSED_OF_A_FAMILY));
+            let is_of_best =
+                keys.len() < self.limit(FUSED) && families.admits(insides, look, of_a_family);
             if is_of_best && keys.iter().all(|(known, _)| *known != key) {
                 keys.push((key, look.clone()));
             }
@@ -381,7 +387,7 @@ impl Search<'_> {
             let short = short.map(|look| key(look).1).fold(f64::INFINITY, f64::min);
             let mut families = families_compiled.clone();
             estimated.sort_by_cached_key(|look| {
-                let is_of_family = families.admits(insides, look, self.limit(OF_A_FAMILY));
+                let is_of_family = families.admits(insides, look, self.of_a_family(OF_A_FAMILY));
                 (is_hopeless(look), is_long(look) && short <= LONG * key(look).1, !is_of_family)
             });
             // Where nothing is expected to fit by far, a few are enough to say what is missing.

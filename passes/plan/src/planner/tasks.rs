@@ -1,0 +1,105 @@
+//! The work of the tasks of a frame, in seconds and bytes, as estimates need it.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::Op;
+use ithaca_ir::ops::Fused;
+use ithaca_ir::schedule::{BufferId, Frame, Place, Schedule, Stream, Task, Work};
+
+use crate::cluster::Cluster;
+use crate::cost::op_seconds;
+
+/// Bytes of the states that a frame copies from host memory.
+pub(super) fn copied(schedule: &Schedule, frame: &Frame) -> u64 {
+    let uploads = frame.tasks.iter().filter(|task| task.stream == Stream::Host);
+    uploads.flat_map(|task| &task.reads).map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
+}
+
+/// The tasks of a forward function that compute nothing but results which it hands on, the first `carried`: its backward pass, where
+/// it computes the function again, leaves them out.
+pub(super) fn last_tasks(frame: &Frame, carried: usize) -> Vec<bool> {
+    let is_saved = |b: BufferId| matches!(frame.buffers[b].place, Place::Result(i) if i >= carried);
+    let mut needed: BTreeSet<BufferId> = BTreeSet::new();
+    let mut last = vec![false; frame.tasks.len()];
+    for (task, is_last) in frame.tasks.iter().zip(&mut last).rev() {
+        let writes = |b: &BufferId| is_saved(*b) || needed.contains(&frame.holder(*b));
+        *is_last = !task.writes.iter().any(writes);
+        if !*is_last {
+            needed.extend(task.reads.iter().map(|&b| frame.holder(b)));
+        }
+    }
+    last
+}
+
+/// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.
+pub(super) fn deferred(schedule: &Schedule, (frame, carried): (&Frame, usize)) -> (u64, u64) {
+    let is_argument = |b: BufferId| matches!(frame.buffers[b].place, Place::Result(i) if i < carried);
+    let mut needed: BTreeSet<BufferId> = BTreeSet::new();
+    let mut read: BTreeSet<BufferId> = BTreeSet::new();
+    for task in frame.tasks.iter().rev() {
+        let reads = task.reads.iter().map(|&b| frame.holder(b));
+        if task.writes.iter().any(|&b| is_argument(frame.holder(b)) || needed.contains(&frame.holder(b))) {
+            needed.extend(reads);
+        } else {
+            // What only such tasks read, they also compute.
+            task.writes.iter().for_each(|&b| _ = read.remove(&frame.holder(b)));
+            read.extend(reads);
+        }
+    }
+    let place = |b: &BufferId| &frame.buffers[frame.holder(*b)].place;
+    let is_lasting = |b: &BufferId| matches!(place(b), Place::Weight(_) | Place::State(_));
+    let is_saved = |b: &BufferId| matches!(place(b), Place::Argument(_));
+    let bytes = |of: &dyn Fn(&&BufferId) -> bool| -> u64 {
+        read.iter().filter(of).map(|b| frame.buffers[*b].bytes(&schedule.space)).sum()
+    };
+    (bytes(&|b| !is_lasting(b)), bytes(&|b| !is_lasting(b) && !is_saved(b)))
+}
+
+/// Seconds of the products of a frame with weights.
+pub(super) fn products(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
+    let reads_weight = |task: &Task| {
+        task.reads.iter().any(|&b| matches!(frame.buffers[frame.holder(b)].place, Place::Weight(_)))
+    };
+    let is_product = |task: &Task, op: &Op| {
+        let is_fused = matches!(op, Op::Fused(Fused::ProductPair | Fused::BiasProduct { .. }));
+        (is_fused || matches!(op, Op::Einsum)) && reads_weight(task)
+    };
+    seconds_of(cluster, schedule, frame, is_product)
+}
+
+/// Seconds of the attention of a frame.
+pub(super) fn attention(cluster: &Cluster, schedule: &Schedule, frame: &Frame) -> f64 {
+    seconds_of(cluster, schedule, frame, |_, op| matches!(op, Op::Attention(_)))
+}
+
+/// Bytes of the results of the largest attention of a frame.
+pub(super) fn attended(schedule: &Schedule, frame: &Frame) -> u64 {
+    let bytes = |task: &Task| match &task.work {
+        Work::Compute(Op::Attention(_)) => {
+            task.writes.iter().map(|&b| frame.buffers[b].bytes(&schedule.space)).sum()
+        }
+        _ => 0,
+    };
+    frame.tasks.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Seconds of the operations of a frame that are meant.
+fn seconds_of(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    frame: &Frame,
+    is_meant: impl Fn(&Task, &Op) -> bool,
+) -> f64 {
+    let seconds = |task: &Task| {
+        let types = |buffers: &[BufferId]| -> Option<Vec<_>> {
+            buffers.iter().map(|&b| frame.buffers[b].tensor()).collect()
+        };
+        match (&task.work, types(&task.reads), types(&task.writes)) {
+            (Work::Compute(op), Some(reads), Some(writes)) if is_meant(task, op) => {
+                op_seconds(cluster, &schedule.space, op, &reads, &writes)
+            }
+            _ => 0.0,
+        }
+    };
+    frame.tasks.iter().map(seconds).sum()
+}
