@@ -13,7 +13,9 @@ use ithaca_layout::compile::Compiled;
 use crate::cluster::Cluster;
 use crate::memory;
 use crate::planner::ahead::Ahead;
-use crate::planner::tasks::{attended, attention, copied, deferred, last_tasks, products};
+use crate::planner::tasks::{
+    Gradient, attended, attention, casts, copied, deferred, gradients, last_tasks, products,
+};
 use crate::simulate::{Alone, Simulation, simulate_frames};
 
 /// A step without stages, by the calls of the model.
@@ -61,8 +63,12 @@ pub(super) struct Call {
     pub(super) layers: u64,
     /// Seconds of a layer, by part of the step.
     pub(super) seconds: Seconds,
-    /// Additional seconds of the call in a stage of a pipeline, of its first and last layer: only layers of a call work for each other.
+    /// Additional seconds of the call, of its first and last layer: only layers of a call work for each other.
     pub(super) alone: Seconds,
+    /// The gradients of the weights of a layer, for a first look.
+    pub(super) gradients: Vec<Gradient>,
+    /// Seconds for which messages of a layer use the links of each level, in the forward and in the backward pass.
+    pub(super) links: [Vec<f64>; 2],
     /// Bytes that a layer saves for the backward pass of a micro-batch.
     pub(super) saved: u64,
     /// Bytes that the gradients of a layer's weights are computed from, where that is done after those of its arguments.
@@ -96,6 +102,10 @@ pub(super) struct Seconds {
     pub(super) attention: f64,
     /// The backward pass of a micro-batch that is not the last.
     pub(super) backward: f64,
+    /// What of both is exposed communication.
+    pub(super) exposed: [f64; 2],
+    /// What of it makes gradients f32, where micro-batches are not summed.
+    pub(super) cast: f64,
     /// That of the last, which completes the gradients.
     pub(super) complete: f64,
     /// What is cleared before the step, and the update.
@@ -167,7 +177,9 @@ impl Block {
         let is_loop = |called: &&Called<'_>| called.carried < usize::MAX;
         // First looks tell other policies of recomputation from one that saves everything.
         let loops = forward.iter().filter(|_| leaves_sums).filter(is_loop);
-        let leaves = loops.map(|called| (called.id, last_tasks(called.frame, called.carried))).collect();
+        let loops = loops.map(|called| (called.id, last_tasks(called.frame, called.carried)));
+        let back = backward.iter().filter(|_| leaves_sums).map(|called| (called.id, casts(called.frame)));
+        let leaves = loops.chain(back).collect();
         let frames = simulate_frames(cluster, schedule, &is_left, &leaves);
         let whole = &frames.last()?.simulation;
         let step = whole.seconds;
@@ -196,7 +208,7 @@ impl Block {
         };
         let without = |called: &Called<'_>, exposed: f64| {
             let Alone { simulation: frame, links, .. } = &frames[called.id.index()];
-            let busy = frame.streams.values().copied().fold(*links, f64::max);
+            let busy = frame.streams.values().chain(links).copied().fold(0.0, f64::max);
             (frame.seconds - exposed).max(busy).min(frame.seconds)
         };
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
@@ -205,7 +217,7 @@ impl Block {
             let frame = &frames[called.id.index()].simulation;
             if called.has_layer() { without(called, exposed_gathers(frame)) } else { frame.seconds }
         };
-        // In a stage, the first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
+        // The first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {
             let frame = &frames[called.id.index()].simulation;
             if !called.has_layer() {
@@ -234,15 +246,27 @@ impl Block {
             let on = |called: Option<&Called<'_>>| called.map_or(0.0, seconds);
             let mut call = Call { layers: there.layers, ..Call::default() };
             let first = on(Some(&forward[i]));
+            let exposed = |called: &Called<'_>| frames[called.id.index()].simulation.exposed();
+            let without_some = |called: &Called<'_>| {
+                let all = seconds(called);
+                frames[called.id.index()].without.map_or(all, |some| some.min(all))
+            };
             call.seconds = Seconds {
                 forward: first,
-                again: frames[forward[i].id.index()].without.map_or(first, |again| again.min(first)),
+                again: without_some(&forward[i]),
                 products: products(cluster, schedule, there.frame),
                 attention: attention(cluster, schedule, there.frame),
                 backward: on(back),
+                exposed: [exposed(&forward[i]), back.map_or(0.0, exposed)],
+                cast: back.map_or(0.0, |back| on(Some(back)) - without_some(back)),
                 complete: on(complete) + on(Some(there)) - first,
                 update: 0.0,
             };
+            let back_of_sums = back.filter(|_| leaves_sums);
+            call.gradients = back_of_sums
+                .map_or_else(Vec::new, |back| gradients(cluster, schedule, back.frame, &casts(back.frame)));
+            let links = |called: &Called<'_>| frames[called.id.index()].links.clone();
+            call.links = [links(&forward[i]), back.map_or_else(Vec::new, links)];
             let on = |called: Option<&Called<'_>>| called.map_or(0.0, more_alone);
             call.alone = Seconds {
                 forward: on(Some(&forward[i])),
@@ -279,7 +303,8 @@ impl Block {
             }
             call.saved = saved.div_ceil(there.layers.max(1));
             call.attended = attended(schedule, there.frame);
-            (call.deferred, call.made) = back.map_or((0, 0), |back| deferred(schedule, (back.frame, back.carried)));
+            (call.deferred, call.made) =
+                back.map_or((0, 0), |back| deferred(schedule, (back.frame, back.carried)));
             calls.push(call);
         }
         let mut of_calls = 0.0;

@@ -6,7 +6,7 @@
 
 use ithaca_differentiate::{PipelineOrder, Recompute};
 
-use super::block::{Block, Call, Seconds};
+use super::block::{Block, Call};
 
 /// Stages and micro-batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,7 +85,7 @@ impl Block {
         for (number, layers) in calls {
             let call = &self.calls[number];
             let Call { seconds, alone, .. } = call;
-            let (times, alone) = (layers as f64, if is_staged { *alone } else { Seconds::default() });
+            let times = layers as f64;
             stage.forward += times * seconds.forward + alone.forward;
             stage.backward += times * seconds.backward + alone.backward;
             stage.complete += times * seconds.complete + alone.complete;
@@ -169,11 +169,15 @@ impl Block {
                     &mut seconds.products,
                     &mut seconds.attention,
                     &mut seconds.backward,
+                    &mut seconds.cast,
                     &mut seconds.complete,
                 ] {
                     *part *= more;
                 }
+                seconds.exposed.iter_mut().for_each(|part| *part *= more);
             }
+            call.gradients.iter_mut().for_each(|gradient| gradient.adding *= more);
+            call.links.iter_mut().flatten().for_each(|part| *part *= more);
             let Call { saved, deferred, made, handed, attended, frame, .. } = call;
             [saved, deferred, made, handed, attended, frame].into_iter().for_each(|bytes| *bytes *= times);
         }

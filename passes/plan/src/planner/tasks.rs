@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::Op;
 use ithaca_ir::ops::Fused;
 use ithaca_ir::schedule::{BufferId, Frame, Place, Schedule, Stream, Task, Work};
+use ithaca_ir::{Op, TensorType};
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
@@ -29,6 +29,73 @@ pub(super) fn last_tasks(frame: &Frame, carried: usize) -> Vec<bool> {
         }
     }
     last
+}
+
+/// The tasks of a backward function that only make gradients f32, which the sums of several micro-batches are already.
+pub(super) fn casts(frame: &Frame) -> Vec<bool> {
+    let read: BTreeSet<BufferId> = frame.tasks.iter().flat_map(|task| &task.reads).copied().collect();
+    let is_cast = |task: &Task| {
+        matches!(task.work, Work::Compute(Op::Cast { .. })) && task.writes.iter().all(|b| !read.contains(b))
+    };
+    frame.tasks.iter().map(is_cast).collect()
+}
+
+/// A gradient of weights that a backward function computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gradient {
+    /// When it is known, as a part of the time of all kernels.
+    pub(super) at: f64,
+    pub(super) bytes: u64,
+    /// Seconds by which a product that adds it to a sum in f32 takes longer than one of which the result is cast to it.
+    pub(super) adding: f64,
+}
+
+/// The gradients of weights that `casts` of a backward function make f32, in the order in which they are known.
+pub(super) fn gradients(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    frame: &Frame,
+    casts: &[bool],
+) -> Vec<Gradient> {
+    let ty = |b: &BufferId| frame.buffers[*b].tensor();
+    let price = |op: &Op, reads: &[&TensorType], writes: &[&TensorType]| {
+        op_seconds(cluster, &schedule.space, op, reads, writes)
+    };
+    let mut now = 0.0;
+    // What each task computes, and when it ends.
+    let mut made: Vec<(&Task, f64)> = Vec::new();
+    for (task, _) in frame.tasks.iter().zip(casts).filter(|(_, is_cast)| !**is_cast) {
+        let types = |buffers: &[BufferId]| buffers.iter().map(ty).collect::<Option<Vec<_>>>();
+        if let (Work::Compute(op), Some(reads), Some(writes)) =
+            (&task.work, types(&task.reads), types(&task.writes))
+        {
+            now += price(op, &reads, &writes);
+            made.push((task, now));
+        }
+    }
+    let gradient = |(cast, _): (&Task, &bool)| -> Option<Gradient> {
+        let (from, to) = (ty(cast.reads.first()?)?, ty(cast.writes.first()?)?);
+        let is_of = |ty: &&TensorType| ty.dims == from.dims;
+        let found = made.iter().rev().find_map(|&(task, end)| {
+            let result = task.writes.iter().filter_map(ty).find(is_of)?;
+            Some((task, result, end))
+        });
+        let (task, result, end) = found?;
+        let factors = match &task.work {
+            Work::Compute(Op::Einsum) => Some([0, 1]),
+            Work::Compute(Op::Fused(Fused::ProductPair)) => Some([0, 2]),
+            _ => None,
+        };
+        let factors = factors.and_then(|[x, y]| Some([ty(task.reads.get(x)?)?, ty(task.reads.get(y)?)?]));
+        let adding = factors.map_or(0.0, |[x, y]| {
+            price(&Op::AccumulateProduct, &[x, y, to], &[to]) - price(&Op::Einsum, &[x, y], &[result])
+        });
+        Some(Gradient { at: end / now, bytes: schedule.space.max_local_bytes(from), adding })
+    };
+    let mut found: Vec<Gradient> =
+        frame.tasks.iter().zip(casts).filter(|(_, is_cast)| **is_cast).filter_map(gradient).collect();
+    found.sort_by(|a, b| a.at.total_cmp(&b.at));
+    found
 }
 
 /// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.

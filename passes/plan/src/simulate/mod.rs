@@ -87,8 +87,8 @@ pub(crate) fn simulate_continued(
 pub(crate) struct Alone {
     /// Its time, on the rank that ends last.
     pub(crate) simulation: Simulation,
-    /// Seconds for which its own messages use the busiest link of a rank, where several streams may.
-    pub(crate) links: f64,
+    /// Seconds for which its own messages use the busiest link of a rank at each level, where several streams may.
+    pub(crate) links: Vec<f64>,
     /// Seconds without the tasks that a second run leaves out.
     pub(crate) without: Option<f64>,
 }
@@ -117,22 +117,26 @@ pub(crate) fn simulate_frames(
         known: RefCell::default(),
     };
     let n = classes.ranks().len();
-    let run =
-        |world: &World<'_>, id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
-    let busiest = |steps: &[Step], c: usize| {
+    let run = |world: &World<'_>, id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
+    let busiest = |steps: &[Step], c: usize, busiest: &mut [f64]| {
         let mut links: BTreeMap<Link, f64> = BTreeMap::new();
         for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
             *links.entry(link).or_default() += seconds;
         }
-        links.into_values().fold(0.0, f64::max)
+        for ((level, ..), seconds) in links {
+            busiest[level] = busiest[level].max(seconds);
+        }
     };
     let whole = world(&steps);
-    let alone = |id: FrameId| Alone {
-        simulation: run(&whole, id),
-        links: (0..n).map(|c| busiest(&steps[id.index()], c)).fold(0.0, f64::max),
-        without: None,
+    let alone = |id: FrameId| {
+        let mut links = vec![0.0; cluster.levels.len()];
+        (0..n).for_each(|c| busiest(&steps[id.index()], c, &mut links));
+        Alone { simulation: run(&whole, id), links, without: None }
     };
     let mut frames: Vec<Alone> = schedule.frames.ids().map(alone).collect();
+    if leaves.is_empty() {
+        return frames;
+    }
     let mut fewer = steps.clone();
     for (id, left) in leaves {
         leave(&mut fewer[id.index()], left.iter().copied());

@@ -5,6 +5,7 @@
 //! smallest, and those of a size are reached from the best of the sizes that divide it. The best by the first look are compiled again with their
 //! data-parallel ranks, ZeRO stage and micro-batch, still without stages ([`Block`]), and the best of these estimates exactly.
 
+mod chosen;
 mod inside;
 mod look;
 mod refine;
@@ -405,6 +406,9 @@ impl<'a> Search<'a> {
 
 /// How much longer than the best estimate a first look may be.
 const NEAR: f64 = 1.09;
+
+/// The same where the request names a layout: first looks do not know by how much larger micro-batches are faster.
+const NEAR_NAMED: f64 = 1.2;
 
 /// Times that estimates are made and the best of them compiled, at most, and how much longer than the best estimate the best step is if
 /// others are looked at.

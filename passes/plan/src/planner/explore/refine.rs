@@ -10,9 +10,9 @@ use ithaca_layout::shard::strategy::{EXPERT_AXIS, STAGE_AXIS};
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
+use super::chosen::{Chosen, flags, n_calls};
 use super::inside::{Sums, around, data_parallel};
-use super::{EXACT, Inside, Looked, NEAR, Refused, Search, TOLERANCE};
-use crate::plan::{Choice, Step};
+use super::{EXACT, Inside, Looked, NEAR, NEAR_NAMED, Refused, Search, TOLERANCE};
 use crate::planner::block::Block;
 use crate::planner::compiler::training_step;
 use crate::planner::estimate::{Estimate, Shape};
@@ -36,7 +36,7 @@ const FUSED_OF_A_FAMILY: usize = 1;
 const AT_ONCE: usize = 8;
 
 /// Calls of `main` in all steps that are compiled, at most, half of them for the first one whatever it has: each micro-batch calls each chunk of layers twice.
-pub(super) const CALLS: u64 = 8192;
+const CALLS: usize = 8192;
 
 /// Calls of a step that is compiled all the same.
 pub(super) const FEW: u64 = 256;
@@ -49,13 +49,6 @@ const SURE: f64 = 1.06;
 
 /// How much more than the memory of a device an estimate may show, and a step still be compiled that is faster than the best.
 const NEARLY: f64 = 1.06;
-
-/// A step that the search may choose.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Chosen {
-    pub(super) options: ShardOptions,
-    pub(super) training: Training,
-}
 
 /// A block that is compiled.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -197,7 +190,8 @@ impl Search<'_> {
         let usable = self.cluster.usable_bytes() as f64;
         // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
         let (near, most) = match self.training.offload {
-            Offload::None => (NEAR, self.of_a_family(OF_A_FAMILY)),
+            Offload::None if self.names_layout() => (NEAR_NAMED, usize::MAX),
+            Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
             Offload::Optimizer => (f64::INFINITY, usize::MAX),
         };
         let mut left = self.limit(ESTIMATED);
@@ -267,9 +261,19 @@ impl Search<'_> {
         all.iter().filter(|step| is_estimated(step)).map(|(_, look)| look.clone()).collect()
     }
 
-    /// How many of a family are tried before others, `n` at normal effort; all where there is one family, that of a mesh.
+    /// Calls of `main` in all steps that are compiled, at most.
+    pub(super) fn calls(&self) -> u64 {
+        self.limit(CALLS) as u64
+    }
+
+    /// Whether the request names a mesh or a strategy, so that there are few families.
+    fn names_layout(&self) -> bool {
+        self.request.mesh.is_some() || self.request.strategy.is_some()
+    }
+
+    /// How many of a family are tried before others, `n` at normal effort; all where there are few families.
     fn of_a_family(&self, n: usize) -> usize {
-        if self.request.mesh.is_some() { usize::MAX } else { self.limit(n) }
+        if self.names_layout() { usize::MAX } else { self.limit(n) }
     }
 
     /// Looks for other fusions of collectives that make the best estimates faster.
@@ -286,8 +290,7 @@ impl Search<'_> {
         let of_a_family = self.of_a_family(FUSED_OF_A_FAMILY);
         for look in estimated.iter().filter(|look| fits(&look.estimate)) {
             let key = Key::of(look);
-            let is_of_best =
-                keys.len() < self.limit(FUSED) && families.admits(insides, look, of_a_family);
+            let is_of_best = keys.len() < self.limit(FUSED) && families.admits(insides, look, of_a_family);
             if is_of_best && keys.iter().all(|(known, _)| *known != key) {
                 keys.push((key, look.clone()));
             }
@@ -382,7 +385,7 @@ impl Search<'_> {
                 best.is_finite() && if key(look).0 > 0 { !may_fit(look) } else { key(look).1 > SURE * best }
             };
             // One of so many calls is as long as all others together.
-            let is_long = |look: &Looked| n_calls(look.shape) > CALLS / 2;
+            let is_long = |look: &Looked| n_calls(look.shape) > self.calls() / 2;
             let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
             let short = short.map(|look| key(look).1).fold(f64::INFINITY, f64::min);
             let mut families = families_compiled.clone();
@@ -402,8 +405,9 @@ impl Search<'_> {
             {
                 let is_first = compiled + chosen.len() == 0;
                 // A long one leaves half of them to others, and what is left to shorter ones.
-                let n = if is_first { n_calls(look.shape).min(CALLS / 2) } else { n_calls(look.shape) };
-                is_spent |= calls + n > CALLS;
+                let n =
+                    if is_first { n_calls(look.shape).min(self.calls() / 2) } else { n_calls(look.shape) };
+                is_spent |= calls + n > self.calls();
                 if is_spent && n > FEW {
                     estimated.remove(0);
                     continue;
@@ -437,6 +441,12 @@ impl Search<'_> {
                             None => {
                                 best = best.min(priced.simulation.seconds);
                                 tried.fits.push(priced);
+                                // More parts of a loss save memory, and nothing else.
+                                let whole =
+                                    |look: &Looked| (Key { loss_chunks: 0, ..Key::of(look) }, look.shape);
+                                let is_same = |other: &Looked| whole(other) == whole(look);
+                                estimated
+                                    .retain(|other| other.loss_chunks <= look.loss_chunks || !is_same(other));
                             }
                             Some(over) => tried.too_large.push((priced, over)),
                         }
@@ -463,38 +473,4 @@ impl Search<'_> {
         let priced = Priced::of(options, compiled.map_err(ithaca_pass::first)?);
         Ok(Priced { training: Some(training.clone()), flags: flags(self.open, step), ..priced })
     }
-}
-
-/// Calls of `main` that are compiled for a step, half of them in its forward pass.
-pub(super) fn n_calls(Shape { stages, micro_batches, chunks, .. }: Shape) -> u64 {
-    2 * stages * Step::n_compiled(stages, micro_batches) * chunks
-}
-
-/// What a search chose of a step beside its layout, as flags.
-fn flags(open: &[Choice], Chosen { options, training }: &Chosen) -> String {
-    let is_staged = training.stages > 1;
-    let flag = |choice: &Choice| match choice {
-        // Of several micro-batches `3` chooses persistent weights.
-        Choice::Zero if options.zero == Zero::Parameters && training.micro_batches > 1 => {
-            Some("--zero 3:none".to_owned())
-        }
-        Choice::Zero => (options.zero != Zero::Off).then(|| format!("--zero {}", options.zero)),
-        Choice::Persistent => {
-            (options.zero != options.zero.without_persistent()).then(|| format!("--zero {}", options.zero))
-        }
-        Choice::Recompute => {
-            (training.recompute != Recompute::None).then(|| format!("--recompute {}", training.recompute))
-        }
-        Choice::MicroBatches => {
-            (training.micro_batches > 1).then(|| format!("--micro-batches {}", training.micro_batches))
-        }
-        Choice::LossChunks => {
-            (training.loss_chunks > 1).then(|| format!("--loss-chunks {}", training.loss_chunks))
-        }
-        Choice::Pipeline if is_staged && training.pipeline == PipelineOrder::Interleaved => {
-            Some(format!("--pipeline {} --train chunks={}", training.pipeline.name(), training.chunks))
-        }
-        Choice::Pipeline => is_staged.then(|| format!("--pipeline {}", training.pipeline.name())),
-    };
-    open.iter().filter_map(flag).collect::<Vec<_>>().join(" ")
 }

@@ -7,6 +7,10 @@ use ithaca_layout::shard::Zero;
 
 use super::Search;
 use crate::planner::block::{Block, Call, Held, Kind};
+use crate::planner::tasks::Gradient;
+
+/// The part of a layer's exposed communication that chunks are expected to hide.
+const HIDDEN: f64 = 0.25;
 
 /// Ranks that have the same weights and other tokens: how many, and how far apart.
 #[derive(Clone, Copy)]
@@ -19,6 +23,10 @@ pub(super) struct Replicas {
 pub(super) struct Replication {
     zero: Zero,
     all: u64,
+    /// The level of the cluster whose links bound the messages.
+    level: usize,
+    /// Whether collectives of activations may go in chunks.
+    hides: bool,
     /// In MiB, where it is not that of `pack`.
     pub(super) bucket: Option<u64>,
     /// Of a layer of each call.
@@ -61,7 +69,10 @@ impl Search<'_> {
         let buckets = std::iter::once(None).chain(suited.map(Some));
         let with = |bucket| {
             let messages = block.calls.iter().map(|call| self.messages(call, replicas, (zero, bucket)));
-            Replication { zero, all: replicas.all, bucket, messages: messages.collect() }
+            let Replicas { all, stride } = replicas;
+            let hides = self.request.chooses_fusion;
+            let level = self.cluster.crossed((all, stride)).into_iter().max().unwrap_or(0);
+            Replication { zero, all, level, hides, bucket, messages: messages.collect() }
         };
         buckets.map(with).collect()
     }
@@ -121,21 +132,54 @@ impl Replication {
         let mut block = block.scaled(sequences);
         for (call, messages) in block.calls.iter_mut().zip(&self.messages) {
             let &Messages { reduced, gathered, once, unpacked, copied } = messages;
-            let seconds = &mut call.seconds;
+            let Call { seconds, alone, gradients, .. } = call;
             let whole = if zero == Zero::Off { 2.0 * reduced } else { reduced };
-            seconds.complete = seconds.complete.max(whole);
+            // A gradient is cast after it is reduced to a part, and not at all where products add to sums in f32.
+            let more = match zero {
+                Zero::Off | Zero::Optimizer if micro_batches == 1 => 0.0,
+                Zero::Off | Zero::Optimizer => {
+                    gradients.iter().map(|one| one.adding).sum::<f64>() - seconds.cast
+                }
+                Zero::Gradients | Zero::Parameters | Zero::ParametersAbove(_) => -seconds.cast,
+            };
+            seconds.backward += more;
+            seconds.complete += more;
+            // Collectives of activations may go in chunks, which hide them where no messages of weights use the links.
+            if matches!(zero, Zero::Off | Zero::Optimizer) && self.hides {
+                let [forward, backward] = seconds.exposed.map(|exposed| HIDDEN * exposed);
+                seconds.forward -= forward;
+                seconds.backward -= backward;
+                seconds.complete -= backward;
+            }
+            // Messages of weights and of activations take turns on a link.
+            let [forward, backward] =
+                call.links.each_ref().map(|links| links.get(self.level).copied().unwrap_or(0.0));
             match zero {
-                Zero::Off => {}
-                Zero::Optimizer => seconds.update = seconds.update / all as f64 + once,
+                Zero::Off => {
+                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
+                }
+                Zero::Optimizer => {
+                    seconds.update = seconds.update / all as f64 + once;
+                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
+                }
                 Zero::Gradients => {
                     seconds.update = seconds.update / all as f64 + once;
-                    seconds.backward = seconds.backward.max(whole);
+                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
+                    seconds.backward = reduced_in(gradients, seconds.backward, backward + whole);
                 }
                 Zero::Parameters | Zero::ParametersAbove(_) => {
                     seconds.update = seconds.update / all as f64 + once;
-                    seconds.forward = (seconds.forward + unpacked).max(gathered);
-                    seconds.backward = (seconds.backward + 2.0 * unpacked).max(gathered + whole);
-                    seconds.complete = (seconds.complete + 2.0 * unpacked).max(gathered + whole);
+                    // Nothing gathers for the first layer of a call, and nothing reduces for the last.
+                    let share = |one: Option<&Gradient>| part_of(gradients, one);
+                    let reduced = reduced_in(gradients, seconds.backward, backward + whole);
+                    let late = (reduced - seconds.backward.max(backward + whole)).max(0.0);
+                    let late = late + gathered * share(gradients.first());
+                    alone.forward += gathered * share(gradients.last());
+                    alone.backward += late;
+                    alone.complete += late;
+                    seconds.forward = (seconds.forward + unpacked).max(forward + gathered);
+                    seconds.backward = (seconds.backward + 2.0 * unpacked).max(backward + gathered + whole);
+                    seconds.complete = (seconds.complete + 2.0 * unpacked).max(backward + gathered + whole);
                     call.frame += 2 * copied;
                 }
             }
@@ -160,4 +204,19 @@ impl Replication {
         }
         block
     }
+}
+
+/// The part of the bytes of all gradients that one has.
+fn part_of(gradients: &[Gradient], one: Option<&Gradient>) -> f64 {
+    let bytes: u64 = gradients.iter().map(|one| one.bytes).sum();
+    one.map_or(0.0, |one| one.bytes as f64 / bytes.max(1) as f64)
+}
+
+/// Seconds of a backward pass that takes `seconds` without its messages of gradients, `messages` seconds together, each of which is
+/// sent as soon as its gradient is known.
+fn reduced_in(gradients: &[Gradient], seconds: f64, messages: f64) -> f64 {
+    let sent =
+        |sent: f64, one: &Gradient| sent.max(one.at * seconds) + messages * part_of(gradients, Some(one));
+    let sent = gradients.iter().fold(0.0, sent);
+    seconds.max(messages).max(sent)
 }

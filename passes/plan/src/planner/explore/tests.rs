@@ -309,7 +309,7 @@ fn steps_that_wait_for_weights_gather_them_in_larger_buckets() {
             if waits {
                 let fusion = Fusion { bucket: None, ..best.options.fusion };
                 let options = ShardOptions { fusion, ..best.options.clone() };
-                let step = refine::Chosen { options, training: best.training.clone().unwrap() };
+                let step = chosen::Chosen { options, training: best.training.clone().unwrap() };
                 let usual = search.priced(&step).unwrap().simulation.seconds;
                 assert!(best.simulation.seconds < 0.95 * usual, "{} of {usual}", best.simulation.seconds);
             }

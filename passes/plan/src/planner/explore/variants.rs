@@ -8,7 +8,8 @@ use ithaca_layout::fuse::prefetch::Prefetch;
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
-use super::refine::{CALLS, Chosen, FEW, n_calls};
+use super::chosen::{Chosen, n_calls};
+use super::refine::FEW;
 use super::replicas::Replicas;
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
@@ -33,7 +34,7 @@ impl Search<'_> {
     pub(super) fn in_other_forms(&self, tried: &mut Tried) {
         replace(tried, |tried| self.as_usual(tried));
         replace(tried, |tried| self.in_buckets(tried));
-        // The second compiles one step, on one core.
+        // The second may compile one long step, on one core.
         replace(tried, |tried| {
             let (mut forms, chunked) =
                 rayon::join(|| self.with_persistent(tried), || self.in_more_chunks(tried));
@@ -152,12 +153,11 @@ impl Search<'_> {
         })
     }
 
-    /// The interleaved step that may become the best with twice as many chunks, which are compiled for twice as long.
-    fn in_more_chunks(&self, tried: &Tried) -> Option<(usize, Priced)> {
-        if !self.is_open(Choice::Pipeline) {
-            return None;
-        }
-        let best = tried.fits.first()?.simulation.seconds;
+    /// The interleaved steps that may become the best with twice as many chunks, which are compiled for twice as long: of long ones
+    /// one.
+    fn in_more_chunks(&self, tried: &Tried) -> Forms {
+        let best = tried.fits.first().map(|best| best.simulation.seconds);
+        let Some(best) = best.filter(|_| self.is_open(Choice::Pipeline)) else { return Forms::new() };
         let more = |one: &Priced| -> Option<(f64, Training)> {
             let training = one.training.clone()?;
             let is_most = CHUNKS.last() == Some(&training.chunks);
@@ -169,18 +169,27 @@ impl Search<'_> {
             let waits = (training.stages - 1) as f64 / passes;
             let hoped = one.simulation.seconds * (1.0 - waits / 2.0 / (1.0 + waits));
             let more = Training { chunks: 2 * training.chunks, ..training };
-            (hoped < best && n_calls(shape(&more)) <= CALLS / 2).then_some((hoped, more))
+            (hoped < best && n_calls(shape(&more)) <= self.calls() / 2).then_some((hoped, more))
         };
         let tries = tried.fits.iter().enumerate().filter_map(|(i, one)| Some((i, more(one)?)));
-        let (i, (_, training)) = tries.min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))?;
-        let options = tried.fits[i].options.clone();
-        if let Some(target) = &self.request.target {
-            let layout = target.layout(&self.registry, &options, Some(&training)).ok()?;
-            if !target.refusals(&layout).is_empty() {
-                return None;
+        let mut tries: Vec<(usize, (f64, Training))> = tries.collect();
+        tries.sort_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b));
+        let is_tried = |n: usize, more: &Training| {
+            n == 0 || n < self.limit(LATER) && is_short(more) || n_calls(shape(more)) <= FEW
+        };
+        let tries = tries.into_iter().enumerate().filter(|(n, (_, (_, more)))| is_tried(*n, more));
+        let tries: Vec<(usize, Training)> = tries.map(|(_, (i, (_, training)))| (i, training)).collect();
+        let form = |(i, training): (usize, Training)| {
+            let options = tried.fits[i].options.clone();
+            if let Some(target) = &self.request.target {
+                let layout = target.layout(&self.registry, &options, Some(&training)).ok()?;
+                if !target.refusals(&layout).is_empty() {
+                    return None;
+                }
             }
-        }
-        Some((i, self.priced(&Chosen { options, training }).ok()?))
+            Some((i, self.priced(&Chosen { options, training }).ok()?))
+        };
+        tries.into_par_iter().filter_map(form).collect()
     }
 }
 
