@@ -95,6 +95,40 @@ fn estimates_are_near_what_is_compiled() {
     assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
 }
 
+/// First looks decide what is estimated: none of a kind may be so far off that the others of its kind are never reached.
+#[test]
+fn first_looks_are_near_estimates() {
+    let mut corpus = vec![(llama(8192, 28672, 80, 64, 8), 64, 64)];
+    if is_full() {
+        corpus.push((llama(16384, 53248, 124, 128, 8), 256, 256));
+    }
+    for (config, gpus, batch) in corpus {
+        let request = request(gpus, batch, &[]);
+        searched(&config, (batch, 8192), &request, |search| {
+            let (insides, looked) = search.looked(&mut Tried::default());
+            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
+            let mut of_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            for look in estimated {
+                let same = |first: &&Looked| {
+                    let Looked { inside, data, zero, recompute, loss_chunks, shape, .. } = **first;
+                    (inside, data, zero, recompute) == (look.inside, look.data, look.zero, look.recompute)
+                        && (loss_chunks, shape) == (look.loss_chunks, look.shape)
+                };
+                let first = looked.iter().find(same).unwrap();
+                let kind =
+                    format!("ZeRO {}, {}, staged {}", look.zero, look.recompute, look.shape.stages > 1);
+                of_kind.entry(kind).or_default().push(look.estimate.seconds / first.estimate.seconds);
+            }
+            assert!(of_kind.len() >= 3, "{of_kind:?}");
+            for (kind, mut ratios) in of_kind {
+                ratios.sort_by(f64::total_cmp);
+                let median = ratios[ratios.len() / 2];
+                assert!((0.9..1.1).contains(&median), "{kind}: {median:.3} of {}", ratios.len());
+            }
+        });
+    }
+}
+
 /// Layers of two kinds by turns are calls of their own, and hold two parts of one stored tensor.
 #[test]
 fn steps_of_layers_by_turns_are_estimated() {
