@@ -1,6 +1,7 @@
 //! The parts of a training step without stages: the seconds and the bytes of each call of the model for one micro-batch, from
 //! which steps with more micro-batches and with stages are composed.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
@@ -179,7 +180,7 @@ impl Block {
         let loops = forward.iter().filter(|_| leaves_sums).filter(is_loop);
         let loops = loops.map(|called| (called.id, last_tasks(called.frame, called.carried)));
         let back = backward.iter().filter(|_| leaves_sums).map(|called| (called.id, casts(called.frame)));
-        let leaves = loops.chain(back).collect();
+        let leaves: BTreeMap<FrameId, Vec<bool>> = loops.chain(back).collect();
         let frames = simulate_frames(cluster, schedule, &is_left, &leaves);
         let whole = &frames.last()?.simulation;
         let step = whole.seconds;
@@ -262,9 +263,9 @@ impl Block {
                 complete: on(complete) + on(Some(there)) - first,
                 update: 0.0,
             };
-            let back_of_sums = back.filter(|_| leaves_sums);
-            call.gradients = back_of_sums
-                .map_or_else(Vec::new, |back| gradients(cluster, schedule, back.frame, &casts(back.frame)));
+            call.gradients = back
+                .and_then(|back| Some(gradients(cluster, schedule, back.frame, leaves.get(&back.id)?)))
+                .unwrap_or_default();
             let links = |called: &Called<'_>| frames[called.id.index()].links.clone();
             call.links = [links(&forward[i]), back.map_or_else(Vec::new, links)];
             let on = |called: Option<&Called<'_>>| called.map_or(0.0, more_alone);

@@ -62,7 +62,7 @@ pub(super) fn gradients(
         op_seconds(cluster, &schedule.space, op, reads, writes)
     };
     let mut now = 0.0;
-    // What each task computes, and when it ends.
+    // Each kernel with the time at its end.
     let mut made: Vec<(&Task, f64)> = Vec::new();
     for (task, _) in frame.tasks.iter().zip(casts).filter(|(_, is_cast)| !**is_cast) {
         let types = |buffers: &[BufferId]| buffers.iter().map(ty).collect::<Option<Vec<_>>>();

@@ -441,7 +441,7 @@ impl Search<'_> {
                             None => {
                                 best = best.min(priced.simulation.seconds);
                                 tried.fits.push(priced);
-                                // More parts of a loss save memory, and nothing else.
+                                // More parts of a loss save memory, and hardly any time.
                                 let whole =
                                     |look: &Looked| (Key { loss_chunks: 0, ..Key::of(look) }, look.shape);
                                 let is_same = |other: &Looked| whole(other) == whole(look);
