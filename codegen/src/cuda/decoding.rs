@@ -6,9 +6,10 @@ use ithaca_ir::handover::{Handover, MicroBatch, Pieces};
 
 use super::{lines, names};
 
-/// The command line of these programs, by file.
-pub(super) const DRIVER: [(&str, &str); 2] = [
+/// The command line of these programs.
+pub(super) const DRIVE: &[(&str, &str)] = &[
     ("decode.hpp", include_str!("runtime/decode.hpp")),
+    ("decode.cu", include_str!("runtime/decode.cu")),
     ("handover.hpp", include_str!("runtime/handover.hpp")),
 ];
 

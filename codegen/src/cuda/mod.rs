@@ -39,8 +39,12 @@ const RUNTIME: &[(&str, &str)] = &[
     ("watch.hpp", include_str!("runtime/watch.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("compare.hpp", include_str!("runtime/compare.hpp")),
-    ("driver.hpp", include_str!("runtime/driver.hpp")),
+    ("options.hpp", include_str!("runtime/options.hpp")),
 ];
+
+/// The command line of a program that runs steps.
+const DRIVE: &[(&str, &str)] =
+    &[("drive.hpp", include_str!("runtime/drive.hpp")), ("drive.cpp", include_str!("runtime/drive.cpp"))];
 
 /// The steps of a program.
 #[derive(Clone, Copy, Debug)]
@@ -122,14 +126,15 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
             format!("drive(argc, argv, ranks::program(), {whole})")
         }
     };
-    let driver = if ranks.prompts.is_some() { decoding::DRIVER[0].0 } else { "driver.hpp" };
+    let command_line = if ranks.prompts.is_some() { decoding::DRIVE } else { DRIVE };
     let launched = headers(&kernels);
     let includes: String = launched.iter().map(|name| format!("#include \"kernels/{name}\"\n")).collect();
     let handover = ranks.handover.map(decoding::handover).unwrap_or_default();
     let main = format!(
-        "{}{includes}#include \"runtime/{driver}\"\n\n{namespaces}{handover}int main(int argc, char** argv) {{ \
+        "{}{includes}#include \"runtime/{}\"\n\n{namespaces}{handover}int main(int argc, char** argv) {{ \
          return ithaca::{drive}; }}\n",
         header(ranks),
+        command_line[0].0,
     );
 
     let mut files = vec![File { path: "main.cu".into(), contents: main }];
@@ -137,8 +142,8 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
     let used = with_included(launched.iter().copied().chain([OF_THE_RUNTIME]).collect());
     let used = SOURCES.iter().filter(|(name, _)| used.contains(name));
     files.extend(used.map(|(name, text)| file(format!("kernels/{name}"), text)));
-    let runtime = RUNTIME.iter().chain(ranks.prompts.iter().flat_map(|_| &decoding::DRIVER));
-    files.extend(runtime.map(|(name, text)| file(format!("runtime/{name}"), text)));
+    files
+        .extend(RUNTIME.iter().chain(command_line).map(|(name, text)| file(format!("runtime/{name}"), text)));
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")
         .replace("@NAME@", &names::comment(&schedule.name))

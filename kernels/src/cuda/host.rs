@@ -144,7 +144,10 @@ fn text_of(kernels: &BTreeSet<String>) -> String {
          if (n != sizeof...(P)) return -static_cast<int>(sizeof...(P)) - 1;\n    \
          const size_t expected[] = {sizeof(P)...};\n    \
          for (size_t i = 0; i < n; ++i)\n        if (expected[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
-         const auto all = [&] { run(kernel, a, std::index_sequence_for<P...>{}); };\n    \
+         struct : CudaOnHostCall {\n        \
+         void (*kernel)(P...);\n        void* const* a;\n        \
+         void operator()() override { run(kernel, a, std::index_sequence_for<P...>{}); }\n    } all;\n    \
+         all.kernel = kernel, all.a = a;\n    \
          if (shared == 0) all();\n    else on_host::launch(blocks, threads, shared, all);\n    return 0;\n}\n",
     );
     for (i, kernel) in kernels.iter().enumerate() {

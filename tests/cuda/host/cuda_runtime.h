@@ -98,15 +98,15 @@ inline cudaError_t cuda_on_host_now() { return cuda_on_host_graph == nullptr ? c
 inline cudaError_t cudaDeviceSynchronize() { return cuda_on_host_now(); }
 
 // Does what a stream is asked, now or when the graph is launched that is recorded.
-inline cudaError_t cuda_on_host_keep(cudaStream_t s, CudaOnHostCall* call) {
-    cuda_on_host_graph->calls.emplace_back(call);
+inline cudaError_t cuda_on_host_keep(cudaStream_t s, std::shared_ptr<CudaOnHostCall> call) {
+    cuda_on_host_graph->calls.push_back(std::move(call));
     if (!s->is_captured) return cudaErrorStreamCaptureIsolation;
     ++s->asked;
     return cudaSuccess;
 }
 template <typename Call>
 cudaError_t cuda_on_host_ask(cudaStream_t s, const Call& call) {
-    if (cuda_on_host_graph != nullptr) return cuda_on_host_keep(s, new CudaOnHostCallOf<Call>(call));
+    if (cuda_on_host_graph != nullptr) return cuda_on_host_keep(s, std::shared_ptr<CudaOnHostCall>(static_cast<CudaOnHostCall*>(new CudaOnHostCallOf<Call>(call))));
     Call now = call;
     now();
     return cudaSuccess;
@@ -250,16 +250,31 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
     return cudaSuccess;
 }
 
+// A kernel of threads that work together.
+struct CudaOnHostBlocks : CudaOnHostCall {
+    unsigned blocks, threads;
+    size_t bytes;
+    std::shared_ptr<CudaOnHostCall> thread;
+    void operator()() override { on_host::launch(blocks, threads, bytes, *thread); }
+};
+inline cudaError_t cuda_on_host_launch(const cudaLaunchConfig_t& config, const void* kernel, CudaOnHostCall* thread) {
+    std::shared_ptr<CudaOnHostCall> call(thread);
+    if (const size_t bytes = config.dynamicSmemBytes; bytes > 0) {
+        const auto& known = most_shared_bytes();
+        const auto most = known.find(kernel);
+        if (bytes > (most == known.end() ? 48 * 1024 : most->second)) return cudaErrorInvalidValue;
+        auto blocks = std::make_shared<CudaOnHostBlocks>();
+        blocks->blocks = config.gridDim.x, blocks->threads = config.blockDim.x, blocks->bytes = bytes, blocks->thread = call;
+        call = blocks;
+    }
+    if (cuda_on_host_graph != nullptr) return cuda_on_host_keep(config.stream, call);
+    (*call)();
+    return cudaSuccess;
+}
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
-    const size_t bytes = config->dynamicSmemBytes;
-    const auto run = [=] { kernel(static_cast<Parameters>(arguments)...); };
-    if (bytes == 0) return cuda_on_host_ask(config->stream, run);
-    const auto& known = most_shared_bytes();
-    const auto most = known.find(reinterpret_cast<const void*>(kernel));
-    if (bytes > (most == known.end() ? 48 * 1024 : most->second)) return cudaErrorInvalidValue;
-    const unsigned blocks = config->gridDim.x, threads = config->blockDim.x;
-    return cuda_on_host_ask(config->stream, [=] { on_host::launch(blocks, threads, bytes, run); });
+    const auto thread = [=] { kernel(static_cast<Parameters>(arguments)...); };
+    return cuda_on_host_launch(*config, reinterpret_cast<const void*>(kernel), new CudaOnHostCallOf<decltype(thread)>(thread));
 }
 
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };

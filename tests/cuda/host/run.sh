@@ -16,9 +16,16 @@ ranks=$2
 shift 2
 
 program=$directory/program-host
-if [ ! -x "$program" ] || [ -n "$(find "$directory" "$here" -newer "$program" \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' \) -print -quit)" ]; then
-    "$here/compile.sh" -std=c++17 -Og -Wall -Wextra -Werror ${CXXFLAGS:-} -x c++ -isystem "$here" -I "$directory" \
-        -o "$program.new.$$" "$directory/main.cu"
+if [ ! -x "$program" ] || [ -n "$(find "$directory" "$here" -newer "$program" \( -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' \) -print -quit)" ]; then
+    objects=()
+    for source in "$directory"/main.cu "$directory"/runtime/*.c{pp,u}; do
+        [ -e "$source" ] || continue
+        objects+=("$program.${#objects[@]}.$$.o")
+        "$here/compile.sh" -std=c++17 -Og -Wall -Wextra -Werror ${CXXFLAGS:-} -x c++ -isystem "$here" -I "$directory" \
+            -c -o "${objects[-1]}" "$source"
+    done
+    "${CXX:-g++}" ${CXXFLAGS:-} -o "$program.new.$$" "${objects[@]}"
+    rm "${objects[@]}"
     mv "$program.new.$$" "$program"
 fi
 

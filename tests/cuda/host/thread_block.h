@@ -78,15 +78,14 @@ struct Block {
     bool copies_late = false, backwards = false;
     Warp four;                                                 // of four warps
     std::vector<std::vector<std::function<void()>>> products;  // theirs, in groups; the last is not committed yet
-    void (*body)(void*) = nullptr;
-    void* argument = nullptr;
+    CudaOnHostCall* body = nullptr;
     Thread outside;
 
     static constexpr size_t kStack = size_t{1} << 17;
 
     static void start() {
         Block& b = *the_block;
-        b.body(b.argument);
+        (*b.body)();
         b.threads[b.current].is_done = true;
         --b.live;
         b.idle = 0;
@@ -194,16 +193,14 @@ struct Block {
 };
 
 // Runs `body` as each thread of each block.
-template <typename Body>
-void launch(unsigned blocks, unsigned threads, size_t shared_bytes, Body body) {
+inline void launch(unsigned blocks, unsigned threads, size_t shared_bytes, CudaOnHostCall& body) {
     static thread_local Block block;
     if (threads == 0 || threads % 32 != 0 || threads > 1024) wrong("a block is not a number of warps");
     block.n = threads;
     if (block.threads.size() < threads) block.threads.resize(threads);
     block.shared = static_cast<unsigned char*>(std::aligned_alloc(256, (shared_bytes + 255) / 256 * 256));
     block.shared_bytes = shared_bytes;
-    block.body = [](void* of) { (*static_cast<Body*>(of))(); };
-    block.argument = &body;
+    block.body = &body;
     the_block = &block;
     gridDim.x = blocks;
     blockDim.x = threads;
