@@ -45,6 +45,12 @@ pub const MOST_ELEMENTS: u64 = 1 << 26;
 const DETAILS: [(u64, u64); 10] =
     [(8, 1), (16, 1), (8, 3), (32, 1), (16, 3), (64, 1), (32, 3), (128, 1), (64, 3), (128, 3)];
 
+/// Whether caches of sliding windows are rings, with room for a window and a step.
+pub fn has_rings(program: &Module) -> bool {
+    let mut nodes = program.functions.values().flat_map(|f| &f.nodes);
+    nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.wraps))
+}
+
 /// The job of a small model in place of `job`, the job of `large`, whose choices and per-rank program are given.
 ///
 /// # Errors
@@ -286,8 +292,7 @@ impl Shrinking<'_> {
             Some(cache) => [cache, small(cache)],
             None => [workload.sequence, small_step],
         };
-        let mut nodes = job.program.functions.values().flat_map(|f| &f.nodes);
-        let has_rings = nodes.any(|node| matches!(&node.op, Op::Attention(a) if a.wraps));
+        let has_rings = has_rings(&job.program);
         let tokens = match stripes {
             None => SmallTokens::halves(sequence, small_sequence, ranks),
             Some(_) if small_sequence == sequence => SmallTokens::halves(sequence, small_sequence, ranks),

@@ -10,7 +10,7 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{ADAMW, Training};
-use ithaca_passes::import::{self, Mode, Workload};
+use ithaca_passes::import::{self, Mode, STEP, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::shard::Zero;
@@ -22,7 +22,7 @@ use super::session::{Done, Session};
 use crate::cli::{EmitArgs, Target};
 use crate::error::{Failure, Result};
 use crate::job::Large;
-use crate::{files, subject};
+use crate::{files, shrink, subject};
 
 /// The runs of tasks that a trace lists: they take less than 20 MB.
 const TRACED: usize = 70_000;
@@ -35,9 +35,6 @@ pub enum Emitted {
     /// Files by their paths in the folder.
     Files(Vec<(PathBuf, Vec<u8>)>),
 }
-
-/// The most tokens of a prompt in one step, unless arguments state them.
-const CHUNK: u64 = 512;
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
@@ -203,7 +200,15 @@ fn prompts(
         None => prompts_alike(plan, &workload, args.chunk, session)?,
         Some(path) => prompts_of(plan, &subject::plan(session.registry, path)?, session)?,
     };
-    let handover = handover::between([&ranks.schedule, &tokens.schedule], args.two_pools)?;
+    let help = if shrink::has_rings(&tokens.per_rank) {
+        let steps = if args.prompts.is_some() { "`--seq` of the plan of prompts" } else { "`--chunk`" };
+        format!(
+            "caches of sliding windows have room for a window and a step of {STEP} tokens, so {steps} is at most {STEP}"
+        )
+    } else {
+        handover::SAME_CACHES.to_owned()
+    };
+    let handover = handover::between([&ranks.schedule, &tokens.schedule], args.two_pools, &help)?;
     let [senders, receivers] = &handover.processes;
     let is_alike = args.prompts.is_none() && handover.is_empty() && senders == receivers;
     Ok(Some(Prompts { ranks, whole, handover: (!is_alike).then_some(handover) }))
@@ -268,14 +273,14 @@ fn prompts_alike(
     chunk: Option<u64>,
     session: &Session<'_>,
 ) -> Result<(Compiled, Module)> {
-    let longest = token.cache.unwrap_or(CHUNK);
+    let longest = token.cache.unwrap_or(STEP);
     let sequence = if import::encodes_prompts(&plan.model.config, &token.ignore)? {
         match chunk {
             None => longest,
             Some(_) => return Err(generate::whole_prompts().into()),
         }
     } else {
-        chunk.unwrap_or(CHUNK).min(longest)
+        chunk.unwrap_or(STEP).min(longest)
     };
     let workload = Workload { mode: Mode::Prefill, sequence, ..token.clone() };
     let options = plan.shard_options()?;

@@ -17,14 +17,16 @@ use crate::error::Result;
 /// many.
 ///
 /// # Errors
-/// `C04` for caches that are not the same.
-pub(super) fn between(schedules: [&Schedule; 2], two_pools: bool) -> Result<Handover> {
+/// `C04` with this help for caches that are not the same.
+pub(super) fn between(schedules: [&Schedule; 2], two_pools: bool, help: &str) -> Result<Handover> {
     let refused = |error: RunError| {
-        Diagnostic::new("C04", format!("prompts and tokens have no caches in common: {error}"))
-            .help("give both the same pages and types of caches")
+        Diagnostic::new("C04", format!("prompts and tokens have no caches in common: {error}")).help(help)
     };
     Ok(handover::between(schedules, two_pools).map_err(refused)?)
 }
+
+/// Of caches that are not the same, where sizes are stated by plans.
+pub(super) const SAME_CACHES: &str = "give both the same pages and types of caches";
 
 /// The note for users.
 pub(super) fn text(handover: &Handover, layouts: [&str; 2]) -> String {

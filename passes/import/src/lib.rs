@@ -51,7 +51,7 @@ pub use facts::{ExpertFacts, Facts, LlamaFacts, facts};
 pub use family::{families, text_part};
 pub use shrink::{Cuts, Degrees, Detail, OfSize, Shrink, SmallTokens, shrink};
 pub use text::{of_program, program_text, workload_of};
-pub use workload::{Labels, Logits, Mode, Pages, Workload};
+pub use workload::{Labels, Logits, Mode, Pages, STEP, Workload};
 
 /// Inputs that default to zeros, as in the library.
 pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::capacity::{Capacity, ExpertBound};
 use crate::documents::Documents;
 
+/// Tokens of a step for which caches of sliding windows have room, where nothing else is known.
+pub const STEP: u64 = 512;
+
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -92,7 +95,7 @@ pub struct Workload {
     /// The tokens that the cache of a sequence has room for. A prefill with a cache continues sequences by `sequence` tokens at
     /// most; decoding always has one.
     pub cache: Option<u64>,
-    /// The most tokens of a step that continues sequences: caches of sliding windows have room for a window and a step. 512, or
+    /// The most tokens of a step that continues sequences: caches of sliding windows have room for a window and a step. [`STEP`], or
     /// `sequence` if that is more, when `None`.
     pub step: Option<u64>,
     /// The pages that caches are in; each sequence has room of its own when `None`.

@@ -333,8 +333,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     let compiled = [prompt.compile()?, token.compile()?];
     let DecodingArgs { prompt_strategy, prompt_mesh, two_pools, .. } = &args.decoding;
     let have_own_layout = *two_pools || prompt_strategy.is_some() || prompt_mesh.is_some();
-    let handover =
-        have_own_layout.then(|| super::handover::between([0, 1].map(|i| &compiled[i].schedule), *two_pools));
+    let schedules = [0, 1].map(|i| &compiled[i].schedule);
+    let handover = have_own_layout
+        .then(|| super::handover::between(schedules, *two_pools, super::handover::SAME_CACHES));
     let handover = handover.transpose()?;
     let open = |i: usize| Device::open(&compiled[i].schedule, args, process);
     let devices = [open(0)?, open(1)?];

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::compile::draft_with;
-use ithaca_passes::import::{self, Mode, Workload};
+use ithaca_passes::import::{self, Mode, STEP, Workload};
 use ithaca_passes::memory::{self, Memory};
 use ithaca_passes::plan::{self, Narrowing, layout_text, mesh_axes};
 use ithaca_passes::planner::{self, Request};
@@ -19,6 +19,7 @@ use crate::cli::{self, LayoutArgs, NarrowingArgs, PlanArgs};
 use crate::error::Result;
 use crate::job;
 use crate::request::PlanRequest;
+use crate::shrink;
 use crate::subject::{self, Lengths, Model};
 
 /// The most GPUs of a replica.
@@ -53,6 +54,9 @@ const DATA_PARALLEL: &str = "data-parallel";
 /// By this factor at least a replica of more GPUs decodes a sequence faster, or no larger ones are tried.
 const FASTER: f64 = 0.97;
 
+/// The part of the target for the first token below which no faster replicas of prompts are tried.
+const SHORT: f64 = 0.25;
+
 /// By this factor a step of a token is longer than the target, and none of more sequences is tried.
 const TOO_SLOW: f64 = 1.1;
 
@@ -79,6 +83,8 @@ pub(super) struct Pricer<'a> {
     has_experts: bool,
     /// Whether prompts are read whole.
     encodes_prompts: bool,
+    /// Whether caches of sliding windows have room for steps of [`STEP`] tokens only.
+    has_rings: bool,
 }
 
 impl<'a> Pricer<'a> {
@@ -114,10 +120,15 @@ impl<'a> Pricer<'a> {
             narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             has_experts: false,
             encodes_prompts,
+            has_rings: false,
         };
         // A model or a length that is refused is refused before the search.
         let module = import::program(&pricer.model.config, &pricer.model.name, &pricer.decode(1, demand))?;
-        Ok(Self { has_experts: planner::experts(&module) > 0, ..pricer })
+        Ok(Self {
+            has_experts: planner::experts(&module) > 0,
+            has_rings: shrink::has_rings(&module),
+            ..pricer
+        })
     }
 
     /// The GPUs of the cluster.
@@ -132,7 +143,9 @@ impl<'a> Pricer<'a> {
         Ok(plan::Workload::of(&workload, &module).dtype)
     }
 
-    /// Replicas of all sizes that fit, with steps of tokens up to a little above the target, if there is one. Without experts, larger ones are not tried once they no longer decode a sequence faster.
+    /// Replicas of all sizes that fit, with steps of tokens up to a little above the target, if there is one. Larger ones are not tried
+    /// once they no longer decode a sequence faster, or with experts do more on a GPU where one replica does not do all; nor for
+    /// prompts, once these take a short part of the target for the first token as well.
     pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
         let most = demand.gpus.min(LARGEST_REPLICA);
         let levels = self.decoding.levels.iter().map(|level| level.devices.value);
@@ -140,30 +153,56 @@ impl<'a> Pricer<'a> {
         let powers = powers.take_while(|&n| n <= most);
         let sizes: BTreeSet<u64> = levels.chain(powers).filter(|&n| n <= most).collect();
         let mut replicas: Vec<Replica> = Vec::new();
-        let mut fastest = f64::INFINITY;
+        let (mut of_tokens, mut of_prompts) = (Gain::default(), Gain::default());
         for gpus in sizes {
-            let layouts =
-                self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
-            let decoding = layouts.par_iter().map(|options| self.decoding_replica(options, demand));
-            let decoding: Vec<Replica> =
-                decoding.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-            let layouts = self.layouts(
-                gpus,
-                |batch| self.prefill(batch, demand.input, demand.input),
-                (&self.prompts, &PROMPTS),
-            )?;
-            let prompts = layouts.par_iter().map(|options| self.prompt_replica(options, demand));
-            let prompts: Vec<Option<Replica>> = prompts.collect::<Result<_>>()?;
-            let first = decoding.iter().filter_map(|replica| replica.decoding.first());
-            let of_first = first.map(|step| step.seconds).fold(f64::INFINITY, f64::min);
-            replicas.extend(decoding);
-            replicas.extend(prompts.into_iter().flatten());
-            if !self.has_experts && of_first > FASTER * fastest {
-                break;
+            if of_tokens.is_open {
+                let layouts =
+                    self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
+                let layouts = self.worthwhile(layouts, demand)?;
+                let found = layouts.par_iter().map(|options| self.decoding_replica(options, demand));
+                let found: Vec<Replica> = found.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+                let first = found.iter().filter_map(|replica| replica.decoding.first());
+                let each = found.iter().flat_map(|replica| &replica.decoding);
+                let busy = each.map(|step| demand.output as f64 * step.seconds / step.batch as f64);
+                of_tokens.add(
+                    first.map(|step| step.seconds),
+                    busy.map(|seconds| demand.rate * seconds),
+                    gpus,
+                );
+                of_tokens.is_open &= self.has_experts || of_tokens.is_faster;
+                replicas.extend(found);
             }
-            fastest = fastest.min(of_first);
+            if of_prompts.is_open {
+                let tokens = if self.has_rings { STEP.min(demand.input) } else { demand.input };
+                let step = |batch| self.part_of_prompts(batch, tokens, demand);
+                let layouts = self.layouts(gpus, step, (&self.prompts, &PROMPTS))?;
+                let found = layouts.par_iter().map(|options| self.prompt_replica(options, tokens, demand));
+                let found: Vec<Replica> = found.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+                let steps = demand.input.div_ceil(tokens) as f64;
+                let each = found.iter().flat_map(|replica| &replica.prefills);
+                let busy = each.clone().map(|step| demand.rate * steps * step.seconds / step.batch as f64);
+                of_prompts.add(each.map(|step| steps * step.seconds), busy, gpus);
+                let most = demand.first_token_seconds;
+                let matters = most.is_some_and(|most| of_prompts.fastest > SHORT * most);
+                of_prompts.is_open &= of_tokens.is_open || matters;
+                replicas.extend(found);
+            }
         }
         Ok(replicas)
+    }
+
+    /// The numbers of tokens of a prompt that are computed at once beside decoding.
+    fn chunks(&self, demand: &Demand) -> BTreeSet<u64> {
+        match (self.encodes_prompts, self.has_rings) {
+            (true, _) => BTreeSet::from([demand.input]),
+            (false, true) => BTreeSet::from([STEP.min(demand.input)]),
+            (false, false) => BTreeSet::from(CHUNKS.map(|tokens| tokens.min(demand.input))),
+        }
+    }
+
+    /// A step of so many tokens of prompts, beside caches that have half of a prompt on average.
+    fn part_of_prompts(&self, batch: u64, tokens: u64, demand: &Demand) -> Workload {
+        self.prefill(batch, tokens, (demand.input / 2 + tokens / 2).max(tokens))
     }
 
     /// A step that decodes, beside caches that are full on average.
@@ -238,8 +277,35 @@ impl<'a> Pricer<'a> {
         Some((seconds, memory::of_schedule(&cluster, &compiled.schedule)))
     }
 
-    /// A replica that decodes, and computes prompts in chunks if it must; nothing where one sequence for each group is too many.
-    fn decoding_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
+    /// Of layouts those that may be the best for some number of sequences, as a few numbers of them tell.
+    fn worthwhile(&self, layouts: Vec<ShardOptions>, demand: &Demand) -> Result<Vec<ShardOptions>> {
+        /// The numbers of sequences of each group of ranks.
+        const FEW: [u64; 4] = [1, 8, 64, 512];
+        /// By this factor another layout must be faster.
+        const BEATEN: f64 = 1.05;
+        let steps = layouts.par_iter().map(|options| Ok(self.steps(options, demand, FEW)?.0));
+        let steps: Vec<Vec<Decoding>> = steps.collect::<Result<_>>()?;
+        let is_beaten = |step: &Decoding| {
+            let all = steps.iter().flatten();
+            all.clone().any(|other| other.batch >= step.batch && other.seconds * BEATEN < step.seconds)
+        };
+        let kept = steps.iter().map(|steps| !steps.iter().all(is_beaten));
+        Ok(layouts
+            .iter()
+            .zip(kept)
+            .filter(|(_, is_kept)| *is_kept)
+            .map(|(options, _)| options.clone())
+            .collect())
+    }
+
+    /// Steps that decode, of so many sequences for each group of ranks as long as they fit and are not too slow; and the bytes of
+    /// the parameters.
+    fn steps(
+        &self,
+        options: &ShardOptions,
+        demand: &Demand,
+        batches: impl IntoIterator<Item = u64>,
+    ) -> Result<(Vec<Decoding>, u64)> {
         let groups = job::sequence_groups(self.registry, options)?;
         // Memory must hold sequences at their longest.
         let context = self.decode(1, demand).cache.unwrap_or(1) as f64;
@@ -248,9 +314,6 @@ impl<'a> Pricer<'a> {
         let micro_batches = Self::micro_batches(options);
         let mut decoding = Vec::new();
         let mut parameters = 0;
-        let batches =
-            [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
-        let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
         for batch in batches.into_iter().map(|n| n * groups) {
             let step = |&micro_batches: &u64| {
                 let workload = in_parts(self.decode(batch, demand), micro_batches);
@@ -273,18 +336,25 @@ impl<'a> Pricer<'a> {
                 break;
             }
         }
+        Ok((decoding, parameters))
+    }
+
+    /// A replica that decodes, and computes prompts in chunks if it must; nothing where one sequence for each group is too many.
+    fn decoding_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
+        let groups = job::sequence_groups(self.registry, options)?;
+        let micro_batches = Self::micro_batches(options);
+        let batches =
+            [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
+        let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
+        let (decoding, parameters) = self.steps(options, demand, batches)?;
         if decoding.is_empty() {
             return Ok(None);
         }
-        let sizes = if self.encodes_prompts {
-            BTreeSet::from([demand.input])
-        } else {
-            BTreeSet::from(CHUNKS.map(|tokens| tokens.min(demand.input)))
-        };
+        let sizes = self.chunks(demand);
         let sizes = sizes.into_iter().flat_map(|tokens| micro_batches.iter().map(move |&n| (tokens, n)));
         let chunks = sizes.filter_map(|(tokens, micro_batches)| {
-            let (batch, context) = (groups * micro_batches, (demand.input / 2 + tokens / 2).max(tokens));
-            let workload = in_parts(self.prefill(batch, tokens, context), micro_batches);
+            let batch = groups * micro_batches;
+            let workload = in_parts(self.part_of_prompts(batch, tokens, demand), micro_batches);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
             // An encoder has weights that steps of tokens lack.
             let room = memory.arena + memory.parameters.saturating_sub(parameters);
@@ -293,12 +363,17 @@ impl<'a> Pricer<'a> {
         Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
     }
 
-    /// A replica that computes prompts only.
-    fn prompt_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
+    /// A replica that computes prompts only, so many tokens of each at once.
+    fn prompt_replica(
+        &self,
+        options: &ShardOptions,
+        tokens: u64,
+        demand: &Demand,
+    ) -> Result<Option<Replica>> {
         let groups = job::sequence_groups(self.registry, options)?;
         let step = |micro_batches: u64| {
-            let (batch, tokens) = (groups * micro_batches, demand.input);
-            let workload = in_parts(self.prefill(batch, tokens, tokens), micro_batches);
+            let batch = groups * micro_batches;
+            let workload = in_parts(self.part_of_prompts(batch, tokens, demand), micro_batches);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
             let fits = memory.over().is_none();
             fits.then_some(Prompts { batch, micro_batches, tokens, seconds, room: memory.arena })
@@ -318,6 +393,38 @@ impl<'a> Pricer<'a> {
         let levels = &self.decoding.levels;
         let level = levels.iter().find(|level| level.devices.value > gpus).or(levels.last());
         level.map_or(f64::INFINITY, |level| level.bandwidth.value * level.exchange_efficiency.value)
+    }
+}
+
+/// What larger replicas gain.
+struct Gain {
+    /// Whether larger ones are tried.
+    is_open: bool,
+    /// Whether the last ones were faster than all before.
+    is_faster: bool,
+    /// The time of the fastest.
+    fastest: f64,
+    /// GPUs that do all the work if they are busy at all times.
+    fewest: f64,
+}
+
+impl Default for Gain {
+    fn default() -> Self {
+        Self { is_open: true, is_faster: true, fastest: f64::INFINITY, fewest: f64::INFINITY }
+    }
+}
+
+impl Gain {
+    /// Adds the times of replicas of so many GPUs, and how many of these replicas are busy. Larger ones may be faster, or do more on
+    /// each GPU, which is of use where more GPUs than this are needed.
+    fn add(&mut self, seconds: impl Iterator<Item = f64>, busy: impl Iterator<Item = f64>, gpus: u64) {
+        let least = |of: &mut dyn Iterator<Item = f64>| of.fold(f64::INFINITY, f64::min);
+        let (mut seconds, mut busy) = (seconds, busy);
+        let of_size = least(&mut seconds);
+        self.is_faster = of_size <= FASTER * self.fastest;
+        self.fastest = self.fastest.min(of_size);
+        self.fewest = self.fewest.min(least(&mut busy) * gpus as f64);
+        self.is_open &= self.is_faster || self.fewest > gpus as f64;
     }
 }
 

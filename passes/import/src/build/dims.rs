@@ -5,10 +5,7 @@ use ithaca_ir::{Dim, DimId, Mask, Space};
 
 use crate::shrink::seen;
 use crate::spec::{ExpertSpec, Latent, Sizes, Spec};
-use crate::workload::Workload;
-
-/// Tokens of a step for which caches of windows have room, where nothing else is known.
-const STEP: u64 = 512;
+use crate::workload::{STEP, Workload};
 
 /// A cache of a window has a multiple of this many tokens.
 const BLOCK: u64 = 16;

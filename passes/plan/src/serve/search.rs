@@ -4,9 +4,6 @@ use std::collections::BTreeSet;
 
 use super::deployment::{Demand, Deployment, Part, wait};
 
-/// The most replicas whose queue of prompts is tried beyond those that are busy at all times.
-const MORE_REPLICAS: u64 = 64;
-
 /// A layout of the GPUs of a replica.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replica {
@@ -18,7 +15,7 @@ pub struct Replica {
     pub decoding: Vec<Decoding>,
     /// Steps of chunks of prompts, beside caches that have half of a prompt.
     pub chunks: Vec<Prompts>,
-    /// Steps of whole prompts.
+    /// Steps of prompts, whole or in parts, where nothing else runs.
     pub prefills: Vec<Prompts>,
 }
 
@@ -62,6 +59,13 @@ pub struct Prompts {
     pub room: u64,
 }
 
+impl Prompts {
+    /// The steps of a prompt.
+    fn steps_of(&self, demand: &Demand) -> f64 {
+        demand.input.div_ceil(self.tokens) as f64
+    }
+}
+
 /// The deployments that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
@@ -83,12 +87,13 @@ pub fn search(demand: &Demand, replicas: &[Replica]) -> Outcome {
     let mut outcome = Outcome::default();
     for replica in replicas {
         for step in &replica.decoding {
-            for chunk in &replica.chunks {
-                outcome.judge(demand, one_pool(demand, replica, step, chunk));
+            // More GPUs are of use where the first token is late.
+            for chunk in replica.chunks.iter().filter(|chunk| chunk.room <= step.room) {
+                let mut deployments = one_pool(demand, replica, step, chunk);
+                while deployments.next().is_some_and(|deployment| outcome.is_late(demand, deployment)) {}
             }
-            for pool in &prefills {
-                outcome.judge(demand, Some(two_pools(demand, replica, step, pool)));
-            }
+            let mut deployments = prefills.iter().map(|pool| two_pools(demand, replica, step, pool));
+            while deployments.next().is_some_and(|deployment| outcome.is_late(demand, deployment)) {}
         }
     }
     outcome.meets.sort_by(|a, b| {
@@ -101,8 +106,8 @@ pub fn search(demand: &Demand, replicas: &[Replica]) -> Outcome {
 }
 
 impl Outcome {
-    fn judge(&mut self, demand: &Demand, deployment: Option<Deployment>) {
-        let Some(new) = deployment else { return };
+    /// Judges a deployment: whether its first token is later than the target.
+    fn is_late(&mut self, demand: &Demand, new: Deployment) -> bool {
         let Demand { first_token_seconds, token_seconds, gpus, .. } = demand;
         let least = |kept: &mut Option<Deployment>, new: Deployment, figure: &dyn Fn(&Deployment) -> f64| {
             if kept.as_ref().is_none_or(|kept| figure(&new) < figure(kept)) {
@@ -123,6 +128,7 @@ impl Outcome {
             (false, true, true) => least(&mut self.far, new, &missed),
             (true, _, _) => {}
         }
+        is_late
     }
 
     /// Deployments of which none has both more tokens a second for a user and fewer GPUs, the fastest for a user first.
@@ -151,31 +157,44 @@ impl Outcome {
     }
 }
 
+/// Numbers of equal queues from the fewest on, with the wait in each, until waits are short beside the service.
+fn queues(least: u64, rate: f64, service: f64) -> impl Iterator<Item = (u64, f64)> {
+    /// The part of the service that a wait may have for more queues to be no use.
+    const SHORT: f64 = 0.01;
+    let busy = (rate * service).ceil() as u64;
+    let numbers = std::iter::successors(Some(least.max(busy).max(1)), |n| n.checked_add((n / 16).max(1)));
+    let waits = numbers.filter_map(move |n| Some((n, wait(rate / n as f64, service)?)));
+    let mut before = f64::INFINITY;
+    waits.take_while(move |(_, waits)| std::mem::replace(&mut before, *waits) > SHORT * service)
+}
+
 /// Replicas that decode and compute prompts in turns.
-fn one_pool(demand: &Demand, replica: &Replica, step: &Decoding, chunk: &Prompts) -> Option<Deployment> {
-    if chunk.room > step.room {
-        return None;
-    }
-    let chunks = demand.input.div_ceil(chunk.tokens) as f64;
+fn one_pool(
+    demand: &Demand,
+    replica: &Replica,
+    step: &Decoding,
+    chunk: &Prompts,
+) -> impl Iterator<Item = Deployment> {
+    let chunks = chunk.steps_of(demand);
     let (batch, at_once) = (step.batch as f64, chunk.batch as f64);
     let output = demand.output as f64;
     let token_seconds = step.seconds + batch * chunks * chunk.seconds / (output * at_once);
     let capacity = batch / (output * token_seconds);
-    let least = (demand.rate / capacity).ceil().max(1.0) as u64;
+    let least = (demand.rate / capacity).ceil() as u64;
     // Each group of ranks has a queue of its own.
     let service = chunks * (chunk.seconds + step.seconds);
-    let waits = |replicas: u64| Some((replicas, wait(demand.rate / replicas as f64 / at_once, service)?));
-    let (replicas, waits) = (least..least.saturating_add(MORE_REPLICAS)).find_map(waits)?;
-    Some(Deployment {
-        decode: replica.decoding_part(replicas, step),
-        chunk: chunk.tokens,
-        chunk_batch: chunk.batch,
-        chunk_micro_batches: chunk.micro_batches,
-        prefill: None,
-        first_token_seconds: waits + service,
-        token_seconds,
-        gpus: replicas.checked_mul(replica.gpus)?,
-        capacity: capacity * replicas as f64,
+    queues(least, demand.rate / at_once, service).filter_map(move |(replicas, waits)| {
+        Some(Deployment {
+            decode: replica.decoding_part(replicas, step),
+            chunk: chunk.tokens,
+            chunk_batch: chunk.batch,
+            chunk_micro_batches: chunk.micro_batches,
+            prefill: None,
+            first_token_seconds: waits + service,
+            token_seconds,
+            gpus: replicas.checked_mul(replica.gpus)?,
+            capacity: capacity * replicas as f64,
+        })
     })
 }
 
@@ -192,25 +211,14 @@ fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts>
     let mut pools: Vec<PoolOfPrompts> = Vec::new();
     for replica in replicas {
         for step in &replica.prefills {
-            let batch = step.batch as f64;
-            let busy = (demand.rate * step.seconds / batch).ceil().max(1.0) as u64;
-            for more in 0..MORE_REPLICAS {
-                let n = busy + more;
-                let rate = demand.rate / n as f64 / batch;
-                let Some(waits) = wait(rate, step.seconds) else { continue };
+            let (batch, service) = (step.batch as f64, step.steps_of(demand) * step.seconds);
+            pools.extend(queues(1, demand.rate / batch, service).map(|(n, waits)| PoolOfPrompts {
+                part: replica.part(n, step.batch, step.micro_batches),
+                tokens: step.tokens,
+                capacity: n as f64 * batch / service,
                 // The first of a batch waits for the last.
-                let gathers = (batch - 1.0) / (2.0 * rate * batch);
-                let first_token_seconds = gathers + waits + step.seconds;
-                pools.push(PoolOfPrompts {
-                    part: replica.part(n, step.batch, step.micro_batches),
-                    tokens: step.tokens,
-                    capacity: n as f64 * batch / step.seconds,
-                    first_token_seconds,
-                });
-                if demand.first_token_seconds.is_none_or(|most| first_token_seconds <= most) && more > 0 {
-                    break;
-                }
-            }
+                first_token_seconds: (batch - 1.0) * n as f64 / (2.0 * demand.rate) + waits + service,
+            }));
         }
     }
     let gpus = |pool: &PoolOfPrompts| pool.part.replicas.saturating_mul(pool.part.gpus);
@@ -276,7 +284,8 @@ mod tests {
 
     #[test]
     fn chunks_take_their_share_of_the_time_between_tokens() {
-        let found = one_pool(&demand(), &replica(), &replica().decoding[1], &replica().chunks[0]).unwrap();
+        let replica = replica();
+        let found = one_pool(&demand(), &replica, &replica.decoding[1], &replica.chunks[0]).next().unwrap();
         // 40 sequences end in 100 steps, so there are 0.4 prompts of 0.1 s a step.
         assert!((found.token_seconds - 0.06).abs() < 1e-12, "{found:?}");
         // 40 / (100 · 0.06) = 6.67 requests a second.
