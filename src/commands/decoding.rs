@@ -27,11 +27,12 @@ fn floor_text(plan: &Plan, floor: f64, of: &str) -> String {
             seconds(floor)
         );
     }
+    let [weights, of_caches] = plan.time.floor_bytes.unwrap_or_default();
     format!(
         "floor: {} to read the weights ({}){of} and caches ({}) of a GPU once; the step takes {times:.2} times as long",
         seconds(floor),
-        bytes(plan.memory.parameters),
-        caches(plan.memory.states, plan.memory.host),
+        bytes(weights),
+        caches(of_caches, plan.memory.host),
     )
 }
 

@@ -24,7 +24,7 @@ use attention::Held;
 pub(crate) use attention::saved_bytes;
 pub(crate) use experts::FilledSlots;
 use product::Product;
-pub(crate) use reads::read_seconds;
+pub(crate) use reads::reads;
 
 impl Prices for Cluster {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
@@ -201,7 +201,8 @@ impl<'a> OnRank<'a> {
                 let alike = |types: &[&TensorType]| {
                     types.iter().all(|ty| space.is_even(ty)).then(|| local_bytes(space, types, Rank(0)))
                 };
-                let (read, written) = (alike(&distinct), alike(results));
+                let keys = attention::keys_among(a, operands);
+                let (read, of_keys, written) = (alike(&distinct), alike(keys), alike(results));
                 let on = |&rank: &Rank| {
                     let operand = read.unwrap_or_else(|| local_bytes(space, &distinct, rank));
                     let result = written.unwrap_or_else(|| local_bytes(space, results, rank));
@@ -217,7 +218,9 @@ impl<'a> OnRank<'a> {
                         })
                     };
                     let bytes = if pairs > 0 { operand + result } else { result };
-                    let held = Held { pairs, queries: extent(q, a.queries), keys: extent(k, a.keys), bytes };
+                    let of_keys = of_keys.unwrap_or_else(|| local_bytes(space, keys, rank));
+                    let (queries, keys) = (extent(q, a.queries), extent(k, a.keys));
+                    let held = Held { pairs, queries, keys, bytes, of_keys };
                     attention::seconds(cluster, space, op, operands, held).unwrap_or_default()
                 };
                 ranks.iter().map(on).collect()

@@ -25,6 +25,8 @@ pub(super) struct Held {
     pub(super) keys: u64,
     /// Bytes of operands that are read and of results.
     pub(super) bytes: u128,
+    /// Bytes of keys and values among them.
+    pub(super) of_keys: u128,
 }
 
 /// The operand that is the values.
@@ -40,13 +42,45 @@ impl Held {
     ) -> Self {
         let (q, k) = (operands[0], operands[1]);
         let read = distinct(attention, operands);
-        let bytes = read.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>();
+        let bytes = |of: &mut dyn Iterator<Item = &&TensorType>| -> u128 {
+            of.map(|ty| u128::from(space.max_local_bytes(ty))).sum()
+        };
+        let of_keys = keys_among(attention, operands);
         Self {
             pairs: attention.busiest_pairs(space, q, k),
             queries: space.max_extent(attention.queries, q.axes_of(attention.queries)),
             keys: space.max_extent(attention.keys, k.axes_of(attention.keys)),
-            bytes,
+            bytes: bytes(&mut read.iter().chain(results)),
+            of_keys: bytes(&mut of_keys.iter()),
         }
+    }
+
+    /// The part of the keys that some query sees.
+    fn seen(&self) -> f64 {
+        // Each query sees as many keys, up to its own.
+        let each = self.pairs.div_ceil(u128::from(self.queries.max(1)));
+        let seen = each + u128::from(self.queries.saturating_sub(1));
+        (seen as f64 / self.keys.max(1) as f64).min(1.0)
+    }
+
+    /// Bytes of a kernel that passes over keys that no query sees, but for those of a ring.
+    fn seen_bytes(&self, attention: &Attention) -> f64 {
+        let unseen = if attention.wraps { 0.0 } else { 1.0 - self.seen() };
+        self.bytes as f64 - self.of_keys as f64 * unseen
+    }
+}
+
+/// The part of the keys in caches that an attention must read; nothing of another operation.
+pub(super) fn seen_keys(space: &Space, op: &Op, operands: &[&TensorType]) -> Option<f64> {
+    let seen = |attention: &Attention, operands: &[&TensorType]| {
+        attention.starts.then(|| Held::most(space, attention, operands, &[]).seen())
+    };
+    match op {
+        Op::Attention(attention) => seen(attention, operands),
+        Op::AttendPages { attention, pages, slots } => {
+            attention.of_gathered(space, [*pages, *slots], operands, |gathered| seen(attention, gathered))
+        }
+        _ => None,
     }
 }
 
@@ -54,6 +88,14 @@ impl Held {
 pub(super) fn distinct<'a>(attention: &Attention, operands: &[&'a TensorType]) -> Vec<&'a TensorType> {
     let is_read = |i: usize| i != VALUES || !attention.latent;
     operands.iter().enumerate().filter(|(i, _)| is_read(*i)).map(|(_, ty)| *ty).collect()
+}
+
+/// The keys and the values, where these are others.
+pub(super) fn keys_among<'a, 'b>(
+    attention: &Attention,
+    operands: &'a [&'b TensorType],
+) -> &'a [&'b TensorType] {
+    &operands[1..if attention.latent { VALUES } else { VALUES + 1 }]
 }
 
 /// Bytes that the scores of a kernel take for each score, of a softmax in elements of `operand`.
@@ -100,7 +142,7 @@ pub(super) fn seconds(
         let padded = shared.next_multiple_of(TILE_ROWS) as f64 / shared.max(1) as f64;
         let per_second = accelerator.peak.of(operands[0].dtype) * efficiency.value;
         let computed = held.pairs as f64 * forward_flops * padded / per_second;
-        let read = held.bytes as f64 / (accelerator.memory_bandwidth.value * memory.value);
+        let read = held.seen_bytes(attention) / (accelerator.memory_bandwidth.value * memory.value);
         // Keys are split over the device, and another kernel merges the parts.
         return Some(2.0 * cluster.launch_seconds() + computed.max(read));
     }

@@ -5,17 +5,28 @@ use std::collections::BTreeMap;
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Appended, Cache, Unit};
-use ithaca_ir::schedule::{Buffer, BufferId, Frame, Place, Schedule, Stream, Work};
+use ithaca_ir::schedule::{Buffer, BufferId, Frame, Place, Schedule, Stream, Task, Work};
 use ithaca_layout::shard::strategy::STAGE_AXIS;
 
-use super::FilledSlots;
+use super::{FilledSlots, attention};
 use crate::cluster::Cluster;
+
+/// What a step must read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Reads {
+    /// The time in which it is read.
+    pub(crate) seconds: f64,
+    /// Bytes of weights of the busiest rank, or of all stages.
+    pub(crate) weights: f64,
+    /// Bytes of caches in its memory.
+    pub(crate) caches: f64,
+}
 
 /// Seconds in which the busiest rank reads, at the whole bandwidth of its memory, the weights that are multiplied and the states;
 /// of a pipeline, the ranks of all stages one after another, or, of micro-batches, each of which reads the weights, with as little
-/// waiting as there can be. Of experts those count that some token chose. Caches in host memory are read at the bandwidth of the
-/// host, beside the others. Nothing where attention reads no caches.
-pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule, micro_batches: u64) -> Option<f64> {
+/// waiting as there can be. Of experts those count that some token chose, of caches the tokens that some query sees. Caches in host memory are read
+/// at the bandwidth of the host, beside the others. Nothing where attention reads no caches.
+pub(crate) fn reads(cluster: &Cluster, schedule: &Schedule, micro_batches: u64) -> Option<Reads> {
     let mut tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
     let reads_caches = |op: &Op| match op {
         Op::Attention(attention) => attention.starts,
@@ -31,13 +42,15 @@ pub(crate) fn read_seconds(cluster: &Cluster, schedule: &Schedule, micro_batches
         });
         each.sum()
     };
-    let of_device =
-        bytes(&|frame| of_frame(&filled, schedule, frame)) / cluster.accelerator.memory_bandwidth.value;
+    let weights = bytes(&|frame| weights_of(&filled, schedule, frame));
+    let caches = bytes(&|frame| states_of(schedule, frame));
+    let of_device = (weights + caches) / cluster.accelerator.memory_bandwidth.value;
     let of_host = cluster.accelerator.host_bandwidth.as_ref();
     let of_host = of_host.map(|rate| bytes(&|frame| of_uploads(schedule, frame)) / rate.value);
     let mesh = &schedule.space.mesh;
     let (p, m) = (mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis)) as f64, micro_batches as f64);
-    Some(of_device.max(of_host.unwrap_or_default()) * (m + p - 1.0) / (m * p))
+    let seconds = of_device.max(of_host.unwrap_or_default()) * (m + p - 1.0) / (m * p);
+    Some(Reads { seconds, weights, caches })
 }
 
 /// Bytes that one run of a frame copies from host memory.
@@ -60,13 +73,32 @@ fn in_use(schedule: &Schedule, frame: &Frame, state: &Buffer) -> f64 {
     { tables }.next().map_or(1.0, |part| part.min(1.0))
 }
 
-/// Bytes of one run of a frame.
-fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
+/// The part of a state that the attention of a frame must read.
+fn seen(schedule: &Schedule, frame: &Frame, state: &Buffer) -> f64 {
+    let space = &schedule.space;
+    let of_task = |task: &Task| {
+        let Work::Compute(op) = &task.work else { return None };
+        let is_read = task.reads.iter().any(|&id| frame.buffers[frame.holder(id)].place == state.place);
+        let operands: Vec<_> = task.reads.iter().filter_map(|&id| frame.buffers[id].tensor()).collect();
+        is_read.then(|| attention::seen_keys(space, op, &operands)).flatten()
+    };
+    frame.tasks.iter().find_map(of_task).unwrap_or(1.0)
+}
+
+/// Bytes of the states that one run of a frame reads.
+fn states_of(schedule: &Schedule, frame: &Frame) -> f64 {
+    let is_state = |buffer: &&Buffer| matches!(buffer.place, Place::State(_)) && !buffer.is_in_host_memory();
+    let of_state = |state: &Buffer| {
+        let bytes = state.bytes(&schedule.space) as f64;
+        bytes * in_use(schedule, frame, state) * seen(schedule, frame, state)
+    };
+    frame.buffers.values().filter(is_state).map(of_state).sum()
+}
+
+/// Bytes of the weights that products of one run of a frame read.
+fn weights_of(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
     let space = &schedule.space;
     let tensor = |id| frame.buffers[id].tensor();
-    let is_state = |buffer: &&Buffer| matches!(buffer.place, Place::State(_)) && !buffer.is_in_host_memory();
-    let states = frame.buffers.values().filter(is_state);
-    let states = states.map(|buffer| buffer.bytes(space) as f64 * in_use(schedule, frame, buffer));
     let is_product = |work: &Work| matches!(work, Work::Compute(op) if op.info().unit == Unit::Matmul);
     // Of each part of a weight the bytes, and the chance that no product reads one: products of parts of the tokens read
     // a weight again, which a product of all of them would not.
@@ -87,5 +119,5 @@ fn of_frame(filled: &FilledSlots, schedule: &Schedule, frame: &Frame) -> f64 {
         *weights.entry(holder).or_default() += bytes * (1.0 - unread);
     }
     let held = |id: BufferId| frame.buffers[id].bytes(space) as f64;
-    states.sum::<f64>() + weights.into_iter().map(|(id, bytes)| bytes.min(held(id))).sum::<f64>()
+    weights.into_iter().map(|(id, bytes)| bytes.min(held(id))).sum()
 }

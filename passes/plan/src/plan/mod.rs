@@ -32,7 +32,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::cost::read_seconds;
+use crate::cost::reads;
 use crate::memory::Memory;
 use crate::simulate::Simulation;
 
@@ -381,6 +381,9 @@ pub struct Time {
     /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor_seconds: Option<f64>,
+    /// Bytes of weights and of caches on the device that are read in this time: of a rank, or of all stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_bytes: Option<[u64; 2]>,
     /// The communication stream, by kind and axis.
     pub communication: Vec<Communication>,
 }
@@ -667,11 +670,13 @@ impl Time {
         simulation: &Simulation,
     ) -> Self {
         let rows = simulation.communication.iter();
+        let floor = reads(cluster, schedule, micro_batches.unwrap_or(1));
         Self {
             step_seconds: rounded(simulation.seconds),
             compute_seconds: rounded(simulation.compute),
             exposed_seconds: rounded(simulation.exposed()),
-            floor_seconds: read_seconds(cluster, schedule, micro_batches.unwrap_or(1)).map(rounded),
+            floor_seconds: floor.map(|floor| rounded(floor.seconds)),
+            floor_bytes: floor.map(|floor| [floor.weights, floor.caches].map(|bytes| bytes as u64)),
             communication: rows
                 .map(|((kind, axis), time)| Communication {
                     kind: (*kind).to_owned(),
