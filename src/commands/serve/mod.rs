@@ -41,6 +41,10 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         replicas = pricer.replicas(&Demand { token_seconds: None, ..demand })?;
         outcome = search(&demand, &replicas);
     }
+    if outcome.meets.is_empty() && outcome.large.is_none() && demand.gpus < pricer.devices() {
+        let all = Demand { gpus: pricer.devices(), ..demand };
+        outcome.large = search(&all, &pricer.replicas(&all)?).meets.into_iter().next();
+    }
     let dtype = pricer.dtype(&demand)?;
     let steps = Steps {
         model: &name,

@@ -1,7 +1,7 @@
 //! Chunks, two-level collectives and prefetching of the best candidates, by price.
 //!
-//! Candidates are ranked with whole collectives. The first are tried with more chunks and with collectives in levels, each
-//! beside its own whole step, so that the rows of a table compare what each can reach. Whole collectives stay where their step
+//! Candidates are ranked with whole collectives. The first, and those that expose more, are tried with more chunks and with
+//! collectives in levels, each beside its own whole step, so that the rows of a table compare what each can reach. Whole collectives stay where their step
 //! is within [`WORTH`]: each chunk costs launches that a profile prices only roughly.
 
 use ithaca_layout::fuse::levels::Choose;
@@ -16,8 +16,11 @@ use crate::cluster::Cluster;
 /// The part of a step by which a plan in chunks or levels must be faster.
 pub(super) const WORTH: f64 = 0.01;
 
-/// Candidates that are tried with other choices.
+/// Candidates that are tried with other choices: the best without.
 const TRIED: usize = 3;
+
+/// Others that are tried, those that may gain the most.
+const FURTHER: usize = 6;
 
 /// The most tasks of a candidate that is: a ring of thousands of ranks takes seconds to price, and waits for latencies, which
 /// chunks repeat.
@@ -26,16 +29,25 @@ const TASKS: usize = 1 << 14;
 /// Numbers of chunks that are tried, in this order, as long as more are faster.
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
+/// The part of their exposed communication that chunks may hide.
+const HIDDEN: f64 = 0.75;
+
 /// Replaces the best candidates by faster ones with other fusion passes.
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {
     let Some(whole) = fits.first().map(|first| first.simulation.seconds) else { return };
     let below = |seconds: f64| seconds * (1.0 - WORTH);
-    let faster = |candidate: &Priced| {
-        let is_short = candidate.tasks <= TASKS;
-        is_short.then(|| fastest(compiler, cluster, candidate, below(candidate.simulation.seconds))).flatten()
-    };
-    let found: Vec<Option<Priced>> = fits.par_iter().take(TRIED).map(faster).collect();
-    for (candidate, other) in fits.iter_mut().zip(found) {
+    let expected =
+        |candidate: &Priced| candidate.simulation.seconds - HIDDEN * candidate.simulation.exposed();
+    let mut further: Vec<&mut Priced> =
+        fits.iter_mut().filter(|candidate| candidate.tasks <= TASKS).collect();
+    let mut tried: Vec<&mut Priced> = further.drain(..TRIED.min(further.len())).collect();
+    further.retain(|candidate| expected(candidate) < whole);
+    further.sort_by(|a, b| expected(a).total_cmp(&expected(b)));
+    tried.extend(further.into_iter().take(FURTHER));
+    let faster =
+        |candidate: &&mut Priced| fastest(compiler, cluster, candidate, below(candidate.simulation.seconds));
+    let found: Vec<Option<Priced>> = tried.par_iter().map(faster).collect();
+    for (candidate, other) in tried.into_iter().zip(found) {
         let Some(other) = other else { continue };
         // The best whole step is not overtaken by less than it is worth.
         let seconds = other.simulation.seconds;
