@@ -192,7 +192,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// The numbers of tokens of a prompt that are computed at once beside decoding.
-    fn chunks(&self, demand: &Demand) -> BTreeSet<u64> {
+    fn sizes_of_chunks(&self, demand: &Demand) -> BTreeSet<u64> {
         match (self.encodes_prompts, self.has_rings) {
             (true, _) => BTreeSet::from([demand.input]),
             (false, true) => BTreeSet::from([STEP.min(demand.input)]),
@@ -277,19 +277,33 @@ impl<'a> Pricer<'a> {
         Some((seconds, memory::of_schedule(&cluster, &compiled.schedule)))
     }
 
-    /// Of layouts those that may be the best for some number of sequences, as a few numbers of them tell.
+    /// Of layouts those that may be the best for some number of sequences, as a few numbers of them tell: by steps alone, or with
+    /// the chunks of prompts between them.
     fn worthwhile(&self, layouts: Vec<ShardOptions>, demand: &Demand) -> Result<Vec<ShardOptions>> {
         /// The numbers of sequences of each group of ranks.
         const FEW: [u64; 4] = [1, 8, 64, 512];
         /// By this factor another layout must be faster.
         const BEATEN: f64 = 1.05;
-        let steps = layouts.par_iter().map(|options| Ok(self.steps(options, demand, FEW)?.0));
-        let steps: Vec<Vec<Decoding>> = steps.collect::<Result<_>>()?;
-        let is_beaten = |step: &Decoding| {
-            let all = steps.iter().flatten();
-            all.clone().any(|other| other.batch >= step.batch && other.seconds * BEATEN < step.seconds)
+        let largest = self.sizes_of_chunks(demand).last().copied();
+        let steps = |options: &ShardOptions| -> Result<Vec<(u64, [f64; 2])>> {
+            let (steps, parameters) = self.steps(options, demand, FEW)?;
+            let chunks = self.chunks(options, largest, parameters, demand)?;
+            let each = chunks
+                .iter()
+                .map(|chunk| demand.input.div_ceil(chunk.tokens) as f64 * chunk.seconds / chunk.batch as f64);
+            let of_prompt = each.fold(f64::INFINITY, f64::min);
+            let share = |step: &Decoding| step.batch as f64 * of_prompt / demand.output as f64;
+            Ok(steps.iter().map(|step| (step.batch, [step.seconds, step.seconds + share(step)])).collect())
         };
-        let kept = steps.iter().map(|steps| !steps.iter().all(is_beaten));
+        let steps: Vec<_> = layouts.par_iter().map(steps).collect::<Result<_>>()?;
+        let is_best = |(batch, seconds): &(u64, [f64; 2])| {
+            (0..2).any(|i| {
+                let is_beaten =
+                    |other: &(u64, [f64; 2])| other.0 >= *batch && other.1[i] * BEATEN < seconds[i];
+                seconds[i].is_finite() && !steps.iter().flatten().any(is_beaten)
+            })
+        };
+        let kept = steps.iter().map(|of_layout| of_layout.iter().any(is_best));
         Ok(layouts
             .iter()
             .zip(kept)
@@ -341,8 +355,6 @@ impl<'a> Pricer<'a> {
 
     /// A replica that decodes, and computes prompts in chunks if it must; nothing where one sequence for each group is too many.
     fn decoding_replica(&self, options: &ShardOptions, demand: &Demand) -> Result<Option<Replica>> {
-        let groups = job::sequence_groups(self.registry, options)?;
-        let micro_batches = Self::micro_batches(options);
         let batches =
             [2, 3].into_iter().flat_map(|from| std::iter::successors(Some(from), |n| Some(2 * n)).take(11));
         let batches: BTreeSet<u64> = batches.chain([1]).filter(|&n| n <= MOST_SEQUENCES).collect();
@@ -350,7 +362,20 @@ impl<'a> Pricer<'a> {
         if decoding.is_empty() {
             return Ok(None);
         }
-        let sizes = self.chunks(demand);
+        let chunks = self.chunks(options, self.sizes_of_chunks(demand), parameters, demand)?;
+        Ok(Some(Replica { chunks, decoding, ..self.replica(options) }))
+    }
+
+    /// Steps of chunks of prompts, of so many tokens each, where steps of tokens have so many bytes of parameters.
+    fn chunks(
+        &self,
+        options: &ShardOptions,
+        sizes: impl IntoIterator<Item = u64>,
+        parameters: u64,
+        demand: &Demand,
+    ) -> Result<Vec<Prompts>> {
+        let groups = job::sequence_groups(self.registry, options)?;
+        let micro_batches = Self::micro_batches(options);
         let sizes = sizes.into_iter().flat_map(|tokens| micro_batches.iter().map(move |&n| (tokens, n)));
         let chunks = sizes.filter_map(|(tokens, micro_batches)| {
             let batch = groups * micro_batches;
@@ -360,7 +385,7 @@ impl<'a> Pricer<'a> {
             let room = memory.arena + memory.parameters.saturating_sub(parameters);
             Some(Prompts { batch, micro_batches, tokens, seconds, room })
         });
-        Ok(Some(Replica { chunks: chunks.collect(), decoding, ..self.replica(options) }))
+        Ok(chunks.collect())
     }
 
     /// A replica that computes prompts only, so many tokens of each at once.
