@@ -16,6 +16,7 @@ use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::check_names;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
@@ -251,6 +252,7 @@ impl PlanRequest {
         };
         let target = search.narrowing.framework.map(target).transpose()?;
         let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
+        check_names(module, &request.options)?;
         let forward = import::import(&model.config, &model.name, workload)?;
         check_stage_layers(&forward, &workload.training)?;
         if workload.mode == Mode::Train {
