@@ -164,6 +164,11 @@ fn names_that_are_not_there_are_refused_before_the_search() {
             format!("{plan} --mesh cp=8 --sequence-axes s=foo"),
             ["axis `foo`, which mesh `cp=8` lacks", "axes: cp"],
         ),
+        (
+            format!("{plan} --expert-bound 3"),
+            ["error[M10]: an expert bound of 3", "leave `--expert-bound` out"],
+        ),
+        (format!("{plan} --capacity 1.5"), ["error[M10]: a capacity of 1.5", "leave `--capacity` out"]),
     ] {
         let refusal = refused(at, &arguments);
         assert!(says.iter().all(|says| refusal.contains(says)), "{arguments}: {refusal}");
