@@ -17,7 +17,7 @@ use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::check_names;
-use ithaca_passes::shard::strategy::STAGE_AXIS;
+use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
@@ -92,6 +92,7 @@ impl PlanRequest {
                 .help(format!("use the mesh, as in `--strategy pipeline --mesh pp={n}`"))
                 .into());
         }
+        check_micro_batches(&workload, mesh.as_ref())?;
         ineffective::ignored(&workload_args.ignore_fields, &model.config)?;
         if workload_args.logits.is_none()
             && workload.mode == Mode::Prefill
@@ -309,6 +310,16 @@ impl PlanRequest {
             }
         })
     }
+}
+
+/// The stated number of micro-batches divides the batch, of which data-parallel ranks have parts; without them the program says so.
+fn check_micro_batches(Workload { batch, training, .. }: &Workload, mesh: Option<&Mesh>) -> Result<()> {
+    let data = mesh.and_then(|mesh| mesh.axis(DATA_AXIS).map(|axis| mesh.size(axis))).unwrap_or(1);
+    let n = training.micro_batches;
+    if data > 1 && batch.is_multiple_of(data) && !batch.is_multiple_of(n) {
+        return Err(Diagnostic::from(differentiate::undivided(*batch, n, data)).into());
+    }
+    Ok(())
 }
 
 /// The stated layers of stages are those of the model.

@@ -129,8 +129,16 @@ impl Model {
             let refusal = Diagnostic::new("M09", "documents packed into sequences that are continued");
             return Err(refusal.help("leave `--documents` out"));
         }
+        if workload.mode == Mode::Train {
+            let message =
+                format!("`--context {capacity}` is for sequences that are continued, and the mode is train");
+            return Err(Diagnostic::new("M09", message).help("leave `--context` out, or use `--mode decode`"));
+        }
         if workload.logits == Logits::All {
-            let refusal = Diagnostic::new("M09", "logits of all tokens of sequences that are continued");
+            let message = format!(
+                "logits of all tokens of sequences that are continued in caches of {capacity}, `--context`"
+            );
+            let refusal = Diagnostic::new("M09", message);
             return Err(refusal.repairs(["--logits last".to_owned()]));
         }
         if workload.pages.is_some_and(|pages| pages.host.is_some())
