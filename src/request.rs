@@ -14,7 +14,7 @@ use ithaca_passes::frameworks::Framework;
 use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
-use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
+use ithaca_passes::planner::{self, Compiler, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::check_names;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
@@ -206,6 +206,27 @@ impl PlanRequest {
     pub fn fitting(&self, registry: &Registry) -> Result<Vec<Priced>> {
         self.ask(registry, &self.program()?, None, |program, request| {
             Ok(planner::fitting(program, &self.cluster, request)?)
+        })
+    }
+
+    /// The rule that the first layout breaks, if every layout breaks one; memory is not looked at.
+    ///
+    /// # Errors
+    /// Those of the model's configuration.
+    pub fn illegal(&self, registry: &Registry) -> Result<Option<Diagnostic>> {
+        self.ask(registry, &self.program()?, None, |program, request| {
+            let candidates = match planner::candidates(registry, &self.cluster, request) {
+                Ok(candidates) => candidates,
+                Err(refusal) => return Ok(Some(refusal)),
+            };
+            let mut first = None;
+            for candidate in &candidates {
+                match program.check(candidate) {
+                    Ok(()) => return Ok(None),
+                    Err(rule) => first = first.or(Some(rule)),
+                }
+            }
+            Ok(first)
         })
     }
 

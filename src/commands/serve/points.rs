@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::compile::draft_with;
 use ithaca_passes::import::{self, Mode, Workload};
@@ -22,7 +24,7 @@ use crate::request::PlanRequest;
 use crate::subject::{self, Lengths, Model};
 
 /// The most GPUs of a replica.
-const LARGEST_REPLICA: u64 = 128;
+pub(super) const LARGEST_REPLICA: u64 = 128;
 
 /// The layouts that are kept of each size, of each of two batches.
 const KEPT: usize = 5;
@@ -61,6 +63,9 @@ const PER_STAGE: [u64; 2] = [1, 2];
 
 /// Sequences of a group of ranks beyond which no more are tried.
 const MOST_SEQUENCES: u64 = 1024;
+
+/// The code of a refusal of sizes for which the strategies that are tried have no mesh.
+const NO_MESH: &str = "P30";
 
 /// Prices steps.
 pub(super) struct Pricer<'a> {
@@ -101,6 +106,7 @@ impl<'a> Pricer<'a> {
         let base = subject::workload(&as_decode, Some(lengths))?;
         let NarrowingArgs { only, without, max_tp, framework, effort } = args.narrowing.clone();
         let name = import::described_name(&model.config, &base.ignore)?;
+        check_length(demand, import::facts(&model.config, &base.ignore)?.learned_positions)?;
         let encodes_prompts = import::encodes_prompts(&model.config, &base.ignore)?;
         let model = plan::Model::new(name, model.config);
         let pricer = Self {
@@ -116,7 +122,9 @@ impl<'a> Pricer<'a> {
             encodes_prompts,
         };
         // A model or a length that is refused is refused before the search.
-        let module = import::program(&pricer.model.config, &pricer.model.name, &pricer.decode(1, demand))?;
+        let longest = Some(demand.input + demand.output);
+        let workload = Workload { cache: longest, ..pricer.decode(1, demand) };
+        let module = import::program(&pricer.model.config, &pricer.model.name, &workload)?;
         Ok(Self { has_experts: planner::experts(&module) > 0, ..pricer })
     }
 
@@ -134,14 +142,9 @@ impl<'a> Pricer<'a> {
 
     /// Replicas of all sizes that fit, with steps of tokens up to a little above the target, if there is one. Without experts, larger ones are not tried once they no longer decode a sequence faster.
     pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
-        let most = demand.gpus.min(LARGEST_REPLICA);
-        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
-        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
-        let powers = powers.take_while(|&n| n <= most);
-        let sizes: BTreeSet<u64> = levels.chain(powers).filter(|&n| n <= most).collect();
         let mut replicas: Vec<Replica> = Vec::new();
         let mut fastest = f64::INFINITY;
-        for gpus in sizes {
+        for gpus in self.sizes(demand) {
             let layouts =
                 self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
             let decoding = layouts.par_iter().map(|options| self.decoding_replica(options, demand));
@@ -166,6 +169,29 @@ impl<'a> Pricer<'a> {
         Ok(replicas)
     }
 
+    /// The GPUs of the replicas that are tried.
+    fn sizes(&self, demand: &Demand) -> BTreeSet<u64> {
+        let most = demand.gpus.min(LARGEST_REPLICA);
+        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
+        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
+        let powers = powers.take_while(|&n| n <= most);
+        levels.chain(powers).filter(|&n| n <= most).collect()
+    }
+
+    /// Why no replica decodes a sequence, whatever its memory: the first rule that a layout breaks; nothing where one breaks none.
+    pub(super) fn illegal(&self, demand: &Demand) -> Result<Option<Diagnostic>> {
+        let mut first = None;
+        for gpus in self.sizes(demand) {
+            let request = self.request(gpus, self.decode(1, demand), (&self.decoding, &DECODING));
+            match request.illegal(self.registry)? {
+                Some(refusal) if refusal.code == NO_MESH => {}
+                Some(refusal) => first = first.or(Some(refusal)),
+                None => return Ok(None),
+            }
+        }
+        Ok(first)
+    }
+
     /// A step that decodes, beside caches that are full on average.
     fn decode(&self, batch: u64, demand: &Demand) -> Workload {
         let context = demand.input + demand.output.div_ceil(2);
@@ -182,30 +208,14 @@ impl<'a> Pricer<'a> {
         &self,
         gpus: u64,
         workload: impl Fn(u64) -> Workload,
-        (cluster, tried): (&Cluster, &[&str]),
+        of: (&Cluster, &[&str]),
     ) -> Result<Vec<ShardOptions>> {
         let mut found: Vec<ShardOptions> = Vec::new();
         // Replicas are data-parallel; within one only experts gain by it.
         let batches = if self.has_experts { BTreeSet::from([1, gpus]) } else { BTreeSet::from([1]) };
-        let mut narrowing = self.narrowing.clone();
-        if narrowing.only.is_empty() {
-            let is_tried = |name: &str| self.has_experts || !name.starts_with(DATA_PARALLEL);
-            narrowing.only =
-                tried.iter().filter(|name| is_tried(name)).map(|&name| name.to_owned()).collect();
-        }
         for batch in batches {
-            let search =
-                Request { narrowing: narrowing.clone(), options: self.options.clone(), ..Request::new(gpus) };
-            let request = PlanRequest {
-                model: self.model.clone(),
-                cluster: cluster.clone(),
-                workload: workload(batch),
-                gpus,
-                search: search.search(),
-            };
-            // Of some sizes the strategies that are tried have no mesh.
-            let fitting = match request.fitting(self.registry) {
-                Err(failure) if failure.diagnostics.iter().all(|d| d.code == "P30") => continue,
+            let fitting = match self.request(gpus, workload(batch), of).fitting(self.registry) {
+                Err(failure) if failure.diagnostics.iter().all(|d| d.code == NO_MESH) => continue,
                 fitting => fitting?,
             };
             for priced in fitting.into_iter().take(KEPT) {
@@ -215,6 +225,24 @@ impl<'a> Pricer<'a> {
             }
         }
         Ok(found)
+    }
+
+    /// The search of layouts of a step.
+    fn request(&self, gpus: u64, workload: Workload, (cluster, tried): (&Cluster, &[&str])) -> PlanRequest {
+        let mut narrowing = self.narrowing.clone();
+        if narrowing.only.is_empty() {
+            let is_tried = |name: &str| self.has_experts || !name.starts_with(DATA_PARALLEL);
+            narrowing.only =
+                tried.iter().filter(|name| is_tried(name)).map(|&name| name.to_owned()).collect();
+        }
+        let search = Request { narrowing, options: self.options.clone(), ..Request::new(gpus) };
+        PlanRequest {
+            model: self.model.clone(),
+            cluster: cluster.clone(),
+            workload,
+            gpus,
+            search: search.search(),
+        }
     }
 
     /// The numbers of micro-batches that are tried for steps of a layout.
@@ -319,6 +347,20 @@ impl<'a> Pricer<'a> {
         let level = levels.iter().find(|level| level.devices.value > gpus).or(levels.last());
         level.map_or(f64::INFINITY, |level| level.bandwidth.value * level.exchange_efficiency.value)
     }
+}
+
+/// Refuses prompts whose answers end behind the last learned position.
+fn check_length(Demand { input, output, .. }: &Demand, positions: Option<u64>) -> Result<()> {
+    let Some(most) = positions.filter(|&most| input + output > most) else { return Ok(()) };
+    let message = format!(
+        "prompts of {input} tokens, `--input`, and answers of {output}, `--output-tokens`, are sequences of {}, and the model has \
+         {most} learned positions",
+        counted(input + output, "token")
+    );
+    let output = (*output).min(most / 2);
+    let help =
+        format!("ask for at most {most} in all, as in `--input {} --output-tokens {output}`", most - output);
+    Err(Diagnostic::new("M08", message).help(help).into())
 }
 
 /// A workload in micro-batches.
