@@ -14,9 +14,10 @@ use ithaca_passes::frameworks::Framework;
 use ithaca_passes::fuse::prefetch::Prefetch;
 use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
-use ithaca_passes::planner::{self, Priced, Program, Refusal, Request, Steps, Subject, Target};
+use ithaca_passes::planner::{self, Compiler, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::STAGE_AXIS;
+use ithaca_passes::shard::check_names;
+use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
 use crate::cli::{LayoutArgs, NarrowingArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
@@ -91,6 +92,7 @@ impl PlanRequest {
                 .help(format!("use the mesh, as in `--strategy pipeline --mesh pp={n}`"))
                 .into());
         }
+        check_micro_batches(&workload, mesh.as_ref())?;
         ineffective::ignored(&workload_args.ignore_fields, &model.config)?;
         if workload_args.logits.is_none()
             && workload.mode == Mode::Prefill
@@ -207,6 +209,27 @@ impl PlanRequest {
         })
     }
 
+    /// The rule that the first layout breaks, if every layout breaks one; memory is not looked at.
+    ///
+    /// # Errors
+    /// Those of the model's configuration.
+    pub fn illegal(&self, registry: &Registry) -> Result<Option<Diagnostic>> {
+        self.ask(registry, &self.program()?, None, |program, request| {
+            let candidates = match planner::candidates(registry, &self.cluster, request) {
+                Ok(candidates) => candidates,
+                Err(refusal) => return Ok(Some(refusal)),
+            };
+            let mut first = None;
+            for candidate in &candidates {
+                match program.check(candidate) {
+                    Ok(()) => return Ok(None),
+                    Err(rule) => first = first.or(Some(rule)),
+                }
+            }
+            Ok(first)
+        })
+    }
+
     /// Asks the planner; `module` is the program.
     ///
     /// # Errors
@@ -251,6 +274,7 @@ impl PlanRequest {
         };
         let target = search.narrowing.framework.map(target).transpose()?;
         let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
+        check_names(module, &request.options)?;
         let forward = import::import(&model.config, &model.name, workload)?;
         check_stage_layers(&forward, &workload.training)?;
         if workload.mode == Mode::Train {
@@ -307,6 +331,16 @@ impl PlanRequest {
             }
         })
     }
+}
+
+/// The stated number of micro-batches divides the batch, of which data-parallel ranks have parts; without them the program says so.
+fn check_micro_batches(Workload { batch, training, .. }: &Workload, mesh: Option<&Mesh>) -> Result<()> {
+    let data = mesh.and_then(|mesh| mesh.axis(DATA_AXIS).map(|axis| mesh.size(axis))).unwrap_or(1);
+    let n = training.micro_batches;
+    if data > 1 && batch.is_multiple_of(data) && !batch.is_multiple_of(n) {
+        return Err(Diagnostic::from(differentiate::undivided(*batch, n, data)).into());
+    }
+    Ok(())
 }
 
 /// The stated layers of stages are those of the model.

@@ -79,16 +79,24 @@ const FEWEST_COLUMNS: usize = 60;
 
 /// Columns of standard output.
 fn width() -> usize {
-    let size = terminal_size::terminal_size_of(std::io::stdout());
-    size.map_or(COLUMNS, |(columns, _)| usize::from(columns.0).max(FEWEST_COLUMNS))
+    columns(std::io::stdout()).unwrap_or(COLUMNS)
+}
+
+/// Columns of a terminal, which may be known where its rows are not.
+#[cfg(unix)]
+fn columns(stream: impl std::os::fd::AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(stream).ok()?;
+    (size.ws_col > 0).then(|| usize::from(size.ws_col).max(FEWEST_COLUMNS))
+}
+
+#[cfg(not(unix))]
+fn columns<S>(_: S) -> Option<usize> {
+    None
 }
 
 /// A failure in lines of the width of the terminal that it is printed to; commands stay whole.
 fn in_lines(failure: &Failure) -> String {
-    let Some((columns, _)) = terminal_size::terminal_size_of(std::io::stderr()) else {
-        return failure.render();
-    };
-    let width = usize::from(columns.0).max(FEWEST_COLUMNS);
+    let Some(width) = columns(std::io::stderr()) else { return failure.render() };
     let text = failure.render_within(width);
     let lines = text.lines().map(|line| {
         let start = line.trim_start();

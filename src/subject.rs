@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::ops::Movement;
 use ithaca_ir::{DType, Diagnostic, Mesh};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::fuse::Fusion;
@@ -640,6 +641,32 @@ fn sequence_axes(args: &LayoutArgs) -> Result<Vec<(String, Vec<String>)>> {
     pairs.collect()
 }
 
+/// The axes of sequences, if they are axes of the mesh, or of strategies where the mesh is searched.
+///
+/// # Errors
+/// `P11` for another axis.
+fn known_axes(
+    registry: &Registry,
+    sequences: Vec<(String, Vec<String>)>,
+    mesh: Option<&Mesh>,
+) -> Result<Vec<(String, Vec<String>)>> {
+    let known: BTreeSet<&str> = match mesh {
+        Some(mesh) => mesh.axes.values().map(|axis| axis.name.as_str()).collect(),
+        None => registry.strategies().flat_map(|s| s.axes().iter().copied()).collect(),
+    };
+    for (dim, axes) in &sequences {
+        if let Some(axis) = axes.iter().find(|axis| !known.contains(axis.as_str())) {
+            let of = mesh.map_or_else(|| "no strategy has".to_owned(), |mesh| format!("mesh `{mesh}` lacks"));
+            let message = format!("sequence `{dim}` is to be split by axis `{axis}`, which {of}");
+            return Err(Diagnostic::new("P11", message)
+                .names("axes", axis, known)
+                .help(format!("or name the axis in the mesh too: `--mesh` with `{axis}=2`"))
+                .into());
+        }
+    }
+    Ok(sequences)
+}
+
 /// The two sides of `KEY=VALUE`.
 fn pair(flag: &str, item: &str, form: &str) -> Result<(String, String)> {
     let sides = item.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
@@ -652,13 +679,20 @@ fn pair(flag: &str, item: &str, form: &str) -> Result<(String, String)> {
 /// The options of a layout on `mesh`, without strategy and mesh.
 ///
 /// # Errors
-/// `P02` for an unknown token order, movement, fusion or ZeRO stage; `C00` for a malformed pair.
+/// `P02` for an unknown token order, fusion or ZeRO stage, and for text that is no movement; `P10` for an unknown strategy of a
+/// layer, `P47` for an unknown movement, `P11` for an unknown axis of a sequence; `C00` for a malformed pair.
 pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh>) -> Result<ShardOptions> {
     let zero = args.zero.as_deref().map(Zero::parse).transpose()?.unwrap_or_default();
     let order = args.order.as_deref().filter(|&order| order != "auto");
     let own_axes = own_axes(args)?;
+    let movement = |text: &String| -> Result<Movement> {
+        let movement = parse_movement(text)?;
+        registry.check_movement(&movement)?;
+        Ok(movement)
+    };
     let layers = args.layer_strategies.iter().map(|item| {
         let (layer, named) = pair("layer-strategy", item, "FUNCTION=NAME")?;
+        registry.product(&named)?;
         let completed = mesh.and_then(|mesh| registry.with_implied(Some(named.as_str()), mesh, &own_axes));
         Ok((layer, completed.unwrap_or(named)))
     });
@@ -678,9 +712,9 @@ pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh
         zero,
         layers: layers.collect::<Result<_>>()?,
         attention: AttentionChoice {
-            movement: args.movement.as_deref().map(parse_movement).transpose()?,
-            cross_movement: args.cross_movement.as_deref().map(parse_movement).transpose()?,
-            sequences: sequence_axes(args)?,
+            movement: args.movement.as_ref().map(movement).transpose()?,
+            cross_movement: args.cross_movement.as_ref().map(movement).transpose()?,
+            sequences: known_axes(registry, sequence_axes(args)?, mesh)?,
         },
         partials: args.partials.as_deref().map_or(Ok(Partials::default()), Partials::parse)?,
         fusion: args.fuse.as_deref().map_or(Ok(zero.usual_fusion()), Fusion::parse)?,

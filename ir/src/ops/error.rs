@@ -9,18 +9,26 @@ pub struct OpError {
     pub code: &'static str,
     /// The violation, with names and numbers.
     pub message: String,
+    /// What to do about it, where it is known.
+    pub help: Option<String>,
 }
 
 impl OpError {
     /// The violation of `code` that `message` describes.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), help: None }
+    }
+
+    /// Says what to do about it.
+    #[must_use]
+    pub fn help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
     }
 }
 
 impl From<OpError> for Diagnostic {
-    fn from(OpError { code, message }: OpError) -> Self {
-        Self::new(code, message)
+    fn from(OpError { code, message, help }: OpError) -> Self {
+        help.into_iter().fold(Self::new(code, message), Self::help)
     }
 }
 

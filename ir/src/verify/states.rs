@@ -38,7 +38,7 @@ pub(super) fn check(module: &Module, known: Option<&Module>, found: &mut Diagnos
             return;
         }
     }
-    for (i, OpError { code, message }) in conflicts(&module.space, &uses) {
+    for (i, OpError { code, message, .. }) in conflicts(&module.space, &uses) {
         found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
     }
 }

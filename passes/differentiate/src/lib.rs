@@ -39,6 +39,7 @@ mod tape;
 mod tied;
 mod update;
 
+pub use micro::undivided;
 pub use options::{ADAMW, DropoutChoice, GradientType, OPTIONS, Offload, PipelineOrder, Recompute, Training};
 pub use pipelined::{MAX_CALLS, check_calls};
 pub use sequences::in_micro_batches;

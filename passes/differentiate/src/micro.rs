@@ -34,6 +34,21 @@ pub(super) struct Split {
     pub(super) earlier: Option<DimId>,
 }
 
+/// Why a batch is not cut into `n` micro-batches where each of some ranks has its part of the batch, with numbers that cut it.
+pub fn undivided(batch: u64, n: u64, ranks: u64) -> OpError {
+    let of_ranks = if ranks == 1 { String::new() } else { format!(" on {ranks} data-parallel ranks") };
+    let message =
+        format!("a batch of {} does not divide into {n} micro-batches{of_ranks}", counted(batch, "sequence"));
+    let share = batch / ranks;
+    let numbers = (1..=share.min(64)).filter(|&n| share.is_multiple_of(n));
+    let numbers: Vec<String> = numbers.map(|n| n.to_string()).collect();
+    let larger = batch.next_multiple_of(n.max(1).saturating_mul(ranks));
+    OpError::new("P52", message).help(format!(
+        "numbers of micro-batches that divide it: {}; {n} divide a batch of {larger}",
+        numbers.join(", ")
+    ))
+}
+
 /// Cuts the batch into micro-batches.
 pub(super) fn cut(
     stepped: &mut Module,
@@ -54,12 +69,7 @@ pub(super) fn cut(
     };
     let dim = &mut stepped.space.dims[batch];
     if !dim.size.is_multiple_of(n) {
-        let message = format!(
-            "a batch `{}` of {} does not divide into {n} micro-batches",
-            dim.name,
-            counted(dim.size, "sequence")
-        );
-        return Err(OpError::new("P52", message));
+        return Err(undivided(dim.size, n, 1));
     }
     let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;

@@ -192,7 +192,11 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
             "{number} not divisible by {} stages, as the interleaved order requires",
             training.stages
         );
-        return Err(OpError::new("P53", message).into());
+        let help = format!(
+            "use a multiple, as in `micro_batches={}`",
+            training.micro_batches.next_multiple_of(training.stages)
+        );
+        return Err(OpError::new("P53", message).help(help).into());
     }
     check_calls(training)?;
     let chunks = if interleaved { small(training.chunks) } else { 1 };

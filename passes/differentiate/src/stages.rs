@@ -127,11 +127,15 @@ pub fn chunks(module: &Module, training: &Training) -> Result<Vec<Vec<(usize, u6
 /// As [`in_stages`].
 pub fn chunk_layers(module: &Module, training: &Training) -> Result<Vec<u64>, OpError> {
     let (units, chunk_of) = cut_units(module, training)?;
+    Ok(layers_of(&units, &chunk_of))
+}
+
+fn layers_of(units: &[Unit], chunk_of: &[usize]) -> Vec<u64> {
     let mut layers = vec![0; chunk_of.last().map_or(0, |last| last + 1)];
-    for (unit, chunk) in units.iter().zip(chunk_of) {
+    for (unit, &chunk) in units.iter().zip(chunk_of) {
         layers[chunk] += u64::from(unit.is_layer);
     }
-    Ok(layers)
+    layers
 }
 
 fn cut_units(module: &Module, training: &Training) -> Result<(Vec<Unit>, Vec<usize>), OpError> {
@@ -157,19 +161,28 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
     if stated.is_empty() || training.stages <= 1 {
         return Ok(balance(units, usize::try_from(n).unwrap_or(usize::MAX)));
     }
-    let text = || stated.iter().map(u64::to_string).collect::<Vec<_>>().join("+");
+    let text = |layers: &[u64]| layers.iter().map(u64::to_string).collect::<Vec<_>>().join("+");
+    let refused = |message: String| {
+        let usual = layers_of(units, &balance(units, usize::try_from(n).unwrap_or(usize::MAX)));
+        let help = format!(
+            "state a number for each of {}, {n_layers} in all, as in `stage_layers={}`",
+            counted(n, "chunk"),
+            text(&usual)
+        );
+        refused(message).map_err(|refusal| refusal.help(help))
+    };
     if stated.len() as u64 != n {
-        let chunks = stated.len();
         return refused(format!(
-            "`stage_layers={}` states the layers of {chunks} chunks, and the pipeline has {n}",
-            text()
+            "`stage_layers={}` states the layers of {}, and the pipeline has {n}",
+            text(stated),
+            counted(stated.len() as u64, "chunk")
         ));
     }
     let sum = stated.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
     if sum != n_layers {
         return refused(format!(
             "`stage_layers={}` states {}, but the model has {}",
-            text(),
+            text(stated),
             counted(sum, "layer"),
             of_model()
         ));
@@ -177,7 +190,7 @@ fn chunks_of(units: &[Unit], training: &Training) -> Result<Vec<usize>, OpError>
     let chunk_of = stated_chunks(units, stated);
     let is_empty = |chunk: &usize| !chunk_of.contains(chunk);
     if let Some(chunk) = (0..stated.len()).find(is_empty) {
-        return refused(format!("`stage_layers={}` leaves chunk {chunk} without any work", text()));
+        return refused(format!("`stage_layers={}` leaves chunk {chunk} without any work", text(stated)));
     }
     Ok(chunk_of)
 }
@@ -312,5 +325,9 @@ mod tests {
         for (stages, layers) in wrong {
             assert_eq!(cut(stages, layers).unwrap_err().code, "P53");
         }
+        let help = "state a number for each of 3 chunks, 4 in all, as in `stage_layers=1+2+1`";
+        assert_eq!(cut(3, &[2, 2]).unwrap_err().help.unwrap(), help);
+        assert_eq!(cut(3, &[2, 2, 2]).unwrap_err().help.unwrap(), help);
+        assert_eq!(cut(3, &[1, 2, 1]).unwrap(), cut(3, &[]).unwrap());
     }
 }

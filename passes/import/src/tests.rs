@@ -509,6 +509,15 @@ fn models_that_are_not_there_are_refused() {
     refused(&json!({"model_type": "mt5"}), "M02", &["mt5"]);
     let near = import(&json!({"model_type": "Llama"}), "m", &Workload::prefill(1, 1)).unwrap_err();
     assert!(near.helps.iter().any(|h| h.contains("`llama`")), "{:?}", near.helps);
+    // A family that would refuse the description is not proposed.
+    let other = json!({
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax"
+    });
+    let near = import(&other, "m", &Workload::prefill(1, 1)).unwrap_err();
+    assert!(near.helps[0].contains("`deepseek_v3`") && near.helps[0].contains("`scoring_func`"), "{near:?}");
+    assert!(!near.helps.iter().any(|h| h.contains("did you mean")), "{near:?}");
+    // Models of text and images have their text part elsewhere.
+    refused(&json!({"model_type": "gemma3"}), "M02", &["gemma3"]);
     refused(
         &with(&small("llama"), json!({"architectures": ["LlamaForSequenceClassification"]})),
         "M11",

@@ -1,7 +1,6 @@
 //! The workload of a model: sizes, element type and use.
 
-use ithaca_differentiate::Training;
-use ithaca_ir::diagnostic::counted;
+use ithaca_differentiate::{self as differentiate, Training};
 use ithaca_ir::{DType, Diagnostic};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -143,16 +142,7 @@ impl Workload {
     /// `P52` where `n` does not divide the batch.
     pub(crate) fn of_micro_batch(&self, n: u64) -> Result<Self, Diagnostic> {
         if n == 0 || !self.batch.is_multiple_of(n) {
-            let message = format!(
-                "a batch of {} does not divide into {n} micro-batches",
-                counted(self.batch, "sequence")
-            );
-            let divisors: Vec<String> = (1..=self.batch.min(64))
-                .filter(|&n| self.batch.is_multiple_of(n))
-                .map(|n| n.to_string())
-                .collect();
-            return Err(Diagnostic::new("P52", message)
-                .help(format!("numbers that divide it: {}", divisors.join(", "))));
+            return Err(differentiate::undivided(self.batch, n, 1).into());
         }
         let pages = self.pages.zip(self.cache).map(|(pages, capacity)| {
             let all = pages.count.unwrap_or(capacity.div_ceil(pages.tokens) * self.batch);

@@ -1,9 +1,9 @@
 //! The strategies, movements and passes that are known: those that come with Ithaca, and those that are added.
 
-use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_ir::{Diagnostic, Mesh, ops};
 use ithaca_pass::Pass;
 
-use crate::movement::{MOVEMENTS, Movement};
+use crate::movement::{MOVEMENTS, Movement, check_options};
 use crate::strategy::{CONTEXT_AXIS, DATA_AXIS, EXPERT_AXIS, STAGE_AXIS, STRATEGIES, Strategy, TENSOR_AXIS};
 
 /// The strategies that the axes of a mesh imply, in the order of a product: before the named strategies, and after them.
@@ -146,5 +146,13 @@ impl Registry {
             let known = self.movements().map(|m| m.name());
             Diagnostic::new("P47", format!("there is no movement `{name}`")).names("movements", name, known)
         })
+    }
+
+    /// Checks that a movement is known, and has the options that are stated.
+    ///
+    /// # Errors
+    /// `P47` for an unknown name, and for an option that it does not have or that occurs twice.
+    pub fn check_movement(&self, stated: &ops::Movement) -> Result<(), Diagnostic> {
+        check_options(self.movement(&stated.name)?, &stated.options)
     }
 }

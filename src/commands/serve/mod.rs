@@ -2,6 +2,7 @@
 
 mod document;
 mod points;
+mod sizes;
 mod text;
 
 use std::fmt::Write;
@@ -15,12 +16,12 @@ use ithaca_passes::planner::View;
 use ithaca_passes::serve::{Demand, Deployment, Outcome, search};
 
 use super::session::{Done, Session};
-use crate::cli::{self, LayoutArgs, PlanArgs, WorkloadArgs};
+use crate::cli::{self, LayoutArgs, NarrowingArgs, PlanArgs, WorkloadArgs};
 use crate::error::Result;
 use crate::kind::{self, Wanted};
 use crate::{files, subject};
 use document::{Document, Steps};
-use points::Pricer;
+use points::{LARGEST_REPLICA, Pricer};
 
 pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<Done> {
     check_given(args)?;
@@ -54,7 +55,12 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         dtype: &dtype,
     };
     let Some(document) = Document::new(steps, &demand, &outcome, args) else {
-        return Err(refusal(&demand, &outcome, &pricer, replicas.is_empty()).into());
+        let illegal = if replicas.is_empty() { pricer.illegal(&demand)? } else { None };
+        let refusal = match illegal {
+            Some(rule) => illegal_layouts(&demand, args, rule),
+            None => refusal(&demand, &outcome, &pricer, replicas.is_empty()),
+        };
+        return Err(refusal.into());
     };
     let json = format!("{:#}\n", document.to_value());
     if let Some(path) = file {
@@ -148,13 +154,32 @@ fn demand(args: &PlanArgs) -> Result<(Demand, Option<&Path>)> {
     Ok((demand, file))
 }
 
+/// That no layout is legal, with the rule that the first breaks.
+fn illegal_layouts(demand: &Demand, args: &PlanArgs, rule: Diagnostic) -> Diagnostic {
+    let most = demand.gpus.min(LARGEST_REPLICA);
+    let message = format!("no layout of a replica of up to {} is legal", counted(most, "GPU"));
+    // Options of a layout do not go with `--mode serve`.
+    let helps = rule.helps.into_iter().filter(|help| !help.contains("`--"));
+    let helps = std::iter::once(rule.message).chain(helps);
+    let refusal = helps.fold(Diagnostic::new("P33", message), Diagnostic::help);
+    let narrowing = NarrowingArgs { effort: None, ..args.narrowing.clone() };
+    match cli::first_given(&narrowing) {
+        Some(flag) => refusal.help(format!("leave `{flag}` out, which narrows the search")),
+        None => refusal,
+    }
+}
+
 /// Why nothing meets the demand, with what would.
 fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits: bool) -> Diagnostic {
     let Demand { rate, input, output, gpus, .. } = demand;
     let gpus = counted(*gpus, "GPU");
     if nothing_fits {
         let message = format!("no layout on up to {gpus} has memory for the model and a request");
-        return Diagnostic::new("P33", message).help("use more GPUs, `--gpus`, or a cluster of larger ones");
+        let refusal = Diagnostic::new("P33", message);
+        return match &outcome.large {
+            Some(large) => refusal.repairs([relaxed(demand, large)]),
+            None => refusal.help("use more GPUs, `--gpus`, or a cluster of larger ones"),
+        };
     }
     let message = format!(
         "no deployment on {gpus} answers {rate} requests a second of {input} tokens by {output} within the targets"

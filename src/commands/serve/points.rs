@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::compile::draft_with;
 use ithaca_passes::import::{self, Mode, STEP, Workload};
@@ -15,6 +17,7 @@ use ithaca_passes::shard::strategy::STAGE_AXIS;
 use ithaca_passes::simulate::simulate;
 use rayon::prelude::*;
 
+use super::sizes::Sizes;
 use crate::cli::{self, LayoutArgs, NarrowingArgs, PlanArgs};
 use crate::error::Result;
 use crate::job;
@@ -23,7 +26,7 @@ use crate::shrink;
 use crate::subject::{self, Lengths, Model};
 
 /// The most GPUs of a replica.
-const LARGEST_REPLICA: u64 = 128;
+pub(super) const LARGEST_REPLICA: u64 = 128;
 
 /// The layouts that are kept of each size, of each of two batches.
 const KEPT: usize = 5;
@@ -51,9 +54,6 @@ const PROMPTS: [&str; 9] = [
 /// How strategies are called that give ranks sequences of their own.
 const DATA_PARALLEL: &str = "data-parallel";
 
-/// By this factor at least a replica of more GPUs decodes a sequence faster, or no larger ones are tried.
-const FASTER: f64 = 0.97;
-
 /// The part of the target for the first token below which no faster replicas of prompts are tried.
 const SHORT: f64 = 0.25;
 
@@ -65,6 +65,9 @@ const PER_STAGE: [u64; 2] = [1, 2];
 
 /// Sequences of a group of ranks beyond which no more are tried.
 const MOST_SEQUENCES: u64 = 1024;
+
+/// The code of a refusal of sizes for which the strategies that are tried have no mesh.
+const NO_MESH: &str = "P30";
 
 /// Prices steps.
 pub(super) struct Pricer<'a> {
@@ -107,6 +110,7 @@ impl<'a> Pricer<'a> {
         let base = subject::workload(&as_decode, Some(lengths))?;
         let NarrowingArgs { only, without, max_tp, framework, effort } = args.narrowing.clone();
         let name = import::described_name(&model.config, &base.ignore)?;
+        check_length(demand, import::facts(&model.config, &base.ignore)?.learned_positions)?;
         let encodes_prompts = import::encodes_prompts(&model.config, &base.ignore)?;
         let model = plan::Model::new(name, model.config);
         let pricer = Self {
@@ -123,7 +127,9 @@ impl<'a> Pricer<'a> {
             has_rings: false,
         };
         // A model or a length that is refused is refused before the search.
-        let module = import::program(&pricer.model.config, &pricer.model.name, &pricer.decode(1, demand))?;
+        let longest = Some(demand.input + demand.output);
+        let workload = Workload { cache: longest, ..pricer.decode(1, demand) };
+        let module = import::program(&pricer.model.config, &pricer.model.name, &workload)?;
         Ok(Self {
             has_experts: planner::experts(&module) > 0,
             has_rings: shrink::has_rings(&module),
@@ -147,14 +153,9 @@ impl<'a> Pricer<'a> {
     /// once they no longer decode a sequence faster, or with experts do more on a GPU where one replica does not do all; nor for
     /// prompts, once these take a short part of the target for the first token as well.
     pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
-        let most = demand.gpus.min(LARGEST_REPLICA);
-        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
-        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
-        let powers = powers.take_while(|&n| n <= most);
-        let sizes: BTreeSet<u64> = levels.chain(powers).filter(|&n| n <= most).collect();
         let mut replicas: Vec<Replica> = Vec::new();
-        let (mut of_tokens, mut of_prompts) = (Gain::default(), Gain::default());
-        for gpus in sizes {
+        let (mut of_tokens, mut of_prompts) = (Sizes::default(), Sizes::default());
+        for gpus in self.sizes(demand) {
             if of_tokens.is_open {
                 let layouts =
                     self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
@@ -205,6 +206,29 @@ impl<'a> Pricer<'a> {
         self.prefill(batch, tokens, (demand.input / 2 + tokens / 2).max(tokens))
     }
 
+    /// The GPUs of the replicas that are tried.
+    fn sizes(&self, demand: &Demand) -> BTreeSet<u64> {
+        let most = demand.gpus.min(LARGEST_REPLICA);
+        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
+        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
+        let powers = powers.take_while(|&n| n <= most);
+        levels.chain(powers).filter(|&n| n <= most).collect()
+    }
+
+    /// Why no replica decodes a sequence, whatever its memory: the first rule that a layout breaks; nothing where one breaks none.
+    pub(super) fn illegal(&self, demand: &Demand) -> Result<Option<Diagnostic>> {
+        let mut first = None;
+        for gpus in self.sizes(demand) {
+            let request = self.request(gpus, self.decode(1, demand), (&self.decoding, &DECODING));
+            match request.illegal(self.registry)? {
+                Some(refusal) if refusal.code == NO_MESH => {}
+                Some(refusal) => first = first.or(Some(refusal)),
+                None => return Ok(None),
+            }
+        }
+        Ok(first)
+    }
+
     /// A step that decodes, beside caches that are full on average.
     fn decode(&self, batch: u64, demand: &Demand) -> Workload {
         let context = demand.input + demand.output.div_ceil(2);
@@ -221,30 +245,14 @@ impl<'a> Pricer<'a> {
         &self,
         gpus: u64,
         workload: impl Fn(u64) -> Workload,
-        (cluster, tried): (&Cluster, &[&str]),
+        of: (&Cluster, &[&str]),
     ) -> Result<Vec<ShardOptions>> {
         let mut found: Vec<ShardOptions> = Vec::new();
         // Replicas are data-parallel; within one only experts gain by it.
         let batches = if self.has_experts { BTreeSet::from([1, gpus]) } else { BTreeSet::from([1]) };
-        let mut narrowing = self.narrowing.clone();
-        if narrowing.only.is_empty() {
-            let is_tried = |name: &str| self.has_experts || !name.starts_with(DATA_PARALLEL);
-            narrowing.only =
-                tried.iter().filter(|name| is_tried(name)).map(|&name| name.to_owned()).collect();
-        }
         for batch in batches {
-            let search =
-                Request { narrowing: narrowing.clone(), options: self.options.clone(), ..Request::new(gpus) };
-            let request = PlanRequest {
-                model: self.model.clone(),
-                cluster: cluster.clone(),
-                workload: workload(batch),
-                gpus,
-                search: search.search(),
-            };
-            // Of some sizes the strategies that are tried have no mesh.
-            let fitting = match request.fitting(self.registry) {
-                Err(failure) if failure.diagnostics.iter().all(|d| d.code == "P30") => continue,
+            let fitting = match self.request(gpus, workload(batch), of).fitting(self.registry) {
+                Err(failure) if failure.diagnostics.iter().all(|d| d.code == NO_MESH) => continue,
                 fitting => fitting?,
             };
             for priced in fitting.into_iter().take(KEPT) {
@@ -254,6 +262,24 @@ impl<'a> Pricer<'a> {
             }
         }
         Ok(found)
+    }
+
+    /// The search of layouts of a step.
+    fn request(&self, gpus: u64, workload: Workload, (cluster, tried): (&Cluster, &[&str])) -> PlanRequest {
+        let mut narrowing = self.narrowing.clone();
+        if narrowing.only.is_empty() {
+            let is_tried = |name: &str| self.has_experts || !name.starts_with(DATA_PARALLEL);
+            narrowing.only =
+                tried.iter().filter(|name| is_tried(name)).map(|&name| name.to_owned()).collect();
+        }
+        let search = Request { narrowing, options: self.options.clone(), ..Request::new(gpus) };
+        PlanRequest {
+            model: self.model.clone(),
+            cluster: cluster.clone(),
+            workload,
+            gpus,
+            search: search.search(),
+        }
     }
 
     /// The numbers of micro-batches that are tried for steps of a layout.
@@ -421,36 +447,18 @@ impl<'a> Pricer<'a> {
     }
 }
 
-/// What larger replicas gain.
-struct Gain {
-    /// Whether larger ones are tried.
-    is_open: bool,
-    /// Whether the last ones were faster than all before.
-    is_faster: bool,
-    /// The time of the fastest.
-    fastest: f64,
-    /// GPUs that do all the work if they are busy at all times.
-    fewest: f64,
-}
-
-impl Default for Gain {
-    fn default() -> Self {
-        Self { is_open: true, is_faster: true, fastest: f64::INFINITY, fewest: f64::INFINITY }
-    }
-}
-
-impl Gain {
-    /// Adds the times of replicas of so many GPUs, and how many of these replicas are busy. Larger ones may be faster, or do more on
-    /// each GPU, which is of use where more GPUs than this are needed.
-    fn add(&mut self, seconds: impl Iterator<Item = f64>, busy: impl Iterator<Item = f64>, gpus: u64) {
-        let least = |of: &mut dyn Iterator<Item = f64>| of.fold(f64::INFINITY, f64::min);
-        let (mut seconds, mut busy) = (seconds, busy);
-        let of_size = least(&mut seconds);
-        self.is_faster = of_size <= FASTER * self.fastest;
-        self.fastest = self.fastest.min(of_size);
-        self.fewest = self.fewest.min(least(&mut busy) * gpus as f64);
-        self.is_open &= self.is_faster || self.fewest > gpus as f64;
-    }
+/// Refuses prompts whose answers end behind the last learned position.
+fn check_length(Demand { input, output, .. }: &Demand, positions: Option<u64>) -> Result<()> {
+    let Some(most) = positions.filter(|&most| input + output > most) else { return Ok(()) };
+    let message = format!(
+        "prompts of {input} tokens, `--input`, and answers of {output}, `--output-tokens`, are sequences of {}, and the model has \
+         {most} learned positions",
+        counted(input + output, "token")
+    );
+    let output = (*output).min(most / 2);
+    let help =
+        format!("ask for at most {most} in all, as in `--input {} --output-tokens {output}`", most - output);
+    Err(Diagnostic::new("M08", message).help(help).into())
 }
 
 /// A workload in micro-batches.

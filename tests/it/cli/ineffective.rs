@@ -136,3 +136,42 @@ fn options_of_passes_need_passes() {
         said(&at, &format!("opt ulysses.ith {flag} --pipeline shard{{strategy=ulysses,ulysses=4}}"));
     }
 }
+
+#[test]
+fn names_that_are_not_there_are_refused_before_the_search() {
+    let folder = workplace();
+    let at = folder.path();
+    let plan = "plan examples/llama-3-8b --gpus 8 --seq 8k";
+    let step = "--seq 64 --strategy ring --mesh ring=2";
+    let movements = "= help: movements: gather, rotate, ";
+    for (arguments, says) in [
+        (format!("{plan} --movement foo"), ["error[P47]: there is no movement `foo`", movements]),
+        (format!("{plan} --strategy ring --movement foo"), ["error[P47]", movements]),
+        (format!("{plan} --cross-movement gathr"), ["did you mean `gather`?", movements]),
+        (format!("{plan} --movement gather(group=2)"), ["error[P47]", "no option `group`"]),
+        (format!("{plan} --mode train --movement foo"), ["error[P47]", movements]),
+        (
+            "plan examples/llama-3-8b --gpus 8 --mode decode --context 8k --movement foo".to_owned(),
+            ["error[P47]", movements],
+        ),
+        (format!("verify examples/gpt2 --shrink {step} --movement foo"), ["error[P47]", movements]),
+        (format!("run examples/gpt2 --shrink {step} --movement foo"), ["error[P47]", movements]),
+        (format!("{plan} --layer-strategy blok=ring"), ["error[P13]", "functions with attention: block"]),
+        (format!("{plan} --layer-strategy block=foo"), ["error[P10]: there is no strategy `foo`", "ring"]),
+        (format!("{plan} --sequence-axes q=cp"), ["error[P13]: there is no sequence `q`", "sequences: s"]),
+        (format!("{plan} --sequence-axes s=foo"), ["error[P11]: sequence `s`", "axes: cp, dcp, dp"]),
+        (
+            format!("{plan} --mesh cp=8 --sequence-axes s=foo"),
+            ["axis `foo`, which mesh `cp=8` lacks", "axes: cp"],
+        ),
+        (
+            format!("{plan} --expert-bound 3"),
+            ["error[M10]: an expert bound of 3", "leave `--expert-bound` out"],
+        ),
+        (format!("{plan} --capacity 1.5"), ["error[M10]: a capacity of 1.5", "leave `--capacity` out"]),
+    ] {
+        let refusal = refused(at, &arguments);
+        assert!(says.iter().all(|says| refusal.contains(says)), "{arguments}: {refusal}");
+        assert!(!refusal.contains("works:"), "{arguments}: {refusal}");
+    }
+}

@@ -74,3 +74,24 @@ fn demands_that_nothing_meets_say_what_would() {
         assert_eq!(line(&repository("."), repair).code, 0, "{repair}");
     }
 }
+
+#[test]
+fn requests_that_no_layout_serves_say_why() {
+    let gpt2 = "plan examples/gpt2 --mode serve --rate 2 --gpus 1";
+    for lengths in ["--input 900 --output-tokens 200", "--input 4k --output-tokens 256"] {
+        let refusal = refused(&repository("."), &format!("{gpt2} {lengths}"));
+        assert!(refusal.starts_with("error[M08]"), "{refusal}");
+        let shorter = refusal.split('`').find(|text| text.starts_with("--input ")).unwrap();
+        said(&repository("."), &format!("{gpt2} {shorter}"));
+    }
+    let odd = serde_json::json!({
+        "model_type": "llama", "hidden_size": 1600, "intermediate_size": 5504, "num_hidden_layers": 2,
+        "num_attention_heads": 25, "num_key_value_heads": 5, "head_dim": 64, "vocab_size": 32001
+    });
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), odd.to_string()).unwrap();
+    let serve = "plan . --mode serve --rate 50 --input 1k --output-tokens 100 --only megatron-tp";
+    let refusal = refused(folder.path(), serve);
+    let says = ["no layout of a replica of up to 128 GPUs is legal", "25 query heads", "leave `--only` out"];
+    assert!(says.iter().all(|says| refusal.contains(says)), "{refusal}");
+}

@@ -329,6 +329,34 @@ fn every_command_shows_an_example() {
     assert!(said(folder.path(), "--version").starts_with("ithaca "));
 }
 
+/// A terminal whose rows are not known has columns all the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn lines_are_as_long_as_the_terminal_is_wide() {
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+    use rustix::termios::{Winsize, tcsetwinsize};
+    use std::io::Read;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    let terminal = openpt(flags).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    tcsetwinsize(&terminal, Winsize { ws_row: 0, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let end = ioctl_tiocgptpeer(&terminal, flags).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ithaca"))
+        .args(["list", "ops"])
+        .stdout(end)
+        .spawn()
+        .unwrap();
+    let mut printed = Vec::new();
+    // Once the program has ended, there is nothing to read, which is an error.
+    let _ = std::fs::File::from(terminal).read_to_end(&mut printed);
+    assert!(child.wait().unwrap().success());
+    let printed = String::from_utf8(printed).unwrap();
+    assert!(printed.lines().count() > 100, "{printed}");
+    let long = printed.lines().find(|line| line.trim_end().chars().count() > 80);
+    assert_eq!(long, None);
+}
+
 #[test]
 fn a_reader_that_leaves_early_is_no_error() {
     use std::process::{Command, Stdio};

@@ -157,3 +157,31 @@ fn checkpoints_are_cut_for_plans_whatever_lengths_they_have() {
         assert!(out.contains(&format!("wrote cut{i}")), "{options}: {out}");
     }
 }
+
+#[test]
+fn numbers_that_do_not_fit_have_numbers_that_do() {
+    let plan = "plan examples/llama-3-8b --mode train --gpus 8 --seq 8k --batch 8";
+    for (options, says) in [
+        ("--context 8k", ["error[M09]: `--context 8192`", "use `--mode decode`"]),
+        (
+            "--mesh dp=8 --micro-batches 3",
+            ["that divide it: 1; 3 divide a batch of 24", "on 8 data-parallel ranks"],
+        ),
+        ("--micro-batches 3", ["that divide it: 1, 2, 4, 8; 3 divide a batch of 9", "error[P52]"]),
+        (
+            "--mesh pp=2,dp=4 --micro-batches 4",
+            ["a micro-batch of 2 sequences, of a batch b of 8 in 4 micro-batches", "micro-batches: 1, 2\n"],
+        ),
+        (
+            "--mesh pp=4,dp=2 --train stage_layers=8+8+8+9",
+            ["states 33 layers, but the model has 32 layers", "32 in all, as in `stage_layers="],
+        ),
+        (
+            "--mesh pp=4,dp=2 --pipeline 1f1b --train stage_layers=16+16",
+            ["states the layers of 2 chunks, and the pipeline has 4", "each of 4 chunks, 32 in all"],
+        ),
+    ] {
+        let refusal = refused(&repository(""), &format!("{plan} {options}"));
+        assert!(says.iter().all(|says| refusal.contains(says)), "{options}: {refusal}");
+    }
+}

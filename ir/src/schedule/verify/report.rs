@@ -7,7 +7,7 @@ use crate::schedule::{BufferId, Frame, Task};
 
 /// The diagnostic about a frame.
 pub(super) fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
-    let OpError { code, message } = error;
+    let OpError { code, message, .. } = error;
     Diagnostic::new(code, format!("frame `@{}`: {message}", frame.name))
 }
 

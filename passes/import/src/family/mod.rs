@@ -16,6 +16,7 @@ mod uniform;
 
 use std::borrow::Cow;
 
+use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::{Map, Value, json};
 
@@ -403,7 +404,7 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
         Diagnostic::new("M01", format!("a model is described by a JSON object, not by {}", kind_of(config)))
     })?;
     let fields = &mut Fields::new(map, "", ignore);
-    let family = read_family(fields)?;
+    let family = read_family(fields, |name| read(&renamed(map, name), ignore).map(drop))?;
     let class = read_class(fields, family)?;
     let dtype = read_dtype(fields)?;
     let has_scaled_weights = has_scaled_weights(map);
@@ -441,7 +442,19 @@ fn has_scaled_weights(config: &Map<String, Value>) -> bool {
     }
 }
 
-fn read_family(fields: &mut Fields<'_>) -> Result<&'static Family, Diagnostic> {
+/// The description with another `model_type`, and the class that goes with it.
+fn renamed(config: &Map<String, Value>, name: &str) -> Value {
+    let mut config = config.clone();
+    config.insert("model_type".to_owned(), json!(name));
+    config.remove("architectures");
+    Value::Object(config)
+}
+
+/// The family of a description; `reads` is whether the description can be read as of another one.
+fn read_family(
+    fields: &mut Fields<'_>,
+    reads: impl Fn(&str) -> Result<(), Diagnostic>,
+) -> Result<&'static Family, Diagnostic> {
     let names = || families().map(|(name, _)| name);
     let Some(name) = fields.word("model_type")? else {
         let refusal = Diagnostic::new("M02", "the description has no `model_type`");
@@ -449,7 +462,18 @@ fn read_family(fields: &mut Fields<'_>) -> Result<&'static Family, Diagnostic> {
     };
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
         let message = format!("`model_type` \"{name}\" is not supported");
-        Diagnostic::new("M02", message).names("supported", &name.to_lowercase(), names())
+        let refusal = Diagnostic::new("M02", message);
+        // A description with an image part is read as its text part alone, by that one's name.
+        let is_text = |near: &str| FAMILIES.iter().any(|family| family.name == near);
+        let refusal = nearest(&name.to_lowercase(), names()).into_iter().fold(refusal, |refusal, near| {
+            match reads(near) {
+                Err(other) if is_text(near) => {
+                    refusal.help(format!("the nearest, `{near}`, does not describe it: {}", other.message))
+                }
+                Ok(()) | Err(_) => refusal.help(format!("did you mean `{near}`?")),
+            }
+        });
+        refusal.names("supported", "", names())
     })
 }
 

@@ -13,6 +13,7 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::{Pairs, Scaling};
 use ithaca_ir::{DType, Diagnostic, Mask};
 
+use crate::capacity::ExpertBound;
 use crate::workload::{Logits, Mode, Workload};
 use limits::{check_no_target, check_positions};
 
@@ -65,6 +66,12 @@ impl Model {
         if let Some(capacity) = workload.capacity.filter(|_| !has_experts) {
             let message = format!("a capacity of {capacity}, but the model has no experts");
             return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
+        }
+        // The default is stated for every model.
+        let is_stated = |bound: &ExpertBound| *bound != ExpertBound::default();
+        if let Some(bound) = workload.expert_bound.filter(is_stated).filter(|_| !has_experts) {
+            let message = format!("an expert bound of {}, but the model has no experts", bound.factor());
+            return Err(Diagnostic::new("M10", message).help("leave `--expert-bound` out"));
         }
         if workload.cache.is_some() || workload.mode == Mode::Decode {
             self.check_cache(workload)?;
@@ -122,8 +129,16 @@ impl Model {
             let refusal = Diagnostic::new("M09", "documents packed into sequences that are continued");
             return Err(refusal.help("leave `--documents` out"));
         }
+        if workload.mode == Mode::Train {
+            let message =
+                format!("`--context {capacity}` is for sequences that are continued, and the mode is train");
+            return Err(Diagnostic::new("M09", message).help("leave `--context` out, or use `--mode decode`"));
+        }
         if workload.logits == Logits::All {
-            let refusal = Diagnostic::new("M09", "logits of all tokens of sequences that are continued");
+            let message = format!(
+                "logits of all tokens of sequences that are continued in caches of {capacity}, `--context`"
+            );
+            let refusal = Diagnostic::new("M09", message);
             return Err(refusal.repairs(["--logits last".to_owned()]));
         }
         if workload.pages.is_some_and(|pages| pages.host.is_some())

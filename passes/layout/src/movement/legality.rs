@@ -8,14 +8,13 @@ use super::{Movement, Reach, Site, Visits};
 /// The option of `gather` for the number of groups of heads.
 pub(super) const GROUPS: &str = "groups";
 
-/// Checks that `movement` supports the attention at `site`.
+/// Checks that `movement` has the options that are stated, each once.
 ///
 /// # Errors
-/// `P47` for an unknown or repeated option, `P41` for queries on axes outside the movement's reach, and the errors of
-/// the movement itself.
-pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diagnostic> {
+/// `P47` for another option, and for one that occurs twice.
+pub(crate) fn check_options(movement: &dyn Movement, stated: &[(String, u64)]) -> Result<(), Diagnostic> {
     let name = movement.name();
-    for (i, (option, n)) in site.options.iter().enumerate() {
+    for (i, (option, n)) in stated.iter().enumerate() {
         let known = movement.options();
         if !known.iter().any(|(key, _)| key == option) {
             let message = format!("movement `{name}` has no option `{option}`, which is {n} here");
@@ -25,13 +24,24 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
             };
             return Err(Diagnostic::new("P47", message).help(help));
         }
-        if site.options[..i].iter().any(|(key, _)| key == option) {
+        if stated[..i].iter().any(|(key, _)| key == option) {
             return Err(Diagnostic::new(
                 "P47",
                 format!("option `{option}` of movement `{name}` occurs twice"),
             ));
         }
     }
+    Ok(())
+}
+
+/// Checks that `movement` supports the attention at `site`.
+///
+/// # Errors
+/// Those of [`check_options`], `P41` for queries on axes outside the movement's reach, and the errors of
+/// the movement itself.
+pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diagnostic> {
+    check_options(movement, site.options)?;
+    let name = movement.name();
     if movement.reach() == Reach::SameAxes && site.query_axes != site.axes {
         let dims = &site.space.dims;
         let (queries, keys) = (&dims[site.attention.queries].name, &dims[site.attention.keys].name);

@@ -11,7 +11,7 @@ mod partials;
 mod steps;
 
 pub use known::MOVEMENTS;
-pub(crate) use legality::admit;
+pub(crate) use legality::{admit, check_options};
 pub use partials::Partials;
 
 use ithaca_ir::layout::Move;

@@ -154,10 +154,15 @@ pub(super) fn decide(
                 counted(*size, "sequence"),
                 size * n
             );
-            let each = size.next_multiple_of(degree);
-            return Err(Diagnostic::new("P25", message)
-                .help(degrees)
-                .help(format!("`--batch {}` has {each} sequences for each of them", each * n)));
+            let (each, share) = (size.next_multiple_of(degree), size * n / degree);
+            let numbers = (1..=share.min(64)).filter(|m| (size * n).is_multiple_of(m * degree));
+            let numbers: Vec<String> = numbers.map(|m| m.to_string()).collect();
+            let refusal = Diagnostic::new("P25", message).help(degrees);
+            let refusal = match numbers.as_slice() {
+                [] => refusal,
+                numbers => refusal.help(format!("legal numbers of micro-batches: {}", numbers.join(", "))),
+            };
+            return Err(refusal.help(format!("`--batch {}` has {each} sequences for each of them", each * n)));
         }
     }
     if roles.batches.is_empty() && degree > 1 {
@@ -269,6 +274,10 @@ fn micro_batches(module: &Module, batch: DimId) -> Option<u64> {
     main.nodes.iter().find_map(|node| match (&node.op, main.ty(node.results.first().copied()?)) {
         (Op::Input(binding), ty) if !binding.view.is_empty() && ty.dims.get(1) == Some(&batch) => {
             Some(module.space.dims[ty.dims[0]].size)
+        }
+        // A pipeline's micro-batches are windows of the batch.
+        (Op::Input(binding), ty) if !binding.window.is_empty() && ty.dims.first() == Some(&batch) => {
+            Some(binding.stored.first()? / module.space.dims[batch].size)
         }
         _ => None,
     })

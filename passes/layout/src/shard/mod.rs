@@ -46,7 +46,7 @@ pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
 pub use orders::{ChosenOrder, ChosenOrders};
-pub use placements::Placements;
+pub use placements::{Placements, check_names};
 pub use zero::{WeightSize, Zero};
 
 pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};

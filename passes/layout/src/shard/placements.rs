@@ -45,19 +45,7 @@ impl Placements {
         let base = placement(&options.strategy)?;
         let mut layers = BTreeMap::new();
         for (name, text) in &options.layers {
-            let known: Vec<&str> = module
-                .functions
-                .values()
-                .filter(|f| f.nodes.iter().any(|n| is_attention(&n.op)))
-                .filter(|f| f.origin.is_none())
-                .map(|f| f.name.as_str())
-                .collect();
-            if !known.contains(&name.as_str()) {
-                let message =
-                    format!("there is no function `{name}` with attention to have a strategy of its own");
-                return Err(Diagnostic::new("P13", message)
-                    .help(format!("functions with attention: {}", known.join(", "))));
-            }
+            check_function(module, name)?;
             let own = placement(text)?;
             if own.outside() != base.outside() || own.cache != base.cache {
                 let message = format!(
@@ -136,6 +124,38 @@ fn placement(registry: &Registry, text: &str, mesh: &Mesh, also: &[AxisId]) -> R
     strategy::placement(&registry.product(text)?, mesh, also)
 }
 
+/// Checks that the functions and the sequences that `options` name are those of a program.
+///
+/// # Errors
+/// `P13`.
+pub fn check_names(module: &Module, options: &ShardOptions) -> Result<(), Diagnostic> {
+    options.layers.iter().try_for_each(|(name, _)| check_function(module, name))?;
+    let roles = Roles::of(module);
+    options.attention.sequences.iter().try_for_each(|(name, _)| sequence(module, &roles, name).map(drop))
+}
+
+/// Checks that a function of the model has attention.
+fn check_function(module: &Module, name: &str) -> Result<(), Diagnostic> {
+    let functions = module.functions.values().filter(|f| f.origin.is_none());
+    let with_attention = functions.filter(|f| f.nodes.iter().any(|n| is_attention(&n.op)));
+    let known: Vec<&str> = with_attention.map(|f| f.name.as_str()).collect();
+    if known.contains(&name) {
+        return Ok(());
+    }
+    let message = format!("there is no function `{name}` with attention to have a strategy of its own");
+    Err(Diagnostic::new("P13", message).names("functions with attention", name, known))
+}
+
+/// The sequence of a name.
+fn sequence(module: &Module, roles: &Roles, name: &str) -> Result<DimId, Diagnostic> {
+    let dims = &module.space.dims;
+    let sequences = roles.sequences.iter().copied().filter(|&d| dims[d].part.is_none());
+    sequences.clone().find(|&d| dims[d].name == name).ok_or_else(|| {
+        let message = format!("there is no sequence `{name}` to have axes of its own");
+        Diagnostic::new("P13", message).names("sequences", name, sequences.map(|d| dims[d].name.as_str()))
+    })
+}
+
 /// The axes of the sequences that have their own.
 fn sequences(
     module: &Module,
@@ -145,17 +165,7 @@ fn sequences(
     let dims = &module.space.dims;
     let mut found = BTreeMap::new();
     for (name, axes) in &options.attention.sequences {
-        let is_whole = |d: &&DimId| dims[**d].part.is_none();
-        let mut sequences = roles.sequences.iter().filter(is_whole);
-        let named = sequences.clone().find(|&&d| dims[d].name == *name).copied();
-        let Some(dim) = named else {
-            let known: Vec<&str> = sequences.by_ref().map(|&d| dims[d].name.as_str()).collect();
-            return Err(Diagnostic::new(
-                "P13",
-                format!("there is no sequence `{name}` to have axes of its own"),
-            )
-            .help(format!("sequences: {}", known.join(", "))));
-        };
+        let dim = sequence(module, roles, name)?;
         let mut list = AxisList::new();
         for axis in axes {
             let Some(id) = options.mesh.axis(axis) else {
