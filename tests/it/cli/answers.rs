@@ -37,6 +37,19 @@ fn repairs_work_as_they_are_printed() {
     }
 }
 
+/// A layout that is among the best only with chunks is found as it is where it is given.
+#[test]
+fn layouts_that_need_chunks_are_found() {
+    let seconds = |more: &str| {
+        let plan =
+            said(&repository(""), &format!("plan examples/llama-3-70b --gpus 4 --seq 16k --json{more}"));
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        plan["time"]["step_seconds"].as_f64().unwrap()
+    };
+    let (found, given) = (seconds(""), seconds(" --mesh tp=4"));
+    assert!(found <= given, "{found} s, and {given} s with `--mesh tp=4`");
+}
+
 /// Batches that are cut into chunks, and weights whose width is not that of all heads, divide as they do in the large model.
 #[test]
 fn small_models_are_laid_out_as_the_large_ones_are() {

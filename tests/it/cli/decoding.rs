@@ -311,11 +311,16 @@ fn caches_of_eight_bits_are_small_and_their_files_are_of_no_type() {
 /// Layers with a sliding window hold, and are priced with, the tokens of the window and of a step; others all.
 #[test]
 fn caches_of_windows_have_the_tokens_of_the_window() {
+    let plan = |model: &str, context: u64, more: &str| -> serde_json::Value {
+        let args = format!(
+            "plan examples/{model} --mode decode --context {context} --batch 2 --gpus 1 --json{more}"
+        );
+        serde_json::from_str(&said(&repository("."), &args)).unwrap()
+    };
+    let time = |plan: &serde_json::Value, name: &str| plan["time"][name].as_f64().unwrap();
     let states = |model: &str, context: u64| {
-        let args =
-            format!("plan examples/{model} --mode decode --context {context} --batch 2 --gpus 1 --json");
-        let plan: serde_json::Value = serde_json::from_str(&said(&repository("."), &args)).unwrap();
-        (plan["memory"]["states"].as_u64().unwrap(), plan["time"]["floor_seconds"].as_f64().unwrap())
+        let plan = plan(model, context, "");
+        (plan["memory"]["states"].as_u64().unwrap(), time(&plan, "floor_seconds"))
     };
     // Keys and values of eight heads of 128, in two bytes; a window of 4096 tokens and a step of 512, in blocks of 16.
     let of_token = 2 * 8 * 128 * 2;
@@ -323,6 +328,12 @@ fn caches_of_windows_have_the_tokens_of_the_window() {
     assert_eq!(at_32k, 32 * 2 * 4608 * of_token + 2 * 4 * 2);
     assert_eq!(states("mistral-7b", 131_072), (at_32k, floor));
     assert!(states("mistral-7b", 4096).0 < at_32k);
+    // Pages have all tokens, and a step reads those of the window.
+    let [in_rings, in_pages] = ["", " --page 16"].map(|page| plan("mistral-7b", 32768, page));
+    for name in ["floor_seconds", "step_seconds"] {
+        let ratio = time(&in_pages, name) / time(&in_rings, name);
+        assert!((0.98..1.01).contains(&ratio), "{name}: {ratio}");
+    }
     // Gemma 2 has a window in every other of 42 layers, and heads of 256, in four bytes.
     let (more, less) = (states("gemma-2-9b", 32768).0, states("gemma-2-9b", 16384).0);
     assert_eq!(more - less, 21 * 2 * 16384 * 2 * 8 * 256 * 4);

@@ -52,6 +52,32 @@ fn deployments_answer_requests_at_a_rate() {
     }
 }
 
+/// Caches of windows have room for prompts in parts only.
+#[test]
+fn deployments_of_models_with_windows_have_commands_that_work() {
+    if !tier::is_full_or_says_so() {
+        return;
+    }
+    let serve =
+        "plan examples/mistral-7b --mode serve --rate 20 --input 8k --output-tokens 256 --gpus 16 --json";
+    let document: serde_json::Value = serde_json::from_str(&said(&repository("."), serve)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    for command in document["commands"].as_array().unwrap() {
+        let mut command = command.as_str().unwrap().strip_prefix("ithaca ").unwrap().to_owned();
+        for name in ["decode.json", "prompts.json", "serve.py"] {
+            command = command.replace(name, &file(name));
+        }
+        said(&repository("."), &command);
+    }
+    let plan = |args: &str| said(&repository("."), &format!("plan examples/mistral-7b --gpus 1 {args}"));
+    plan(&format!("--seq 2k --context 8448 -o {}", file("prompts.json")));
+    plan(&format!("--mode decode --context 8448 -o {}", file("decode.json")));
+    let emit = format!("emit {} --prompts {} --target torch", file("decode.json"), file("prompts.json"));
+    let refusal = refused(&repository("."), &emit);
+    assert!(refusal.contains("so `--seq` of the plan of prompts is at most 512"), "{refusal}");
+}
+
 #[test]
 fn demands_that_nothing_meets_say_what_would() {
     let serve = "plan examples/llama-3-8b --mode serve --gpus 2";

@@ -317,4 +317,23 @@ mod tests {
         let outcome = search(&hopeless, &[replica()]);
         assert!(outcome.meets.is_empty() && outcome.slow.unwrap().token_seconds == 0.01);
     }
+
+    #[test]
+    fn what_a_refusal_calls_reachable_is_reached() {
+        let fewest = |first_token_seconds: f64| {
+            let demand = Demand {
+                rate: 60.0,
+                gpus: u64::MAX,
+                first_token_seconds: Some(first_token_seconds),
+                ..demand()
+            };
+            let found = search(&demand, &[replica()]);
+            (found.meets.first().map(|deployment| deployment.gpus), found.late)
+        };
+        let (none, late) = fewest(1e-3);
+        assert_eq!(none, None);
+        let least = late.unwrap().first_token_seconds;
+        let gpus = [1.0, 1.01, 1.05, 1.2, 2.0, 10.0].map(|factor| fewest(factor * least).0.unwrap());
+        assert!(gpus.is_sorted_by(|a, b| a >= b) && gpus[0] > gpus[5], "{gpus:?}");
+    }
 }
