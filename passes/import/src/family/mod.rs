@@ -463,16 +463,20 @@ fn read_family(
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
         let message = format!("`model_type` \"{name}\" is not supported");
         let refusal = Diagnostic::new("M02", message);
-        // A description with an image part is read as its text part alone, by that one's name.
-        let is_text = |near: &str| FAMILIES.iter().any(|family| family.name == near);
-        let refusal = nearest(&name.to_lowercase(), names()).into_iter().fold(refusal, |refusal, near| {
-            match reads(near) {
-                Err(other) if is_text(near) => {
-                    refusal.help(format!("the nearest, `{near}`, does not describe it: {}", other.message))
+        let of_nearest = |near: &str| {
+            // One with an image part is read as its text part, by that one's name.
+            let is_text = FAMILIES.iter().any(|family| family.name == near);
+            match is_text.then(|| reads(near)) {
+                Some(Err(other)) => {
+                    format!("the nearest, `{near}`, does not describe it: {}", other.message)
                 }
-                Ok(()) | Err(_) => refusal.help(format!("did you mean `{near}`?")),
+                Some(Ok(())) | None => format!("did you mean `{near}`?"),
             }
-        });
+        };
+        let refusal = nearest(&name.to_lowercase(), names())
+            .map(of_nearest)
+            .into_iter()
+            .fold(refusal, Diagnostic::help);
         refusal.names("supported", "", names())
     })
 }
