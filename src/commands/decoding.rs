@@ -19,7 +19,7 @@ use crate::subject;
 const MOST: u64 = 1 << 20;
 
 /// The floor of a plan of decoding; in stages, which run one after another, it is the sum of theirs.
-fn floor_text(plan: &Plan, floor: f64, of: &str) -> String {
+fn floor_text(plan: &Plan, (floor, [weights, of_caches]): (f64, [u64; 2]), of: &str) -> String {
     let times = plan.time.step_seconds / floor;
     if plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS && axis.size > 1) {
         return format!(
@@ -27,7 +27,6 @@ fn floor_text(plan: &Plan, floor: f64, of: &str) -> String {
             seconds(floor)
         );
     }
-    let [weights, of_caches] = plan.time.floor_bytes.unwrap_or_default();
     format!(
         "floor: {} to read the weights ({}){of} and caches ({}) of a GPU once; the step takes {times:.2} times as long",
         seconds(floor),
@@ -38,9 +37,8 @@ fn floor_text(plan: &Plan, floor: f64, of: &str) -> String {
 
 /// The rates, the floor, the caches and the largest batch of a plan of decoding; nothing of other plans.
 pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -> Result<Vec<String>> {
-    let (Mode::Decode, Some(floor)) = (plan.workload.mode, plan.time.floor_seconds) else {
-        return Ok(Vec::new());
-    };
+    let floor = plan.time.floor_seconds.zip(plan.time.floor_bytes);
+    let (Mode::Decode, Some(floor)) = (plan.workload.mode, floor) else { return Ok(Vec::new()) };
     let step = plan.time.step_seconds;
     let batch = plan.workload.batch;
     let layout = (&plan.shard_options()?, plan.workload.micro_batches.unwrap_or(1));

@@ -273,8 +273,7 @@ fn has_movement(op: &Op) -> bool {
 }
 
 fn place(error: OpError, span: Span, label: &str, help: Option<String>) -> Diagnostic {
-    let OpError { code, message, .. } = error;
-    let mut diagnostic = Diagnostic::new(code, message).at(span).label(label);
+    let mut diagnostic = Diagnostic::from(error).at(span).label(label);
     diagnostic.helps.extend(help);
     diagnostic
 }

@@ -38,8 +38,8 @@ pub(super) fn check(module: &Module, known: Option<&Module>, found: &mut Diagnos
             return;
         }
     }
-    for (i, OpError { code, message, .. }) in conflicts(&module.space, &uses) {
-        found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
+    for (i, error) in conflicts(&module.space, &uses) {
+        found.push(Diagnostic::from(error).at(spans[i]).label("here"));
     }
 }
 

@@ -289,6 +289,12 @@ impl<'a> Pricer<'a> {
         [1].into_iter().chain(several.into_iter().filter(|_| stages > 1)).collect()
     }
 
+    /// Bytes by which caches of so many tokens are larger where they have room for sequences at their longest.
+    fn growth(memory: &Memory, context: Option<u64>, demand: &Demand) -> u64 {
+        let longest = (demand.input + demand.output) as f64 / context.unwrap_or(1) as f64;
+        (memory.states as f64 * (longest - 1.0)) as u64
+    }
+
     /// The time and the memory of a step; nothing where the layout does not take it.
     fn price(&self, options: &ShardOptions, workload: Workload, cluster: &Cluster) -> Option<(f64, Memory)> {
         if !workload.batch.is_multiple_of(workload.training.micro_batches) {
@@ -347,10 +353,8 @@ impl<'a> Pricer<'a> {
         batches: impl IntoIterator<Item = u64>,
     ) -> Result<(Vec<Decoding>, u64)> {
         let groups = job::sequence_groups(self.registry, options)?;
-        // Memory must hold sequences at their longest.
-        let context = self.decode(1, demand).cache.unwrap_or(1) as f64;
-        let longest = (demand.input + demand.output) as f64 / context;
-        let of_prompt = demand.input as f64 / context;
+        let context = self.decode(1, demand).cache;
+        let of_prompt = demand.input as f64 / context.unwrap_or(1) as f64;
         let micro_batches = Self::micro_batches(options);
         let mut decoding = Vec::new();
         let mut parameters = 0;
@@ -359,8 +363,8 @@ impl<'a> Pricer<'a> {
                 let workload = in_parts(self.decode(batch, demand), micro_batches);
                 let (seconds, memory) = self.price(options, workload, &self.decoding)?;
                 parameters = memory.parameters;
-                let more = (memory.states as f64 * (longest - 1.0)) as u64;
-                let left = memory.usable.checked_sub(memory.total + more)?;
+                let left =
+                    memory.usable.checked_sub(memory.total + Self::growth(&memory, context, demand))?;
                 // Ranks are sent what they hold, copies of heads among it.
                 let gpus = options.mesh.ranks();
                 let held = memory.states as f64 * gpus as f64 / batch as f64 * of_prompt;
@@ -423,10 +427,11 @@ impl<'a> Pricer<'a> {
     ) -> Result<Option<Replica>> {
         let groups = job::sequence_groups(self.registry, options)?;
         let step = |micro_batches: u64| {
-            let batch = groups * micro_batches;
-            let workload = in_parts(self.part_of_prompts(batch, tokens, demand), micro_batches);
+            let workload =
+                in_parts(self.part_of_prompts(groups * micro_batches, tokens, demand), micro_batches);
+            let (batch, context) = (workload.batch, workload.cache);
             let (seconds, memory) = self.price(options, workload, &self.prompts)?;
-            let fits = memory.over().is_none();
+            let fits = memory.usable >= memory.total + Self::growth(&memory, context, demand);
             fits.then_some(Prompts { batch, micro_batches, tokens, seconds, room: memory.arena })
         };
         let prefills: Vec<Prompts> = Self::micro_batches(options).into_iter().filter_map(step).collect();

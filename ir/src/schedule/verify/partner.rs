@@ -62,8 +62,7 @@ fn partner(frame: &Frame, index: usize, task: &Task) -> Option<String> {
 
 /// The diagnostic about a task, with the task at the other end, if there is one.
 pub(super) fn in_task(frame: &Frame, index: usize, error: OpError) -> Diagnostic {
-    let OpError { code, message, .. } = error;
     let task = describe(frame, index);
-    let message = with_partner(frame, index, message);
-    Diagnostic::new(code, format!("frame `@{}`, {task}: {message}", frame.name))
+    let message = with_partner(frame, index, error.message);
+    OpError { message: format!("frame `@{}`, {task}: {message}", frame.name), ..error }.into()
 }

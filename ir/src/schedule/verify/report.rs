@@ -7,8 +7,7 @@ use crate::schedule::{BufferId, Frame, Task};
 
 /// The diagnostic about a frame.
 pub(super) fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
-    let OpError { code, message, .. } = error;
-    Diagnostic::new(code, format!("frame `@{}`: {message}", frame.name))
+    OpError { message: format!("frame `@{}`: {}", frame.name, error.message), ..error }.into()
 }
 
 /// A task for messages: its number, its stream and its work.
