@@ -191,7 +191,7 @@ fn checked(
 }
 
 fn recorded_orders(choices: &Choices) -> Result<ChosenOrders, OpError> {
-    let orders = choices.orders.iter().map(|(dim, text)| {
+    let orders = choices.of(Topic::Orders).iter().map(|(dim, text)| {
         let order = text.parse().map_err(|known| impossible(Topic::Orders, dim, text, known))?;
         Ok((dim.clone(), order))
     });
