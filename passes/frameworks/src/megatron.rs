@@ -41,12 +41,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         || format!("experts are split over ranks that {title} does not number in a row"),
         None,
     );
-    let (batch, share) = (layout.batch, layout.data() * layout.micro_batches());
-    rules.refuse(
-        !batch.is_multiple_of(share),
-        || format!("{batch} sequences are not divisible by {share}, micro-batches times data-parallel ranks, as {title} needs"),
-        None,
-    );
+    rules.batch();
     if layout.mode != Mode::Train {
         return;
     }
