@@ -94,7 +94,7 @@ pub(super) fn check_states(step: &DeviceProgram, prompts: &DeviceProgram) -> Res
     let is_left = |state: &Source| {
         let same = |other: &Source| {
             other.binding.name == state.binding.name
-                && other.held == state.held
+                && other.resident == state.resident
                 && other.layers == state.layers
                 && other.stored == state.stored
         };

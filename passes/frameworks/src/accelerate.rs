@@ -20,7 +20,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Tokens, Ro
 /// The rules that accelerate checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.tensor_heads(Copies::Refused);

@@ -16,7 +16,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Data, Role
 /// The rules that DeepSpeed checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.tensor_heads(Copies::Allowed);
     rules.experts();

@@ -21,7 +21,7 @@ const STAGES_INSIDE: [Role; 5] = [Role::Tensor, Role::Heads, Role::Tokens, Role:
 /// The rules that Megatron-LM checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.tensor_heads(Copies::Allowed);

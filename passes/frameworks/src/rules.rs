@@ -31,11 +31,11 @@ impl Rules<'_> {
     }
 
     /// Refuses choices that no framework has.
-    pub(crate) fn oddities(&mut self) {
+    pub(crate) fn unsupported(&mut self) {
         let title = self.title;
-        for oddity in self.layout.oddities.clone() {
-            let reason = format!("the plan has {}, and {title} has none", oddity.name());
-            self.refuse(true, || reason, Change::Without(oddity));
+        for option in self.layout.unsupported.clone() {
+            let reason = format!("the plan has {}, and {title} has none", option.name());
+            self.refuse(true, || reason, Change::Without(option));
         }
     }
 

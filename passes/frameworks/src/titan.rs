@@ -19,7 +19,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Tokens, Role::Data, Rol
 /// The rules that torchtitan checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, title) = (rules.layout, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.sums_in_f32();

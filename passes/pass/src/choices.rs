@@ -92,16 +92,16 @@ pub enum Choice<'a> {
 }
 
 /// The choices of a run of passes, as they are made or replayed.
-pub(crate) struct Chooser<'a> {
+pub(crate) struct ChoiceRecorder<'a> {
     source: Source<'a>,
     made: Choices,
-    asked: BTreeMap<(Topic, String), u64>,
+    counts: BTreeMap<(Topic, String), u64>,
     open: Option<(Topic, String)>,
 }
 
-impl<'a> Chooser<'a> {
+impl<'a> ChoiceRecorder<'a> {
     pub(crate) fn new(source: Source<'a>) -> Self {
-        Self { source, made: Choices::default(), asked: BTreeMap::new(), open: None }
+        Self { source, made: Choices::default(), counts: BTreeMap::new(), open: None }
     }
 
     pub(crate) fn source(&self) -> Source<'a> {
@@ -112,8 +112,8 @@ impl<'a> Chooser<'a> {
         &self.made
     }
 
-    pub(crate) fn ask(&mut self, topic: Topic, key: String) -> Result<Choice<'a>, OpError> {
-        let n = self.asked.entry((topic, key.clone())).or_default();
+    pub(crate) fn choose(&mut self, topic: Topic, key: String) -> Result<Choice<'a>, OpError> {
+        let n = self.counts.entry((topic, key.clone())).or_default();
         *n += 1;
         let key = if *n == 1 { key } else { format!("{key} #{n}") };
         match self.source {

@@ -111,7 +111,7 @@ impl Pass for Shard {
             return Ok(module.clone());
         }
         for (dim, order) in &decisions.chosen_orders {
-            if let Choice::ByPrice(_) = cx.ask(Topic::Orders, dim.as_str())? {
+            if let Choice::ByPrice(_) = cx.choose(Topic::Orders, dim.as_str())? {
                 cx.record(order.to_string());
             }
         }

@@ -195,7 +195,7 @@ fn an_exposed_transfer_has_a_reason() {
     assert_eq!(kernels.iter().map(|(kernel, _)| *kernel).collect::<Vec<_>>(), [at(1), at(2)]);
     kernels.iter().for_each(|(_, seconds)| near(*seconds, beside.add));
     let [(exposure, seconds)] = one.exposed[..] else { panic!("{:?}", one.exposed) };
-    assert_eq!(exposure, Exposure { held: Held::Task(at(3)), obstacle: Obstacle::Transfer });
+    assert_eq!(exposure, Exposure { at: WaitPoint::Task(at(3)), obstacle: Obstacle::Transfer });
     near(seconds, beside.reduce - 2.0 * beside.add);
     // The last kernel waits for the second of two transfers.
     let queue = fixture(|t| vec![reduce(t, &[], None), reduce(t, &[], Some(0)), add(&[0], None)]);
