@@ -321,7 +321,7 @@ pub fn grouped(workload: Workload, gpus: u64) -> Workload {
 /// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when it has another number of ranks than GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     if args.mesh.as_deref().is_some_and(|mesh| mesh.trim().is_empty()) {
-        let refusal = Diagnostic::new("C00", "`--mesh` names no axis");
+        let refusal = Diagnostic::new("C00", "`--mesh` is empty");
         return Err(refusal
             .help("name axes, as in `--mesh ulysses=4,tp=2`, or omit it for one device")
             .into());

@@ -115,9 +115,10 @@ impl<'a> AgainstWhole<'a> {
         // Writing to a string cannot fail.
         for judged in &rows {
             let name = &printable(&judged.name);
-            let mark = match judge.accepts(judged) {
-                true => String::new(),
-                false => format!("  out of proportion: {:.0} times, by norm or element", judged.ratio()),
+            let mark = if judge.accepts(judged) {
+                String::new()
+            } else {
+                format!("  out of proportion: {:.0} times, by norm or element", judged.ratio())
             };
             let cells = match &judged.finding {
                 Finding::Errors { ranks, one_rank } => {

@@ -15,7 +15,7 @@ use crate::subject;
 pub(crate) fn again(path: &Path, args: &PlanArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let given = cli::first_given(&args.workload).or(cli::first_given(&args.layout));
     if let Some(flag) = given.or(cli::first_given(&args.narrowing)).or(cli::first_given(&args.table)) {
-        let message = format!("`{flag}` does not go with `--check`: the plan records its request");
+        let message = format!("`{flag}` cannot be combined with `--check`: the plan records its request");
         return Err(Diagnostic::new("C00", message)
             .help("omit it, or make another plan and compare both with `ithaca diff`")
             .into());

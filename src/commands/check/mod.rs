@@ -112,10 +112,12 @@ fn compare(project: &Project, entry: &Entry, registry: &Registry, written: bool)
         match subject::plan(registry, &committed) {
             Ok(before) => {
                 let review = review(&before, &plan, &ReviewOptions::default());
-                match review.changes.is_empty() {
-                    false => State::Differs(review),
-                    true if files::read_text(&committed)? == json => State::Same,
-                    true => State::Restated,
+                if !review.changes.is_empty() {
+                    State::Differs(review)
+                } else if files::read_text(&committed)? == json {
+                    State::Same
+                } else {
+                    State::Restated
                 }
             }
             Err(_) if written => State::Missing,

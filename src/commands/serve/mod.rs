@@ -117,7 +117,8 @@ fn check_given(args: &PlanArgs) -> Result<()> {
     let of_framework = args.narrowing.framework.map(|_| "--for".to_owned());
     let flag = cli::first_given(&workload).or(cli::first_given(&layout)).or(of_framework);
     let Some(flag) = flag else { return Ok(()) };
-    let message = format!("`{flag}` does not go with `--mode serve`, which chooses batches and layouts");
+    let message =
+        format!("`{flag}` cannot be combined with `--mode serve`, which chooses batches and layouts");
     let help =
         "narrow it by `--only`, `--without`, `--max-tp` and `--gpus`; lengths are `--input` and `--output`";
     Err(Diagnostic::new("C00", message).help(help).into())
@@ -158,7 +159,7 @@ fn demand(args: &PlanArgs) -> Result<(Demand, Option<&Path>)> {
 fn illegal_layouts(demand: &Demand, args: &PlanArgs, rule: Diagnostic) -> Diagnostic {
     let most = demand.gpus.min(LARGEST_REPLICA);
     let message = format!("no layout of a replica of up to {} is legal", counted(most, "GPU"));
-    // Options of a layout do not go with `--mode serve`.
+    // Options of a layout cannot be combined with `--mode serve`.
     let helps = rule.helps.into_iter().filter(|help| !help.contains("`--"));
     let helps = std::iter::once(rule.message).chain(helps);
     let refusal = helps.fold(Diagnostic::new("P33", message), Diagnostic::help);

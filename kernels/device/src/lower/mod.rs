@@ -73,9 +73,10 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
     }
     let outputs = lowering.outputs()?;
     let stages = schedule.stages();
-    let arenas = match stages.is_empty() {
-        true => vec![(None, schedule.arena_bytes())],
-        false => stages.into_iter().map(|at| (Some(at), schedule.arena_bytes_at(at))).collect(),
+    let arenas = if stages.is_empty() {
+        vec![(None, schedule.arena_bytes())]
+    } else {
+        stages.into_iter().map(|at| (Some(at), schedule.arena_bytes_at(at))).collect()
     };
     Ok(DeviceProgram {
         name: schedule.name.clone(),

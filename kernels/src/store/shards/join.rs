@@ -149,10 +149,10 @@ fn tensor(
         let mut differs = None;
         part.each(|i, at| {
             let (new, old) = (&bytes[i * size..(i + 1) * size], &mut stored[at * size..(at + 1) * size]);
-            match std::mem::replace(&mut known[at], true) {
-                true if new != &*old => differs = differs.or(Some(at)),
-                true => {}
-                false => old.copy_from_slice(new),
+            if !std::mem::replace(&mut known[at], true) {
+                old.copy_from_slice(new);
+            } else if new != &*old {
+                differs = differs.or(Some(at));
             }
         });
         if let Some(at) = differs {

@@ -277,10 +277,12 @@ fn one_forward_one_backward(stages: usize, micro_batches: usize) -> Vec<(usize, 
     while next.iter().zip(&orders).any(|(next, order)| *next < order.len()) {
         for stage in 0..stages {
             let Some(&(m, forward)) = orders[stage].get(next[stage]) else { continue };
-            let (from, to) = match forward {
-                true => (format!("f{m}_{stage}"), format!("f{m}_{}", stage + 1)),
-                false if stage + 1 == stages => (format!("f{m}_{stages}"), format!("b{m}_{stage}")),
-                false => (format!("b{m}_{}", stage + 1), format!("b{m}_{stage}")),
+            let (from, to) = if forward {
+                (format!("f{m}_{stage}"), format!("f{m}_{}", stage + 1))
+            } else if stage + 1 == stages {
+                (format!("f{m}_{stages}"), format!("b{m}_{stage}"))
+            } else {
+                (format!("b{m}_{}", stage + 1), format!("b{m}_{stage}"))
             };
             if made.contains(&from) {
                 made.push(to.clone());
