@@ -34,7 +34,7 @@ pub(super) fn prove(
     let mut out = heading(job, &compiled.notes, &data);
     out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
-    let verdict = against_whole.judgement(session.width);
+    let verdict = against_whole.report(session.width);
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {

@@ -28,7 +28,7 @@ use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
 use super::session::{CommandOutput, Session};
-use super::verdict::{AgainstWhole, Judgement, TOKENS, against, tolerance};
+use super::verdict::{AgainstWhole, Report, TOKENS, against, tolerance};
 use crate::cli::{DecodingArgs, Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::job::Job;
@@ -437,16 +437,16 @@ pub(super) fn run(
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
     }
-    let judgement = match (&args.expect, against_whole) {
+    let report = match (&args.expect, against_whole) {
         (Some(path), _) => {
             let expected = expected(path, &found, (continued.as_deref(), &ends))?;
             against(&found, &expected, tolerance(&compiled[1].schedule, args), session.width)
         }
-        (None, Some(against_whole)) => against_whole.judgement(session.width),
-        (None, None) => Judgement::none(),
+        (None, Some(against_whole)) => against_whole.report(session.width),
+        (None, None) => Report::none(),
     };
     out.push_str(&continuations(&found, &ends, &stops));
-    out.push_str(&judgement.text);
+    out.push_str(&report.text);
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let kind = |name: &str| if name == TOKENS { store::Stored::I64 } else { store::Stored::F32 };
@@ -457,7 +457,7 @@ pub(super) fn run(
         saved::save(path, &kept.states, kept.table.as_ref())?;
         out.push_str(&format!("wrote {}\n", path.display()));
     }
-    Ok(CommandOutput { text: out, code: u8::from(!judgement.passed) })
+    Ok(CommandOutput { text: out, code: u8::from(!report.passed) })
 }
 
 /// The input that has the number of new tokens of each sequence.

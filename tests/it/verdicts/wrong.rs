@@ -11,8 +11,8 @@ use ithaca_ir::schedule::Stream;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Arena, DType, FuncId, Mask, Module, Op, Rank, ValueId};
 use ithaca_kernels::cpu::{Communicator, Mailboxes};
-use ithaca_kernels::judge::Judge;
 use ithaca_kernels::oracle::{self, Results};
+use ithaca_kernels::step_checker::StepChecker;
 use ithaca_kernels::store::{Layered, StoreError, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, RunError, Storage, cpu};
@@ -499,20 +499,20 @@ fn fate(case: &Case, ran: &Ran, change: &Change, choices: &mut Choices) -> Fate 
     if same(&found.outputs, &right.outputs) && same(&found.kept, &right.kept) {
         return Fate::Same;
     }
-    let judge = case.judge();
-    let rows = judge.step((&before, &case.tensors), &found).unwrap();
-    if rows.iter().all(|row| judge.accepts(row)) {
+    let checker = case.checker();
+    let rows = checker.step((&before, &case.tensors), &found).unwrap();
+    if rows.iter().all(|row| checker.accepts(row)) {
         // A softmax does not see the bias of keys: with the other sign too, the results are the right ones.
         let is_same = changed.is_some_and(|program| {
             let exact = oracle::step::<f64>(&program, &before, &case.tensors, Storage::Wide).unwrap();
-            let wide = Judge { storage: Storage::Wide, ..judge };
+            let wide = StepChecker { storage: Storage::Wide, ..checker };
             wide.step((&before, &case.tensors), &exact).unwrap().iter().all(|row| wide.accepts(row))
         });
         if is_same {
             return Fate::Same;
         }
         let worst = rows.iter().max_by(|a, b| a.ratio().total_cmp(&b.ratio())).unwrap();
-        return Fate::Passed(format!("{:.2} of {:.1}: {worst:?}", worst.ratio(), judge.proportion()));
+        return Fate::Passed(format!("{:.2} of {:.1}: {worst:?}", worst.ratio(), checker.proportion()));
     }
     Fate::Failed
 }
