@@ -26,7 +26,7 @@ impl Movement for MyMovement {
     /// Change: every block of keys must meet every block of queries once; the first step is at home.
     fn visits(&self, site: &Site<'_>) -> Visits {
         let home = std::iter::once(Step::default());
-        let away = (1..site.blocks()).map(|hops| Step::keys(site.seat(&[hops])));
+        let away = (1..site.blocks()).map(|hops| Step::keys(site.offset(&[hops])));
         Visits::Steps(home.chain(away).collect())
     }
 }

@@ -11,7 +11,7 @@ use ithaca_passes::registry::Registry;
 use serde_json::Value;
 
 pub use crate::commands::emit::Emitted;
-pub use crate::commands::{Done, Session};
+pub use crate::commands::{CommandOutput, Session};
 
 use crate::cli::{self, Cli, Command, Mode, PlanArgs};
 use crate::commands::{emit, explain, export, plan, repairs, verify};
@@ -127,7 +127,7 @@ pub fn explain(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Re
 ///
 /// # Errors
 /// As `ithaca verify`.
-pub fn verify(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Done> {
+pub fn verify(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<CommandOutput> {
     match parsed("verify", options)? {
         Command::Verify(args) => verify::of_plan(plan, &args, session),
         _ => unreachable!("the command is `verify`"),

@@ -3,6 +3,8 @@
 //! The checks here need no layout. Whether a layout uses an option, such as a token order or `--zero`, is known once it is
 //! made; the notes of its plan name the options without effect.
 
+use std::path::Path;
+
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module, Op};
 use ithaca_passes::differentiate::{DropoutChoice, GradientType, PipelineOrder, Training};
@@ -294,6 +296,10 @@ fn any_run(args: &RunArgs) -> Result<()> {
         "goes with `--device cuda`",
         "omit it: on the processor collectives are copies in memory",
     )?;
+    self::tolerance(*tolerance, expect.as_deref())
+}
+
+fn tolerance(tolerance: Option<f64>, expect: Option<&Path>) -> Result<()> {
     refuse_if(
         tolerance.is_some() && expect.is_none(),
         "--tolerance",
@@ -373,12 +379,7 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
         ),
         "omit it: plans, models and whole programs need no other program",
     )?;
-    refuse_if(
-        args.tolerance.is_some() && args.expect.is_none(),
-        "--tolerance",
-        "limits the error against `--expect`, and no outputs are expected",
-        "errors against the whole program are judged by those of one rank",
-    )
+    tolerance(args.tolerance, args.expect.as_deref())
 }
 
 /// Options of `verify` for a per-rank program in text form: without a program to compare with, none.
@@ -386,14 +387,22 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
 /// # Errors
 /// `C00`.
 pub fn verify_per_rank(args: &VerifyArgs) -> Result<()> {
-    let VerifyArgs { subject, steps, expect, tolerance, program } = args;
-    let SubjectArgs { subject: _, workload, layout, inputs, weights, shrink, seed } = subject;
+    let SubjectArgs { workload, layout, .. } = &args.subject;
     if let Some(option) = cli::first_given(layout) {
         return refuse_if(true, &option, "has no meaning for a per-rank program: its layout is fixed", "");
     }
-    if program.is_some() {
+    if args.program.is_some() {
         return Ok(());
     }
+    let Some(option) = cli::first_given(workload).or(comparison(args)) else { return Ok(()) };
+    let why = "is about the comparison with a whole program, and none is named";
+    refuse_if(true, &option, why, "add `--program FILE`, with a plan, a model or a whole program")
+}
+
+/// The first option about the data of a comparison.
+fn comparison(args: &VerifyArgs) -> Option<String> {
+    let VerifyArgs { subject, steps, expect, tolerance, program: _ } = args;
+    let SubjectArgs { subject: _, workload: _, layout: _, inputs, weights, shrink, seed } = subject;
     let others = [
         ("--inputs", inputs.is_some()),
         ("--weights", weights.is_some()),
@@ -403,10 +412,8 @@ pub fn verify_per_rank(args: &VerifyArgs) -> Result<()> {
         ("--expect", expect.is_some()),
         ("--tolerance", tolerance.is_some()),
     ];
-    let other = others.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_owned());
-    let Some(option) = cli::first_given(workload).or(other) else { return Ok(()) };
-    let why = "is about the comparison with a whole program, and none is named";
-    refuse_if(true, &option, why, "add `--program FILE`, with a plan, a model or a whole program")
+    let (first, _) = others.into_iter().find(|(_, is_given)| *is_given)?;
+    Some(first.to_owned())
 }
 
 /// Options of `verify` for a schedule in text form: only `--program`, and `--cluster` for a whole program.
@@ -414,23 +421,12 @@ pub fn verify_per_rank(args: &VerifyArgs) -> Result<()> {
 /// # Errors
 /// `C00`.
 pub fn verify_schedule(args: &VerifyArgs, program: Option<Kind>) -> Result<()> {
-    let VerifyArgs { subject, steps, expect, tolerance, program: _ } = args;
-    let SubjectArgs { subject: _, workload, layout, inputs, weights, shrink, seed } = subject;
-    let others = [
-        ("--inputs", inputs.is_some()),
-        ("--weights", weights.is_some()),
-        ("--shrink", *shrink),
-        ("--seed", seed.is_some()),
-        ("--steps", *steps > 1),
-        ("--expect", expect.is_some()),
-        ("--tolerance", tolerance.is_some()),
-    ];
-    let other = others.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_owned());
+    let SubjectArgs { workload, layout, .. } = &args.subject;
     let mut layout = layout.clone();
     if program == Some(Kind::Program(Level::Program)) {
         layout.cluster = None;
     }
-    let Some(option) = cli::first_given(workload).or(cli::first_given(&layout)).or(other) else {
+    let Some(option) = cli::first_given(workload).or(cli::first_given(&layout)).or(comparison(args)) else {
         return Ok(());
     };
     let why = "has no meaning for a schedule: its layout and data are fixed";

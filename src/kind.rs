@@ -56,7 +56,7 @@ pub enum Kind {
 
 /// The kind of file that a command reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ExpectedKind {
     /// A plan.
     Plan,
     /// A plan or deployments, which have a report.
@@ -185,30 +185,30 @@ impl Kind {
     }
 
     /// Whether a file of this kind may be the wanted one; its reader reports mistakes.
-    pub fn may_be(self, wanted: Wanted) -> bool {
+    pub fn may_be(self, wanted: ExpectedKind) -> bool {
         if self == Kind::Stream {
             return true;
         }
         match wanted {
-            Wanted::Plan => matches!(self, Kind::Plan | Kind::Json),
-            Wanted::Reported => matches!(self, Kind::Plan | Kind::Deployments | Kind::Json),
-            Wanted::Subject => matches!(
+            ExpectedKind::Plan => matches!(self, Kind::Plan | Kind::Json),
+            ExpectedKind::Reported => matches!(self, Kind::Plan | Kind::Deployments | Kind::Json),
+            ExpectedKind::Subject => matches!(
                 self,
                 Kind::Plan | Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program)
             ),
-            Wanted::Model => matches!(self, Kind::Config | Kind::Json | Kind::Folder),
-            Wanted::Described => {
+            ExpectedKind::Model => matches!(self, Kind::Config | Kind::Json | Kind::Folder),
+            ExpectedKind::Described => {
                 matches!(self, Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program))
             }
-            Wanted::Cluster => matches!(self, Kind::Cluster | Kind::Text),
-            Wanted::Program => matches!(self, Kind::Program(_) | Kind::Text),
-            Wanted::Meaning => matches!(self, Kind::Program(_) | Kind::Plan | Kind::Json),
-            Wanted::Rules => matches!(self, Kind::Rules | Kind::Text),
+            ExpectedKind::Cluster => matches!(self, Kind::Cluster | Kind::Text),
+            ExpectedKind::Program => matches!(self, Kind::Program(_) | Kind::Text),
+            ExpectedKind::Meaning => matches!(self, Kind::Program(_) | Kind::Plan | Kind::Json),
+            ExpectedKind::Rules => matches!(self, Kind::Rules | Kind::Text),
             // The reader reports incomplete files, with the missing part.
-            Wanted::Tensors => {
+            ExpectedKind::Tensors => {
                 matches!(self, Kind::Tensors | Kind::Index | Kind::Folder | Kind::Binary | Kind::Empty)
             }
-            Wanted::Shards => matches!(self, Kind::Folder),
+            ExpectedKind::Shards => matches!(self, Kind::Folder),
         }
     }
 
@@ -270,36 +270,40 @@ impl Kind {
     }
 }
 
-impl Wanted {
+impl ExpectedKind {
     /// The wanted kind, with an article.
     fn described(self) -> &'static str {
         match self {
-            Wanted::Plan => "a plan",
-            Wanted::Reported => "a plan, or deployments that `ithaca plan --mode serve` wrote",
-            Wanted::Subject => "a plan, a model or a whole program",
-            Wanted::Model => "a model's folder or its config.json",
-            Wanted::Described => "a model's folder, its config.json or a whole program",
-            Wanted::Cluster => "a cluster file",
-            Wanted::Program => "a program in text form",
-            Wanted::Meaning => "a plan or a program in text form",
-            Wanted::Rules => "a file of rewrite rules",
-            Wanted::Tensors => "a safetensors file, its index or a folder with either",
-            Wanted::Shards => "a folder that `ithaca shard-weights` wrote",
+            ExpectedKind::Plan => "a plan",
+            ExpectedKind::Reported => "a plan, or deployments that `ithaca plan --mode serve` wrote",
+            ExpectedKind::Subject => "a plan, a model or a whole program",
+            ExpectedKind::Model => "a model's folder or its config.json",
+            ExpectedKind::Described => "a model's folder, its config.json or a whole program",
+            ExpectedKind::Cluster => "a cluster file",
+            ExpectedKind::Program => "a program in text form",
+            ExpectedKind::Meaning => "a plan or a program in text form",
+            ExpectedKind::Rules => "a file of rewrite rules",
+            ExpectedKind::Tensors => "a safetensors file, its index or a folder with either",
+            ExpectedKind::Shards => "a folder that `ithaca shard-weights` wrote",
         }
     }
 
     /// The command that makes or lists one.
     fn found_by(self) -> Option<&'static str> {
         match self {
-            Wanted::Plan | Wanted::Reported | Wanted::Meaning => {
+            ExpectedKind::Plan | ExpectedKind::Reported | ExpectedKind::Meaning => {
                 Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan")
             }
-            Wanted::Cluster => Some("`ithaca list clusters` lists the built-in clusters"),
-            Wanted::Program => Some("`ithaca emit plan.json --target ir` writes one"),
-            Wanted::Shards => {
+            ExpectedKind::Cluster => Some("`ithaca list clusters` lists the built-in clusters"),
+            ExpectedKind::Program => Some("`ithaca emit plan.json --target ir` writes one"),
+            ExpectedKind::Shards => {
                 Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one")
             }
-            Wanted::Subject | Wanted::Model | Wanted::Described | Wanted::Rules | Wanted::Tensors => None,
+            ExpectedKind::Subject
+            | ExpectedKind::Model
+            | ExpectedKind::Described
+            | ExpectedKind::Rules
+            | ExpectedKind::Tensors => None,
         }
     }
 }
@@ -309,13 +313,14 @@ impl Wanted {
 /// # Errors
 /// `C01` for a path that does not exist or is not readable, `C03` for a sharded or per-rank program where a whole program is
 /// needed, `C05` for another kind, with the command that reads it.
-pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
+pub fn expect(path: &Path, wanted: ExpectedKind) -> Result<Kind> {
     let kind = Kind::of(path)?;
     if kind.may_be(wanted) {
         return Ok(kind);
     }
     let name = path.display().to_string();
-    let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject | Wanted::Described));
+    let is_program =
+        matches!((kind, wanted), (Kind::Program(_), ExpectedKind::Subject | ExpectedKind::Described));
     let code = if is_program { "C03" } else { "C05" };
     let instead = is_program.then(|| "name its plan, or the whole program that it was made from".to_owned());
     let found_by = wanted.found_by().map(str::to_owned);
@@ -331,7 +336,7 @@ pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
 /// As [`expect`].
 pub fn expect_tensors(path: &Path) -> Result<()> {
     if path.exists() {
-        expect(path, Wanted::Tensors)?;
+        expect(path, ExpectedKind::Tensors)?;
     }
     Ok(())
 }
@@ -340,12 +345,12 @@ pub fn expect_tensors(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// As [`expect`].
-pub fn read(path: &Path, wanted: Wanted) -> Result<TextFile> {
+pub fn read(path: &Path, wanted: ExpectedKind) -> Result<TextFile> {
     let kind = expect(path, wanted)?;
     let is_small = match kind {
         Kind::Config | Kind::Cluster | Kind::Rules => true,
         Kind::Plan | Kind::Program(_) | Kind::Schedule => false,
-        _ => matches!(wanted, Wanted::Model | Wanted::Cluster | Wanted::Rules),
+        _ => matches!(wanted, ExpectedKind::Model | ExpectedKind::Cluster | ExpectedKind::Rules),
     };
     TextFile::read_within(path, if is_small { files::MAX_SMALL } else { files::MAX_TEXT })
 }

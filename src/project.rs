@@ -83,17 +83,16 @@ pub fn read(registry: &Registry, path: &Path) -> Result<Project> {
         Diagnostic::new("C30", format!("not TOML: {problem}")).at(span)
     });
     let mut reader = Reader { folder, mistakes: mistakes.collect() };
-    let (plans, entries) = match reader.mistakes.is_empty() {
-        true => reader.project(registry, document.get_ref()),
-        false => Default::default(),
+    let (plans, entries) = if reader.mistakes.is_empty() {
+        reader.project(registry, document.get_ref())
+    } else {
+        Default::default()
     };
-    match reader.mistakes.is_empty() {
-        true => Ok(Project { file, plans, entries }),
-        false => {
-            reader.mistakes.sort_by_key(|mistake| mistake.span.unwrap_or_default().start);
-            Err(file.refuse(reader.mistakes))
-        }
+    if reader.mistakes.is_empty() {
+        return Ok(Project { file, plans, entries });
     }
+    reader.mistakes.sort_by_key(|mistake| mistake.span.unwrap_or_default().start);
+    Err(file.refuse(reader.mistakes))
 }
 
 /// A named part of the file, in order of the places of the names.

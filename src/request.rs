@@ -104,7 +104,7 @@ impl PlanRequest {
         ineffective::pipeline(workload_args, (&workload, stages))?;
         let mut options = subject::layout_options(registry, layout, mesh.as_ref())?;
         let offload = subject::offload(workload_args)?;
-        if offload != Offload::Nothing {
+        if offload != Offload::None {
             has_host_link(&cluster)?;
             if offload != Offload::Optimizer && layout.fuse.is_none() {
                 options.fusion = options.fusion.ahead(Prefetch::default());
@@ -129,7 +129,7 @@ impl PlanRequest {
         let name = import::described_name(&model.config, &workload.ignore)?;
         let model = plan::Model::new(name, model.config);
         let request = Self { model, cluster, workload, gpus, search: request.search() };
-        if offload == Offload::Further { request.with_further_pages(registry) } else { Ok(request) }
+        if offload == Offload::AsNeeded { request.with_further_pages(registry) } else { Ok(request) }
     }
 
     /// The request with as few pages of caches in host memory as some layout needs to fit; with all but a few where none does.

@@ -13,7 +13,7 @@ use ithaca_passes::fuse::Messages;
 use ithaca_passes::import::{
     self, Capacity, Cuts, Degrees, Detail, Documents, Pages, Shrink, SmallTokens, Workload,
 };
-use ithaca_passes::pass::choices::Choices;
+use ithaca_passes::pass::choices::{Choices, Topic};
 use ithaca_passes::proof;
 use ithaca_passes::shard::strategy::Placement;
 use ithaca_passes::shard::{OrderChoice, ShardOptions};
@@ -346,7 +346,7 @@ impl Shrinking<'_> {
 
 /// Tokens of a block that is dealt round, where an order does that.
 fn stripes(options: &ShardOptions, choices: &Choices) -> Option<u64> {
-    let chosen = choices.orders.values().filter_map(|order| order.parse().ok());
+    let chosen = choices.of(Topic::Orders).values().filter_map(|order| order.parse().ok());
     options.order.into_iter().chain(chosen).find_map(|order| match order {
         OrderChoice::Striped(block) => Some(block),
         OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced => None,

@@ -24,7 +24,7 @@ use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective;
 use crate::job::{self, Job, Large};
-use crate::kind::{self, Kind, Wanted};
+use crate::kind::{self, ExpectedKind, Kind};
 use crate::{files, shrink};
 
 /// A model description.
@@ -44,7 +44,7 @@ pub struct Model {
 /// `C01` for a missing file, `C02` for text that is not JSON, `C05` for another kind of file.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let config: Value = serde_json::from_str(&kind::read(&file, Wanted::Model)?.text)
+    let config: Value = serde_json::from_str(&kind::read(&file, ExpectedKind::Model)?.text)
         .map_err(|e| Diagnostic::new("C02", format!("`{}` is not JSON: {e}", file.display())))?;
     let folder = file.parent().map(Path::to_owned).unwrap_or_default();
     let named =
@@ -59,10 +59,10 @@ pub fn model(path: &Path) -> Result<Model> {
 /// # Errors
 /// As [`model()`], and the mistakes of a program.
 pub fn described(path: &Path) -> Result<Model> {
-    if !matches!(kind::expect(path, Wanted::Described)?, Kind::Program(_)) {
+    if !matches!(kind::expect(path, ExpectedKind::Described)?, Kind::Program(_)) {
         return model(path);
     }
-    let file = kind::read(path, Wanted::Described)?;
+    let file = kind::read(path, ExpectedKind::Described)?;
     file.program()?;
     let name =
         path.file_stem().map_or_else(|| "program".to_owned(), |stem| stem.to_string_lossy().into_owned());
@@ -75,7 +75,7 @@ pub fn described(path: &Path) -> Result<Model> {
 /// # Errors
 /// `C01` for a missing file, `C05` for another kind of file, and the errors of [`Plan::from_json`].
 pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
-    let file = kind::read(path, Wanted::Plan)?;
+    let file = kind::read(path, ExpectedKind::Plan)?;
     Plan::from_json(registry, &path.display().to_string(), &file.text).map_err(Failure::from)
 }
 
@@ -91,7 +91,7 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     if !is_path && !is_other() {
         return Ok(Cluster::named(name)?);
     }
-    let file = kind::read(path, Wanted::Cluster)?;
+    let file = kind::read(path, ExpectedKind::Cluster)?;
     Cluster::parse(name, &file.text).map_err(|refusal| file.refuse(vec![refusal]))
 }
 
@@ -222,11 +222,11 @@ pub fn check_pages(workload: &Workload) -> Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// None.
-    Nothing,
+    None,
     /// Those of the optimizer.
     Optimizer,
     /// The pages of caches that do not fit on the GPUs.
-    Further,
+    AsNeeded,
     /// So many pages of caches.
     Pages(u64),
 }
@@ -235,7 +235,7 @@ impl Offload {
     /// The number of pages, where it is known.
     pub fn pages(self) -> Option<u64> {
         match self {
-            Offload::Nothing | Offload::Optimizer | Offload::Further => None,
+            Offload::None | Offload::Optimizer | Offload::AsNeeded => None,
             Offload::Pages(n) => Some(n),
         }
     }
@@ -247,7 +247,7 @@ impl Offload {
 /// `C00` for another value than `optimizer`, `cache` or `cache=N`, for caches without pages, and for as many pages as there
 /// are, or more.
 pub fn offload(args: &WorkloadArgs) -> Result<Offload> {
-    let Some(text) = args.offload.as_deref() else { return Ok(Offload::Nothing) };
+    let Some(text) = args.offload.as_deref() else { return Ok(Offload::None) };
     if text == "optimizer" {
         return Ok(Offload::Optimizer);
     }
@@ -266,7 +266,7 @@ pub fn offload(args: &WorkloadArgs) -> Result<Offload> {
         return Err(Diagnostic::new("C00", message).help("add their size, as in `--page 16`").into());
     }
     if n == 0 {
-        return Ok(Offload::Further);
+        return Ok(Offload::AsNeeded);
     }
     if args.pages.is_some_and(|all| n >= all) {
         return Err(refused(format!(
@@ -321,7 +321,7 @@ pub fn grouped(workload: Workload, gpus: u64) -> Workload {
 /// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when it has another number of ranks than GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     if args.mesh.as_deref().is_some_and(|mesh| mesh.trim().is_empty()) {
-        let refusal = Diagnostic::new("C00", "`--mesh` names no axis");
+        let refusal = Diagnostic::new("C00", "`--mesh` is empty");
         return Err(refusal
             .help("name axes, as in `--mesh ulysses=4,tp=2`, or omit it for one device")
             .into());
@@ -347,7 +347,7 @@ pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
 pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
     let is_config = path.file_name().is_some_and(|name| name == "config.json");
-    let mut job = match kind::expect(path, Wanted::Subject)? {
+    let mut job = match kind::expect(path, ExpectedKind::Subject)? {
         Kind::Program(_) => text_job(registry, path, args)?,
         Kind::Plan => plan_job(registry, path, args)?,
         Kind::Json if !is_config => plan_job(registry, path, args)?,
@@ -461,7 +461,7 @@ pub fn own_workload(args: &WorkloadArgs) -> Result<()> {
 }
 
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
-    let program = kind::read(path, Wanted::Subject)?.program()?;
+    let program = kind::read(path, ExpectedKind::Subject)?.program()?;
     if args.shrink {
         return Err(no_shrink());
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ithaca_ir::{Diagnostics, schedule, text, traffic};
 use ithaca_kernels::Storage;
 use ithaca_kernels::cpu::{self, LookForNan};
-use ithaca_kernels::judge::Judge;
 use ithaca_kernels::oracle::Results;
+use ithaca_kernels::step_checker::StepChecker;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
@@ -188,10 +188,10 @@ pub fn check(
     let whole =
         Workload { training: Training { stages: 1, ..workload.training.clone() }, ..workload.clone() };
     let whole = program(config, "m", &whole).map_err(|_| format!("{title}: it has stages only"))?;
-    let judge = Judge { program: &whole, storage: Storage::Wide, parts: layout.mesh.ranks() };
+    let checker = StepChecker { program: &whole, storage: Storage::Wide, parts: layout.mesh.ranks() };
     let found = Results { outputs: ran.outputs, kept: ran.kept };
-    let rows = judge.step((&tensors, &tensors), &found).map_err(|error| format!("{title}: {error}"))?;
-    match rows.iter().find(|row| !judge.accepts(row)) {
+    let rows = checker.step((&tensors, &tensors), &found).map_err(|error| format!("{title}: {error}"))?;
+    match rows.iter().find(|row| !checker.accepts(row)) {
         Some(row) => Err(format!("{title}: {row:?}")),
         None => Ok(None),
     }

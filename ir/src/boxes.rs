@@ -61,7 +61,7 @@ pub fn intersect(a: &Region, b: &Region) -> Region {
 }
 
 /// Whether a dense tensor of `whole`, row-major, is the regions of `parts` one after another.
-pub fn lie_in_order<'r>(whole: &Region, parts: impl IntoIterator<Item = &'r Region>) -> bool {
+pub fn is_contiguous_concatenation<'r>(whole: &Region, parts: impl IntoIterator<Item = &'r Region>) -> bool {
     let offset = |corner: &dyn Fn(&Range<u64>) -> u64, part: &Region| {
         let places = whole.iter().zip(part);
         places.fold(0, |at, (all, r)| at * (all.end - all.start) + (corner(r) - all.start))
@@ -89,7 +89,7 @@ pub fn chunk(elements: u64, n: u64, i: u64) -> Range<u64> {
 pub fn group(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Vec<Rank> {
     let mut group = space.mesh.group_along(rank, &axes(space, op, from, to));
     if from.layout.at != to.layout.at {
-        group.retain(|&r| takes_part(space, from, to, r));
+        group.retain(|&r| participates(space, from, to, r));
     }
     group
 }
@@ -157,7 +157,7 @@ fn relocate(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Ex
 }
 
 /// Whether `rank` has anything to do with a change from `from` to `to`.
-pub fn takes_part(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> bool {
+pub fn participates(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> bool {
     space.holds(from, rank) || space.holds(to, rank)
 }
 
@@ -348,7 +348,7 @@ pub fn is_resplit(op: &Op, from: &TensorType, to: &TensorType) -> bool {
 }
 
 /// Whether every rank has the part of a tensor that its coordinates name.
-fn is_at_home(ty: &TensorType) -> bool {
+fn is_unmoved(ty: &TensorType) -> bool {
     ty.layout.moved.is_empty() && ty.layout.at.is_none()
 }
 
@@ -361,10 +361,10 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
             all_reduce_elements(space, &axis, elements(&space.local_box(from, rank)), rank)
         }
         // At home, every other rank is sent all that this one has, or of this one's sums those that it keeps none of.
-        Op::AllGather { axis, .. } if is_at_home(from) && is_at_home(to) => {
+        Op::AllGather { axis, .. } if is_unmoved(from) && is_unmoved(to) => {
             space.local_elements(from, rank) * (space.mesh.degree(&axis) - 1)
         }
-        Op::ReduceScatter { .. } if is_at_home(from) && is_at_home(to) => {
+        Op::ReduceScatter { .. } if is_unmoved(from) && is_unmoved(to) => {
             space.local_elements(from, rank) - space.local_elements(to, rank)
         }
         _ => {
@@ -383,10 +383,13 @@ mod tests {
     #[test]
     fn only_outer_splits_lie_in_order() {
         let whole = vec![2..6, 0..4];
-        assert!(lie_in_order(&whole, &[vec![2..4, 0..4], vec![4..6, 0..4]]));
-        assert!(!lie_in_order(&whole, &[vec![4..6, 0..4], vec![2..4, 0..4]]));
-        assert!(!lie_in_order(&whole, &[vec![2..6, 0..2], vec![2..6, 2..4]]));
-        assert!(lie_in_order(&vec![0..1, 0..4], &[vec![0..1, 0..2], vec![0..0, 0..4], vec![0..1, 2..4]]));
-        assert!(!lie_in_order(&whole, &[vec![2..4, 0..4]]));
+        assert!(is_contiguous_concatenation(&whole, &[vec![2..4, 0..4], vec![4..6, 0..4]]));
+        assert!(!is_contiguous_concatenation(&whole, &[vec![4..6, 0..4], vec![2..4, 0..4]]));
+        assert!(!is_contiguous_concatenation(&whole, &[vec![2..6, 0..2], vec![2..6, 2..4]]));
+        assert!(is_contiguous_concatenation(
+            &vec![0..1, 0..4],
+            &[vec![0..1, 0..2], vec![0..0, 0..4], vec![0..1, 2..4]]
+        ));
+        assert!(!is_contiguous_concatenation(&whole, &[vec![2..4, 0..4]]));
     }
 }

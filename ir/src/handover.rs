@@ -47,9 +47,9 @@ type ByMicroBatch = BTreeMap<Option<MicroBatch>, Vec<usize>>;
 
 /// For each rank of one side the rank of the other that has the same parts of all states; `None` where some rank has others.
 pub fn places(from: &Side<'_>, to: &Side<'_>) -> Option<Vec<u64>> {
-    type Held = Vec<(String, Option<MicroBatch>, Vec<usize>)>;
+    type StateParts = Vec<(String, Option<MicroBatch>, Vec<usize>)>;
     let mut lists = Lists::default();
-    let mut held = |side: &Side<'_>, number| -> Vec<Held> {
+    let mut held = |side: &Side<'_>, number| -> Vec<StateParts> {
         let mut of_ranks = vec![Vec::new(); side.processes.len()];
         for (name, of_name) in by_name(side) {
             for (micro_batch, states) in of_name {
@@ -61,7 +61,7 @@ pub fn places(from: &Side<'_>, to: &Side<'_>) -> Option<Vec<u64>> {
         of_ranks
     };
     let (left, read) = (held(from, 0), held(to, 1));
-    let mut free: BTreeMap<Held, Vec<u64>> = BTreeMap::new();
+    let mut free: BTreeMap<StateParts, Vec<u64>> = BTreeMap::new();
     for (rank, held) in read.into_iter().enumerate().rev() {
         free.entry(held).or_default().push(rank as u64);
     }

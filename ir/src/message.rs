@@ -283,13 +283,13 @@ pub fn sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<Sent> {
 /// Bytes that the busiest rank sends to others.
 pub fn busiest_bytes(space: &Space, parcels: &[Parcel]) -> u64 {
     let ranks =
-        standing_for_all(space, &[parcels]).into_iter().filter(|&rank| takes_part(space, parcels, rank));
+        standing_for_all(space, &[parcels]).into_iter().filter(|&rank| participates(space, parcels, rank));
     ranks.map(|rank| bytes_sent(space, parcels, rank)).max().unwrap_or(0)
 }
 
 /// Whether a rank has anything to do with a message.
-pub(crate) fn takes_part(space: &Space, parcels: &[Parcel], rank: Rank) -> bool {
-    parcels.first().is_some_and(|parcel| boxes::takes_part(space, &parcel.from, &parcel.to, rank))
+pub(crate) fn participates(space: &Space, parcels: &[Parcel], rank: Rank) -> bool {
+    parcels.first().is_some_and(|parcel| boxes::participates(space, &parcel.from, &parcel.to, rank))
 }
 
 /// Ranks among which there is, for each rank, one that sends as many bytes of each of these messages: all of them where

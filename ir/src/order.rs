@@ -56,7 +56,7 @@ impl Run {
 
 /// Runs of `len` positions, `stride` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct StridedRun {
     pub(crate) position: u64,
     pub(crate) len: u64,
     pub(crate) stride: u64,
@@ -170,8 +170,9 @@ impl Order {
     }
 
     /// Adds the positions of `indices`: whole stripes of a part are one stretch.
-    pub(crate) fn stretches(&self, size: u64, indices: Range<u64>, out: &mut Vec<Stretch>) {
-        let single = |run: Run| Stretch { position: run.position, len: run.len, stride: run.len, count: 1 };
+    pub(crate) fn strided_runs(&self, size: u64, indices: Range<u64>, out: &mut Vec<StridedRun>) {
+        let single =
+            |run: Run| StridedRun { position: run.position, len: run.len, stride: run.len, count: 1 };
         let mut rest = indices;
         if let Order::Striped { parts, block } = self
             && let Some(stripes) = chunk(size, parts.checked_mul(*block))
@@ -188,7 +189,7 @@ impl Order {
                     continue;
                 }
                 let position = (first % stripes * parts + part) * block;
-                out.push(Stretch { position, len: *block, stride: parts * block, count: last - first });
+                out.push(StridedRun { position, len: *block, stride: parts * block, count: last - first });
                 rest.start = last * block;
             }
             return;

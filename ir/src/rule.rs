@@ -38,7 +38,7 @@ pub struct FactorRule {
 
 /// Why layouts do not fit a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum RuleViolation {
     /// A dimension that must stay whole is split.
     NotWhole(DimId),
     /// A dimension is split otherwise than where it occurred before.
@@ -90,14 +90,14 @@ impl FactorRule {
     /// The axes that split each factor, from operands whose layouts must agree; and the layouts of the results.
     ///
     /// # Errors
-    /// The first [`Misfit`] in order of operands and dimensions.
-    pub fn results(&self, operands: &[&TensorType]) -> Result<SmallVec<[Layout; 1]>, Misfit> {
+    /// The first [`RuleViolation`] in order of operands and dimensions.
+    pub fn results(&self, operands: &[&TensorType]) -> Result<SmallVec<[Layout; 1]>, RuleViolation> {
         // The result of parts that moved together has moved with them.
         let mut moved: SmallVec<[Move; 1]> = SmallVec::new();
         for m in operands.iter().flat_map(|ty| &ty.layout.moved) {
             match moved.iter().find(|seen| seen.axis == m.axis) {
                 None => moved.push(*m),
-                Some(seen) if seen != m => return Err(Misfit::Moved),
+                Some(seen) if seen != m => return Err(RuleViolation::Moved),
                 Some(_) => {}
             }
         }
@@ -108,17 +108,17 @@ impl FactorRule {
             })
         };
         if operands.iter().any(still) {
-            return Err(Misfit::Moved);
+            return Err(RuleViolation::Moved);
         }
         let mut axes: SmallVec<[Option<AxisList>; 8]> = self.factors.iter().map(|_| None).collect();
         for (i, (ty, factors)) in operands.iter().zip(&self.operands).enumerate() {
             if !ty.layout.partial.is_empty() {
-                return Err(Misfit::Pending(i));
+                return Err(RuleViolation::Pending(i));
             }
             for ((&dim, &factor), split) in ty.dims.iter().zip(factors).zip(&ty.layout.split) {
                 match self.factors[factor] {
                     FactorKind::Whole | FactorKind::Softmax if !split.is_empty() => {
-                        return Err(Misfit::NotWhole(dim));
+                        return Err(RuleViolation::NotWhole(dim));
                     }
                     _ => {}
                 }
@@ -126,11 +126,11 @@ impl FactorRule {
                     None => {
                         let taken = axes.iter().flatten().flatten().any(|a| split.contains(a));
                         if taken {
-                            return Err(Misfit::AxisTwice(dim));
+                            return Err(RuleViolation::AxisTwice(dim));
                         }
                         axes[factor] = Some(split.clone());
                     }
-                    Some(seen) if seen != split => return Err(Misfit::Conflict(dim)),
+                    Some(seen) if seen != split => return Err(RuleViolation::Conflict(dim)),
                     Some(_) => {}
                 }
             }
@@ -139,7 +139,7 @@ impl FactorRule {
             let mut layout = self.layout_of(factors, &axes);
             if moved.iter().any(|m| !layout.split.iter().flatten().any(|&a| a == m.axis)) {
                 // A sum over parts that moved, or of which some ranks have none, is no sum over all.
-                return Err(Misfit::Moved);
+                return Err(RuleViolation::Moved);
             }
             layout.moved.clone_from(&moved);
             Ok(layout)

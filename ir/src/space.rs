@@ -9,7 +9,7 @@ use crate::dim::{Dim, DimId};
 use crate::entity::Arena;
 use crate::layout::AxisList;
 use crate::mesh::{AxisId, Mesh, Rank};
-use crate::order::{Run, Stretch};
+use crate::order::{Run, StridedRun};
 use crate::types::TensorType;
 
 /// Named dimensions and the mesh.
@@ -180,17 +180,17 @@ impl Space {
         runs
     }
 
-    /// The stretches of positions of `indices` of `dim`.
-    pub(crate) fn stretches(&self, dim: DimId, indices: Range<u64>) -> Vec<Stretch> {
-        let mut stretches = Vec::new();
+    /// The strided runs of positions of `indices` of `dim`.
+    pub(crate) fn strided_runs(&self, dim: DimId, indices: Range<u64>) -> Vec<StridedRun> {
+        let mut strided_runs = Vec::new();
         let mut of = vec![(dim, indices)];
         while let Some((dim, indices)) = of.pop() {
             match &self.dims[dim].fetched {
                 Some(fetched) => of.extend(fetched.sources(indices).map(|(_, from)| (fetched.of, from))),
-                None => self.dims[dim].order.stretches(self.dims[dim].size, indices, &mut stretches),
+                None => self.dims[dim].order.strided_runs(self.dims[dim].size, indices, &mut strided_runs),
             }
         }
-        stretches
+        strided_runs
     }
 
     /// The indices of the sequence that `indices` of a dimension are fetched from, in their order; the same where it is not

@@ -205,7 +205,7 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
         let ranks = message::standing_for_all(space, &all);
         for (parcels, runs) in &messages {
             let ranks: Vec<Rank> =
-                ranks.iter().copied().filter(|&rank| message::takes_part(space, parcels, rank)).collect();
+                ranks.iter().copied().filter(|&rank| message::participates(space, parcels, rank)).collect();
             // Ranks that send alike are asked once.
             let asked = if message::is_ragged(space, parcels) { ranks.len() } else { ranks.len().min(1) };
             let bytes = message::sent_by(space, parcels, &ranks[..asked]);

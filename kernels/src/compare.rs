@@ -1,4 +1,4 @@
-//! Compares outputs with expected ones of another program or file: their distance. [`judge`](crate::judge) compares with the whole
+//! Compares outputs with expected ones of another program or file: their distance. [`step_checker`](crate::step_checker) compares with the whole
 //! program.
 //!
 //! Nothing passes silently: a tensor of another shape, a missing tensor, and NaN are failures. −∞, the logarithm of an
@@ -42,6 +42,13 @@ pub enum Verdict {
         /// gradient or a moment that of the largest of its kind; 1 where all are zero, which has no scale.
         scale: f64,
     },
+    /// There is none.
+    Mismatch(Mismatch),
+}
+
+/// Why two tensors have no distance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mismatch {
     /// The shapes differ.
     Shape {
         /// The computed shape.
@@ -70,7 +77,7 @@ impl Verdict {
             Verdict::Distance { max_abs, relative, scale } => {
                 max_abs <= tolerance * scale && relative <= tolerance
             }
-            Verdict::Shape { .. } | Verdict::NotFinite { .. } | Verdict::Missing => false,
+            Verdict::Mismatch(_) => false,
         }
     }
 }
@@ -95,29 +102,45 @@ fn above<A: Real, B: Real>(
     found: &Tensor<A>,
     expected: &Tensor<B>,
 ) -> Verdict {
-    // A scalar may be stored as a vector of one.
-    let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
-    if !alike || found.data.len() != expected.data.len() {
-        return Verdict::Shape { found: found.shape.clone(), expected: expected.shape.clone() };
-    }
     let (mut max_abs, mut difference, mut norm, mut largest) = (0f64, 0f64, 0f64, largest);
-    for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
-        let (a, b) = (a.to_f64(), b.to_f64());
-        if a == f64::NEG_INFINITY && b == f64::NEG_INFINITY {
-            continue;
-        }
-        if !a.is_finite() || !b.is_finite() {
-            return Verdict::NotFinite { at, found: a, expected: b };
-        }
+    let walked = each_pair(found, expected, |a, b| {
         norm += b * b;
         largest = largest.max(b.abs());
         max_abs = max_abs.max((a - b).abs());
         difference += (a - b) * (a - b);
+    });
+    if let Err(mismatch) = walked {
+        return Verdict::Mismatch(mismatch);
     }
     let noise = floor * floor * expected.data.len() as f64;
     let relative = if norm > 0.0 { (difference / norm.max(noise)).sqrt() } else { difference.sqrt() };
     let scale = if largest > 0.0 { largest } else { 1.0 };
     Verdict::Distance { max_abs, relative, scale }
+}
+
+/// Calls `body` with each computed and expected element, except where both are −∞.
+pub(crate) fn each_pair<A: Real, B: Real>(
+    found: &Tensor<A>,
+    expected: &Tensor<B>,
+    mut body: impl FnMut(f64, f64),
+) -> Result<(), Mismatch> {
+    // A scalar may be stored as a vector of one.
+    let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
+    if !alike || found.data.len() != expected.data.len() {
+        return Err(Mismatch::Shape { found: found.shape.clone(), expected: expected.shape.clone() });
+    }
+    for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
+        let (a, b) = (a.to_f64(), b.to_f64());
+        // The logarithm of an empty sum.
+        if a == f64::NEG_INFINITY && b == f64::NEG_INFINITY {
+            continue;
+        }
+        if !a.is_finite() || !b.is_finite() {
+            return Err(Mismatch::NotFinite { at, found: a, expected: b });
+        }
+        body(a, b);
+    }
+    Ok(())
 }
 
 /// The kinds of tensors that may be zero but for rounding, each with the prefix of its names.
@@ -147,7 +170,8 @@ pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> V
     let compare = |(name, tensor): (&String, &Tensor<B>)| {
         let kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
         let kind = kind.map_or_else(Kind::default, |(_, kind)| *kind);
-        let verdict = found.get(name).map_or(Verdict::Missing, |found| above(kind, found, tensor));
+        let verdict =
+            found.get(name).map_or(Verdict::Mismatch(Mismatch::Missing), |found| above(kind, found, tensor));
         Comparison { name: name.clone(), verdict }
     };
     expected.iter().map(compare).collect()
@@ -169,7 +193,7 @@ pub fn with_source<A: Real>(
     let gradients = found.keys().any(is_gradient);
     let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
     let absent = absent.filter(|name| !found.contains_key(name));
-    let missing = absent.map(|name| Comparison { name, verdict: Verdict::Missing });
+    let missing = absent.map(|name| Comparison { name, verdict: Verdict::Mismatch(Mismatch::Missing) });
     Ok(outputs(found, &read).into_iter().chain(missing).collect())
 }
 
@@ -214,6 +238,9 @@ mod tests {
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0, 1.0])).within(huge));
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0])).within(f64::NAN));
         let expected: Outputs<f64> = [("y".to_owned(), vector(&[1.0]))].into_iter().collect();
-        assert_eq!(outputs(&Outputs::<f64>::new(), &expected)[0].verdict, Verdict::Missing);
+        assert_eq!(
+            outputs(&Outputs::<f64>::new(), &expected)[0].verdict,
+            Verdict::Mismatch(Mismatch::Missing)
+        );
     }
 }

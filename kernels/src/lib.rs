@@ -4,7 +4,7 @@
 //! - [`cpu`] executes a schedule with a thread for each stream of each rank, in the buffers and by the collectives that it
 //!   names.
 //! - [`launch`] connects ranks in processes of their own, over TCP.
-//! - [`store`] reads weights and inputs, [`compare`] compares them with expected ones, [`judge`] with a whole program.
+//! - [`store`] reads weights and inputs, [`compare`] compares them with expected ones, [`step_checker`] with a whole program.
 //!
 //! Architecture invariant: this crate knows the language and no pass; its input is a schedule or a module.
 //!
@@ -64,7 +64,7 @@ pub mod launch;
 
 pub mod compare;
 
-pub mod judge;
+pub mod step_checker;
 
 pub use error::RunError;
 pub use real::Real;

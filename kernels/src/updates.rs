@@ -103,18 +103,18 @@ fn merge<T: Real>(
     let shape: Vec<usize> = shape.iter().map(|&n| index(n)).collect();
     if stored.iter().any(Option::is_none) {
         let names = source::members(name, shape.first().map_or(1, |&n| n as u64));
-        let rest = match names.iter().all(|n| before.shape(n).is_some()) {
-            true if first.binding.is_stack() => {
-                let mut data = Vec::new();
-                for name in &names {
-                    data.extend(before.read(name)?.data);
-                }
-                // Members of other shapes together have another length, and are refused below.
-                let whole = data.len() == shape.iter().product::<usize>();
-                Tensor { shape: if whole { shape.clone() } else { vec![data.len()] }, data }
+        let rest = if names.iter().any(|n| before.shape(n).is_none()) {
+            Tensor::filled(shape.clone(), 0.0)
+        } else if first.binding.is_stack() {
+            let mut data = Vec::new();
+            for name in &names {
+                data.extend(before.read(name)?.data);
             }
-            true => before.read(name)?,
-            false => Tensor::filled(shape.clone(), 0.0),
+            // Members of other shapes together have another length, and are refused below.
+            let whole = data.len() == shape.iter().product::<usize>();
+            Tensor { shape: if whole { shape.clone() } else { vec![data.len()] }, data }
+        } else {
+            before.read(name)?
         };
         if rest.shape != shape {
             return Err(RunError::invalid(format!("`{name}` has another shape than in the program")));

@@ -3,11 +3,11 @@
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use super::session::Done;
+use super::session::CommandOutput;
 use crate::cli::Cli;
 
-pub(super) fn completions(shell: Shell) -> Done {
+pub(super) fn completions(shell: Shell) -> CommandOutput {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "ithaca", &mut script);
-    Done::success(String::from_utf8_lossy(&script))
+    CommandOutput::success(String::from_utf8_lossy(&script))
 }

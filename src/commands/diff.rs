@@ -5,12 +5,12 @@ use std::fmt::Write;
 use ithaca_ir::Diagnostic;
 use ithaca_passes::plan::{Review, ReviewOptions, Section, review};
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::DiffArgs;
 use crate::error::{Failure, Result};
 use crate::subject;
 
-pub(super) fn diff(args: &DiffArgs, session: &Session<'_>) -> Result<Done> {
+pub(super) fn diff(args: &DiffArgs, session: &Session<'_>) -> Result<CommandOutput> {
     let options = ReviewOptions { sections: sections(args)?, tolerance: tolerance(args)? };
     let plan = |path| subject::plan(session.registry, path);
     let (before, after) = (plan(&args.before)?, plan(&args.after)?);
@@ -28,7 +28,7 @@ pub(super) fn diff(args: &DiffArgs, session: &Session<'_>) -> Result<Done> {
         }
         review => review.text(session.width),
     };
-    Ok(Done { text, code })
+    Ok(CommandOutput { text, code })
 }
 
 /// The sections to compare: those named, or all but the alternatives.

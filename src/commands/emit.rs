@@ -18,7 +18,7 @@ use ithaca_passes::simulate;
 
 use super::generate;
 use super::handover;
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{EmitArgs, Target};
 use crate::error::{Failure, Result};
 use crate::job::Large;
@@ -36,23 +36,23 @@ pub enum Emitted {
     Files(Vec<(PathBuf, Vec<u8>)>),
 }
 
-pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let plan = subject::plan(session.registry, &args.plan)?;
     if args.target == Target::Cuda && args.output.is_none() {
         let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder, and no option names one");
         return Err(refusal.help("add it, as in `-o out/`").into());
     }
     match (emitted(&plan, args, session)?, &args.output) {
-        (Emitted::Text(text), None) => Ok(Done::success(text)),
+        (Emitted::Text(text), None) => Ok(CommandOutput::success(text)),
         (Emitted::Text(text), Some(path)) => {
             files::write(path, text.as_bytes())?;
-            Ok(Done::success(format!("wrote {}\n", path.display())))
+            Ok(CommandOutput::success(format!("wrote {}\n", path.display())))
         }
         (Emitted::Files(list), folder) => {
             let folder = folder.as_deref().expect("a target of files has a folder, which was checked");
             files::write_all(folder, &list)?;
             let n = counted(list.len() as u64, "file");
-            Ok(Done::success(format!("wrote {n} to {}\n", folder.display())))
+            Ok(CommandOutput::success(format!("wrote {n} to {}\n", folder.display())))
         }
     }
 }

@@ -10,20 +10,20 @@ use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
 use super::printed::noted;
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::ExportArgs;
 use crate::error::{Failure, Result};
 use crate::{files, subject};
 
-pub(super) fn export(args: &ExportArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn export(args: &ExportArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let plan = subject::plan(session.registry, &args.plan)?;
     let Export { text, notes } = exported(&plan, args, session)?;
-    let Some(path) = &args.output else { return Ok(Done::success(text)) };
+    let Some(path) = &args.output else { return Ok(CommandOutput::success(text)) };
     files::write(path, text.as_bytes())?;
     let mut out: String = notes.iter().map(|note| noted(note, session.width)).collect();
     // Writing to a string cannot fail.
     let _ = writeln!(out, "wrote {}", path.display());
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// A plan in the words of the framework that arguments name; their paths are not read.

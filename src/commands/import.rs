@@ -12,14 +12,14 @@ use ithaca_passes::plan::{Alternative, Outcome, Plan, Rates};
 use ithaca_passes::planner::{self, View};
 
 use super::printed::{heading, noted, view};
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{Cli, Command, ImportArgs, PlanArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::request::{Answer, PlanRequest};
 use crate::subject::{self, Model};
 
-pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let view = view(args.table, session)?;
     let words = megatron_args::words(&text(&args.arguments)?);
     let run = megatron_args::read(&words, args.gpus, &args.ignore_flags).map_err(|diagnostics| Failure {
@@ -86,7 +86,7 @@ pub(super) fn import(args: &ImportArgs, session: &mut Session<'_>) -> Result<Don
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// The arguments of the other program: those of the command line, or the text of the file that it names.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ithaca_ir::Diagnostic;
 
-use super::session::Done;
+use super::session::CommandOutput;
 use crate::cli::{InitArgs, PROJECT};
 use crate::error::Result;
 use crate::{files, project, subject};
@@ -16,7 +16,7 @@ const TEMPLATE: &str = include_str!("init.toml");
 /// The line of the template that models replace.
 const NO_MODEL: &str = "# llama-3-8b = \"models/llama-3-8b\"\n";
 
-pub(super) fn init(args: &InitArgs) -> Result<Done> {
+pub(super) fn init(args: &InitArgs) -> Result<CommandOutput> {
     if Path::new(PROJECT).exists() {
         let message = format!("`{PROJECT}` exists, and `ithaca init` overwrites nothing");
         return Err(Diagnostic::new("C01", message)
@@ -43,7 +43,7 @@ pub(super) fn init(args: &InitArgs) -> Result<Done> {
         (TEMPLATE.replace(NO_MODEL, &lines), "`ithaca check --bless` writes the plans that it names")
     };
     files::write(Path::new(PROJECT), text.as_bytes())?;
-    Ok(Done::success(format!("wrote {PROJECT}: {next}\n")))
+    Ok(CommandOutput::success(format!("wrote {PROJECT}: {next}\n")))
 }
 
 /// A text of TOML, which may be a key.

@@ -8,7 +8,7 @@ use ithaca_kernels::launch::{self, LaunchEnv};
 
 use super::generate;
 use super::run::{job, run_job};
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::RunArgs;
 use crate::error::Result;
 
@@ -16,7 +16,7 @@ use crate::error::Result;
 const REPORT_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
-pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let env = LaunchEnv::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
     let decodes = generate::is_asked(args);
@@ -57,7 +57,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     match ran {
         Ok(done) => {
             let code = process.finish(done.code)?;
-            Ok(Done { code, ..done })
+            Ok(CommandOutput { code, ..done })
         }
         Err(failure) => {
             process.fail(&failure.summary());

@@ -9,11 +9,11 @@ use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
 use ithaca_passes::shard::table;
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::Listing;
 use crate::error::Result;
 
-pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<Done> {
+pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<CommandOutput> {
     let mut out = String::new();
     // Writing to a string cannot fail. Each arm returns the column of the text beside a name.
     let indent = match listing {
@@ -62,5 +62,7 @@ pub(super) fn list(listing: Option<Listing>, session: &Session<'_>) -> Result<Do
             16
         }
     };
-    Ok(Done::success(out.lines().map(|line| wrapped(line, session.width, indent) + "\n").collect::<String>()))
+    Ok(CommandOutput::success(
+        out.lines().map(|line| wrapped(line, session.width, indent) + "\n").collect::<String>(),
+    ))
 }

@@ -38,13 +38,13 @@ use crate::cli::{Cli, Command};
 use crate::error::Result;
 use crate::kind::Kind;
 
-pub use session::{Done, Session};
+pub use session::{CommandOutput, Session};
 
 /// Runs the command of the command line.
 ///
 /// # Errors
 /// The diagnostics of the refusal; the exit code is 2.
-pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
+pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<CommandOutput> {
     let model = to_shrink(&cli.command).cloned();
     dispatch(cli, session).map_err(|mut failure| {
         let is_fixed = |path| matches!(Kind::of(path), Ok(Kind::Program(_) | Kind::Schedule));
@@ -66,7 +66,7 @@ fn to_shrink(command: &Command) -> Option<&PathBuf> {
     (!subject.shrink).then_some(&subject.subject)
 }
 
-fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
+fn dispatch(cli: Cli, session: &mut Session<'_>) -> Result<CommandOutput> {
     match cli.command {
         Command::Plan(args) => plan::plan(&args, session),
         Command::Init(args) => init::init(&args),

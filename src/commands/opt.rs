@@ -11,19 +11,19 @@ use ithaca_passes::pass::{Context, Instrument, Pass, Prices, options, run_passes
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{DEFAULT_CLUSTER, OptArgs};
 use crate::error::{Failure, Result};
 use crate::evaluate::Oracle;
-use crate::kind::{self, Wanted};
+use crate::kind::{self, ExpectedKind};
 use crate::{files, ineffective, subject};
 
-pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
+pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<CommandOutput> {
     let cluster = subject::cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
     let prices = WatchedPrices { cluster: &cluster, was_asked: Cell::new(false) };
     let passes = passes(args, session)?;
     ineffective::opt(args, passes.len())?;
-    let file = kind::read(&args.file, Wanted::Program)?;
+    let file = kind::read(&args.file, ExpectedKind::Program)?;
     let started = Instant::now();
     let module = text::parse(&file.text).map_err(|e| file.refuse(e))?;
     let parsed = started.elapsed();
@@ -56,7 +56,7 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
         Some(path) => files::write(path, printed.as_bytes())?,
         None => out.push_str(&printed),
     }
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// The passes of the pipeline. The rules of `--rules` are applied at `rules` or `saturate{rules=added}`, else at the end.
@@ -68,7 +68,7 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
         }
         return Ok(pipeline::parse_with(session.registry, &args.pipeline)?);
     };
-    let file = kind::read(path, Wanted::Rules)?;
+    let file = kind::read(path, ExpectedKind::Rules)?;
     let rules = rules::parse(&file.text).and_then(|rules| rules::check(rules, &Oracle));
     let rules = rules.map_err(|e| file.refuse(e))?;
     let mut passes: Vec<Box<dyn Pass>> = Vec::new();

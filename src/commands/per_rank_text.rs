@@ -11,14 +11,14 @@ use ithaca_passes::shard::ShardOptions;
 
 use super::prove::{prove, refuse_minutes};
 use super::run::lengths_of;
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{SubjectArgs, VerifyArgs};
 use crate::error::Result;
 use crate::files::TextFile;
 use crate::job::Job;
 use crate::{ineffective, subject};
 
-pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     ineffective::verify_per_rank(args)?;
     let path = &args.subject.subject;
     let file = TextFile::read(path)?;
@@ -28,7 +28,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         out.push_str(
             "not checked: that it computes a whole program; add `--program FILE`, with a plan, a model or a whole program\n",
         );
-        return Ok(Done::success(out));
+        return Ok(CommandOutput::success(out));
     };
     refuse_minutes(&compiled.per_rank, args.steps)?;
     let whole = SubjectArgs { subject: program.clone(), ..args.subject.clone() };
@@ -39,7 +39,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let options = ShardOptions { strategy: format!("`{}`", path.display()), mesh, ..ShardOptions::default() };
     let job = Job { options, plan: None, compiled: Some(Box::new(compiled)), ..job };
     let proof = prove(&job, args, session, "")?;
-    Ok(Done { text: out + &proof.text, code: proof.code })
+    Ok(CommandOutput { text: out + &proof.text, code: proof.code })
 }
 
 /// The program with its schedule, both checked.

@@ -13,7 +13,7 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::printed::{heading, host_memory, noted, view};
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use super::{check, decoding, report, serve};
 use crate::cli::{self, PlanArgs};
 use crate::error::{Failure, Result};
@@ -21,7 +21,7 @@ use crate::request::{Answer, PlanRequest};
 use crate::subject::Model;
 use crate::{files, ineffective, subject};
 
-pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let view = view(args.table, session)?;
     if let Some(plan) = &args.check {
         return check::again(plan, args, session);
@@ -58,7 +58,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         report::write(&plan, path, session)?;
     }
     if args.json {
-        return Ok(Done::success(json));
+        return Ok(CommandOutput::success(json));
     }
     let mut out = summary(&plan, &name, &view);
     let text = decoding::summary(session.registry, &request, &plan)?;
@@ -70,7 +70,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// A request and its answer.

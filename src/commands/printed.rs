@@ -59,7 +59,7 @@ pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
             let of_type = cache_type.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
             format!("a token of each of {batch} x {context} tokens{target} in caches{of_type},")
         }
-        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} behind caches of {context},"),
+        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} after {context} cached tokens,"),
         (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),
     };
     let text = format!(

@@ -5,14 +5,19 @@ use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::{Storage, oracle};
 
 use super::run::{Data, all, heading, steps, tensors};
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use super::verdict::{AgainstWhole, DEFAULT_TOLERANCE, against_file};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::job::{self, Job};
 
 /// Compares the per-rank program of a job with its whole program; `about` follows the heading.
-pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, about: &str) -> Result<Done> {
+pub(super) fn prove(
+    job: &Job,
+    args: &VerifyArgs,
+    session: &mut Session<'_>,
+    about: &str,
+) -> Result<CommandOutput> {
     (session.progress)("compiling");
     let compiled = job.compile()?;
     refuse_minutes(&compiled.per_rank, args.steps)?;
@@ -29,7 +34,7 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
     let mut out = heading(job, &compiled.notes, &data);
     out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
-    let verdict = against_whole.judgement(session.width);
+    let verdict = against_whole.report(session.width);
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
@@ -39,7 +44,7 @@ pub(super) fn prove(job: &Job, args: &VerifyArgs, session: &mut Session<'_>, abo
         out.push_str(&expected.text);
         passed &= expected.passed;
     }
-    Ok(Done { text: out, code: u8::from(!passed) })
+    Ok(CommandOutput { text: out, code: u8::from(!passed) })
 }
 
 /// Refuses programs that take minutes; the limit was measured on two cores.

@@ -15,10 +15,10 @@ use serde::Serialize;
 use super::explain::overlap;
 use super::printed::heading;
 use super::serve;
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::ReportArgs;
 use crate::error::Result;
-use crate::kind::{self, Kind, Wanted};
+use crate::kind::{self, ExpectedKind, Kind};
 use crate::{files, subject};
 
 /// The most functions that are drawn.
@@ -37,15 +37,15 @@ struct Document {
     exposed: Vec<overlap::Row>,
 }
 
-pub(super) fn report(args: &ReportArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn report(args: &ReportArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     files::check_file(&args.output)?;
-    if kind::expect(&args.plan, Wanted::Reported)? == Kind::Deployments {
+    if kind::expect(&args.plan, ExpectedKind::Reported)? == Kind::Deployments {
         files::write(&args.output, serve::page(&args.plan)?.as_bytes())?;
     } else {
         let plan = subject::plan(session.registry, &args.plan)?;
         write(&plan, &args.output, session)?;
     }
-    Ok(Done::success(format!("wrote {}\n", args.output.display())))
+    Ok(CommandOutput::success(format!("wrote {}\n", args.output.display())))
 }
 
 /// Writes the page of a plan.

@@ -23,8 +23,8 @@ use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
 use super::fault;
-use super::session::{Done, Session};
-use super::verdict::{AgainstWhole, Judgement, against_file, tolerance};
+use super::session::{CommandOutput, Session};
+use super::verdict::{AgainstWhole, Report, against_file, tolerance};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::Result;
 use crate::files;
@@ -33,7 +33,7 @@ use crate::job::Job;
 use crate::kind;
 use crate::subject::{self, Lengths};
 
-pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     run_job(&job(args, session)?, args, session, None)
 }
 
@@ -81,7 +81,7 @@ pub(super) fn run_job(
     args: &RunArgs,
     session: &mut Session<'_>,
     process: Option<&Process>,
-) -> Result<Done> {
+) -> Result<CommandOutput> {
     let width = session.width;
     let is_first = process.is_none_or(Process::is_first);
     let mut progress = |activity: &str| {
@@ -159,7 +159,7 @@ pub(super) fn run_job(
         Ok(results)
     })?;
     if !is_first {
-        return Ok(Done::success(""));
+        return Ok(CommandOutput::success(""));
     }
     if let Some(path) = &args.trace {
         files::write(path, trace::emit_steps("measured", &ran).as_bytes())?;
@@ -179,12 +179,12 @@ pub(super) fn run_job(
     if args.timings {
         out.push_str(&timings_table(&timings));
     }
-    let judgement = match (&args.expect, against_whole) {
+    let report = match (&args.expect, against_whole) {
         (Some(path), _) => against_file(&found, &tensors(path)?, tolerance(&compiled.schedule, args), width)?,
-        (None, Some(against_whole)) => against_whole.judgement(width),
-        (None, None) => Judgement::none(),
+        (None, Some(against_whole)) => against_whole.report(width),
+        (None, None) => Report::none(),
     };
-    out.push_str(&judgement.text);
+    out.push_str(&report.text);
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
@@ -193,7 +193,7 @@ pub(super) fn run_job(
     for path in [&save, &args.trace].into_iter().flatten() {
         let _ = writeln!(out, "wrote {}", path.display());
     }
-    Ok(Done { text: out, code: u8::from(!judgement.passed) })
+    Ok(CommandOutput { text: out, code: u8::from(!report.passed) })
 }
 
 /// The tasks of all ranks and steps by kind: seconds, count, share.

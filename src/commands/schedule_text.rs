@@ -10,16 +10,16 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::pass::{Context, Unwatched, run_passes};
 use ithaca_passes::pipeline;
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::files::TextFile;
-use crate::kind::{self, Kind, Wanted};
+use crate::kind::{self, ExpectedKind, Kind};
 use crate::{ineffective, subject};
 
-pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let program = args.program.as_deref();
-    let kind = program.map(|path| kind::expect(path, Wanted::Meaning)).transpose()?;
+    let kind = program.map(|path| kind::expect(path, ExpectedKind::Meaning)).transpose()?;
     ineffective::verify_schedule(args, kind)?;
     let path = &args.subject.subject;
     let file = TextFile::read(path)?;
@@ -37,14 +37,14 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
             "not checked: that it computes its program (S18); add `--program FILE`, with the plan or the output of \
              `ithaca emit plan.json --target ir`\n",
         );
-        return Ok(Done::success(out));
+        return Ok(CommandOutput::success(out));
     };
     (session.progress)("compiling");
     let cluster = subject::cluster_of(&args.subject.layout, args.subject.workload.mode)?;
     let per_rank = per_rank(session, program, kind, &parsed, &cluster)?;
     schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(|e| file.refuse(e))?;
     out.push_str(&format!("it computes the program `{}` (S18)\n", program.display()));
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// The per-rank program: that of a plan, the given one, or a whole program after the passes that the schedule names.

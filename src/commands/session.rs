@@ -18,14 +18,14 @@ pub struct Session<'a> {
 
 /// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct CommandOutput {
     /// For standard output.
     pub text: String,
     /// The exit code: 0, or 1 for a difference.
     pub code: u8,
 }
 
-impl Done {
+impl CommandOutput {
     /// Success, with this output.
     pub fn success(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 0 }

@@ -12,7 +12,7 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::OrderChoice;
 use num_integer::lcm;
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{ShardWeightsArgs, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::kind;
@@ -21,7 +21,7 @@ use crate::subject::{self, Lengths};
 /// The most names that a note lists.
 const LISTED: usize = 3;
 
-pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     if !args.output.is_dir() {
         check_writable(&args.output)?;
     }
@@ -78,7 +78,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         );
     }
     let _ = writeln!(out, "wrote {}", args.output.display());
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// A workload that every layout of this many ranks divides; the shards of weights do not depend on it.

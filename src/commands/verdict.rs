@@ -5,9 +5,9 @@ use std::fmt::Write;
 use ithaca_ir::diagnostic::printable;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DType, Module};
-use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::judge::{Finding, Judge, Judged};
+use ithaca_kernels::compare::{self, Comparison, Mismatch, Verdict};
 use ithaca_kernels::oracle::{Interpreted, Results};
+use ithaca_kernels::step_checker::{Errors, StepChecker, TensorResult};
 use ithaca_kernels::store::{Renamed, TensorSource};
 use ithaca_kernels::{Outputs, Real, Storage};
 use ithaca_passes::proof;
@@ -44,14 +44,14 @@ pub(super) const STEP_LOGITS: &str = "step_logits";
 const PASSED: &str = "passed";
 
 /// A comparison with expected outputs.
-pub(super) struct Judgement {
+pub(super) struct Report {
     /// A row per output, and the verdict.
     pub(super) text: String,
     /// Whether every output agrees.
     pub(super) passed: bool,
 }
 
-impl Judgement {
+impl Report {
     /// That of `--unchecked`.
     pub(super) fn none() -> Self {
         Self { text: "compared with nothing\n".to_owned(), passed: true }
@@ -61,7 +61,7 @@ impl Judgement {
 /// The comparison of steps with the whole program.
 pub(super) struct AgainstWhole<'a> {
     /// Those of the kinds of steps.
-    judges: Vec<Judge<'a>>,
+    checkers: Vec<StepChecker<'a>>,
     /// Whether ranks communicate, without which no layout is proven.
     communicates: bool,
     /// The steps that were compared.
@@ -69,21 +69,21 @@ pub(super) struct AgainstWhole<'a> {
     /// The kind of the last of them.
     kind: usize,
     /// The first step that is wrong, else the last one.
-    rows: Vec<Judged>,
+    rows: Vec<TensorResult>,
     passed: bool,
 }
 
 impl<'a> AgainstWhole<'a> {
     /// The comparison of steps of one kind or of several, each a job with its per-rank program; `storage` is that of the ranks.
     pub(super) fn new(kinds: &[(&'a Job, &Module)], storage: Storage) -> Self {
-        let of = |(job, per_rank): &(&'a Job, &Module)| Judge {
+        let of = |(job, per_rank): &(&'a Job, &Module)| StepChecker {
             program: job.reference(),
             storage,
             parts: per_rank.space.mesh.ranks(),
         };
         let communicates = kinds.iter().any(|(_, per_rank)| proof::n_collectives(per_rank) > 0);
-        let judges = kinds.iter().map(of).collect();
-        Self { judges, communicates, steps: 0, kind: 0, rows: Vec::new(), passed: true }
+        let checkers = kinds.iter().map(of).collect();
+        Self { checkers, communicates, steps: 0, kind: 0, rows: Vec::new(), passed: true }
     }
 
     /// Compares the results of a step of a kind from `before`. Steps after a wrong one are not compared.
@@ -97,40 +97,39 @@ impl<'a> AgainstWhole<'a> {
         found: &Results<T>,
     ) -> Result<()> {
         if self.passed {
-            let judge = &self.judges[kind];
+            let checker = &self.checkers[kind];
             self.steps += 1;
             self.kind = kind;
-            self.rows = judge.step(before, found)?;
-            self.passed = self.rows.iter().all(|row| judge.accepts(row));
+            self.rows = checker.step(before, found)?;
+            self.passed = self.rows.iter().all(|row| checker.accepts(row));
         }
         Ok(())
     }
 
     /// The verdict of all steps, in lines of a width.
-    pub(super) fn judgement(self, width: usize) -> Judgement {
-        let Self { judges, communicates, steps, kind, rows, passed } = self;
-        let judge = &judges[kind];
+    pub(super) fn report(self, width: usize) -> Report {
+        let Self { checkers, communicates, steps, kind, rows, passed } = self;
+        let checker = &checkers[kind];
         let column = column(rows.iter().map(|row| row.name.as_str()), width);
         let mut text = row("output", column, &figures("error", "of one rank"));
         // Writing to a string cannot fail.
-        for judged in &rows {
-            let name = &printable(&judged.name);
-            let mark = match judge.accepts(judged) {
-                true => String::new(),
-                false => format!("  out of proportion: {:.0} times, by norm or element", judged.ratio()),
+        for result in &rows {
+            let name = &printable(&result.name);
+            let mark = if checker.accepts(result) {
+                String::new()
+            } else {
+                format!("  out of proportion: {:.0} times, by norm or element", result.ratio())
             };
-            let cells = match &judged.finding {
-                Finding::Errors { ranks, one_rank } => {
+            let cells = match &result.errors {
+                Ok(Errors { ranks, one_rank }) => {
                     let [ranks, one_rank] = [ranks.relative, one_rank.relative].map(|x| format!("{x:.3e}"));
                     figures(&ranks, &one_rank) + &mark
                 }
-                Finding::Shape { found, expected } => of_shape(name, found, expected),
-                Finding::NotFinite { at, found, expected } => not_finite(*at, *found, *expected),
-                Finding::Missing => "was not computed".to_owned(),
+                Err(mismatch) => mismatch_text(name, mismatch),
             };
             text.push_str(&row(name, column, &cells));
         }
-        let bound = judge.proportion();
+        let bound = checker.proportion();
         let _ = match (passed, communicates) {
             (true, true) => writeln!(text, "{PASSED}: no error is above {bound:.0} times that of one rank"),
             (true, false) => writeln!(
@@ -143,7 +142,7 @@ impl<'a> AgainstWhole<'a> {
             }
             (false, _) => writeln!(text, "FAILED: an error is above {bound:.0} times that of one rank"),
         };
-        Judgement { text, passed }
+        Report { text, passed }
     }
 }
 
@@ -156,7 +155,7 @@ pub(super) fn against_file<A: Real>(
     file: &dyn TensorSource,
     tolerance: f64,
     width: usize,
-) -> Result<Judgement> {
+) -> Result<Report> {
     let rows = compare::with_source(found, &Renamed::new(file, &[]).asked(found.keys().cloned()))?;
     if rows.is_empty() {
         return Err(none_expected(found));
@@ -176,11 +175,11 @@ pub(super) fn against<A: Real>(
     expected: &Outputs<f64>,
     tolerance: f64,
     width: usize,
-) -> Judgement {
+) -> Report {
     table(&compare::outputs(found, expected), tolerance, width)
 }
 
-fn table(rows: &[Comparison], tolerance: f64, width: usize) -> Judgement {
+fn table(rows: &[Comparison], tolerance: f64, width: usize) -> Report {
     let column = column(rows.iter().map(|row| row.name.as_str()), width);
     let mut text = row("output", column, &figures("max |a-b|", "|a-b|/|b|"));
     let mut passed = true;
@@ -193,15 +192,13 @@ fn table(rows: &[Comparison], tolerance: f64, width: usize) -> Judgement {
             Verdict::Distance { max_abs, relative, scale: _ } => {
                 figures(&format!("{max_abs:.3e}"), &format!("{relative:.3e}")) + mark
             }
-            Verdict::Shape { found, expected } => of_shape(name, found, expected),
-            Verdict::NotFinite { at, found, expected } => not_finite(*at, *found, *expected),
-            Verdict::Missing => "was not computed".to_owned(),
+            Verdict::Mismatch(mismatch) => mismatch_text(name, mismatch),
         };
         text.push_str(&row(name, column, &cells));
     }
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { PASSED } else { "FAILED" });
-    Judgement { text, passed }
+    Report { text, passed }
 }
 
 /// The figures of a row.
@@ -224,6 +221,15 @@ fn row(name: &str, column: usize, cells: &str) -> String {
         format!("{name:<column$} {cells}\n")
     } else {
         format!("{name}\n{:column$} {cells}\n", "")
+    }
+}
+
+/// The cells of a tensor without a distance.
+fn mismatch_text(name: &str, mismatch: &Mismatch) -> String {
+    match mismatch {
+        Mismatch::Shape { found, expected } => of_shape(name, found, expected),
+        Mismatch::NotFinite { at, found, expected } => not_finite(*at, *found, *expected),
+        Mismatch::Missing => "was not computed".to_owned(),
     }
 }
 

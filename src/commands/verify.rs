@@ -9,7 +9,7 @@ use ithaca_passes::plan::Plan;
 use super::printed::in_width;
 use super::prove::prove;
 use super::run::lengths_of;
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use super::{per_rank_text, schedule_text};
 use crate::cli::{SubjectArgs, VerifyArgs};
 use crate::error::Result;
@@ -18,12 +18,12 @@ use crate::job::Job;
 use crate::kind::Kind;
 use crate::{shrink, subject};
 
-pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let done = verified(args, session)?;
-    Ok(Done { text: in_width(&done.text, session.width), ..done })
+    Ok(CommandOutput { text: in_width(&done.text, session.width), ..done })
 }
 
-fn verified(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+fn verified(args: &VerifyArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     match Kind::of(&args.subject.subject)? {
         Kind::Schedule => return schedule_text::verify(args, session),
         Kind::Program(Level::PerRank) => return per_rank_text::verify(args, session),
@@ -39,7 +39,7 @@ fn verified(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
 ///
 /// # Errors
 /// Those of the plan and of the options.
-pub(crate) fn of_plan(plan: &Plan, args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(crate) fn of_plan(plan: &Plan, args: &VerifyArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let registry = session.registry;
     proved(args, session, |subject| subject::job_of_plan(registry, plan.clone(), subject))
 }
@@ -48,7 +48,7 @@ fn proved(
     args: &VerifyArgs,
     session: &mut Session<'_>,
     job_of: impl Fn(&SubjectArgs) -> Result<Job>,
-) -> Result<Done> {
+) -> Result<CommandOutput> {
     let (job, shrunk) = provable(args, job_of)?;
     prove(&job, args, session, &shrunk)
 }

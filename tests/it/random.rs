@@ -2,7 +2,7 @@
 //! reshards and without, and as a schedule.
 
 use ithaca_ir::{DType, Module, schedule, text, verify};
-use ithaca_kernels::compare::{Comparison, Verdict};
+use ithaca_kernels::compare::{Comparison, Mismatch, Verdict};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Outputs, Real, compare, cpu, oracle};
 use ithaca_passes::lower::lower;
@@ -37,8 +37,8 @@ impl Conditions<'_> {
             let error = |of: &[Comparison]| match of[i].verdict {
                 Verdict::Distance { max_abs, relative, scale } => Some(relative.max(max_abs / scale)),
                 // A random program may overflow; then it has no error.
-                Verdict::NotFinite { .. } => None,
-                Verdict::Shape { .. } | Verdict::Missing => panic!("{:?}", of[i]),
+                Verdict::Mismatch(Mismatch::NotFinite { .. }) => None,
+                Verdict::Mismatch(Mismatch::Shape { .. } | Mismatch::Missing) => panic!("{:?}", of[i]),
             };
             let [Some(by_oracle), Some(by_kernels)] = errors.each_ref().map(|of| error(of)) else { continue };
             let tolerance = OTHER_ORDER * unit * (1.0 + by_oracle.max(by_kernels) / SINGLE);

@@ -48,9 +48,12 @@ fn shown(document: &str) -> Vec<Shown> {
 
 /// The text with measured errors (`1.669e-5`) masked: their digits depend on the processor's vector instructions.
 pub(crate) fn masked(text: &str) -> String {
-    let mask = |word: &str| match word.trim().contains("e-") && word.trim().parse::<f64>().is_ok() {
-        true => "#".to_owned(),
-        false => word.to_owned(),
+    let mask = |word: &str| {
+        if word.trim().contains("e-") && word.trim().parse::<f64>().is_ok() {
+            "#".to_owned()
+        } else {
+            word.to_owned()
+        }
     };
     text.split(' ')
         .filter(|word| !word.is_empty())

@@ -20,10 +20,10 @@ fn files(folder: &str) -> Vec<PathBuf> {
         for entry in std::fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            match path.is_dir() {
-                true if name == "target" || name == ".git" || name == "node_modules" => {}
-                true => open.push(path),
-                false => found.push(path),
+            if !path.is_dir() {
+                found.push(path);
+            } else if !["target", ".git", "node_modules"].contains(&name.as_str()) {
+                open.push(path);
             }
         }
     }

@@ -34,9 +34,10 @@ pub(super) fn drive(has_handover: bool, has_reference: bool) -> String {
         |name: &str, more: String| format!("{{{}::program(), {name}::program(){more}}}", prompts_of(name));
     let own = if has_handover { ", handover".to_owned() } else { String::new() };
     let (ranks, whole) = (pair("ranks", own), pair("whole", String::new()));
-    match has_reference {
-        true => format!("decode(argc, argv, {ranks}, ithaca::Continuing{whole})"),
-        false => format!("decode(argc, argv, {ranks}, std::nullopt)"),
+    if has_reference {
+        format!("decode(argc, argv, {ranks}, ithaca::Continuing{whole})")
+    } else {
+        format!("decode(argc, argv, {ranks}, std::nullopt)")
     }
 }
 
@@ -94,7 +95,7 @@ pub(super) fn check_states(step: &DeviceProgram, prompts: &DeviceProgram) -> Res
     let is_left = |state: &Source| {
         let same = |other: &Source| {
             other.binding.name == state.binding.name
-                && other.held == state.held
+                && other.resident == state.resident
                 && other.layers == state.layers
                 && other.stored == state.stored
         };

@@ -55,12 +55,12 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
     }
     out.push_str(&pointers);
     let _ = writeln!(out, "    Frame s(in, {});", names::string(&frame.name));
-    let meet = match frame.meets.iter().map(queue).collect::<Vec<_>>().as_slice() {
+    let join = match frame.joined_streams.iter().map(queue).collect::<Vec<_>>().as_slice() {
         [] => String::new(),
-        ["kCompute", "kComm"] => "    s.meet();\n".to_owned(),
-        queues => format!("    s.meet({{{}}});\n", queues.join(", ")),
+        ["kCompute", "kComm"] => "    s.join_streams();\n".to_owned(),
+        queues => format!("    s.join_streams({{{}}});\n", queues.join(", ")),
     };
-    let _ = writeln!(out, "{meet}{body}{meet}}}");
+    let _ = writeln!(out, "{join}{body}{join}}}");
     out
 }
 

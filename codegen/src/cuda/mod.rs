@@ -96,7 +96,7 @@ pub fn emit<'a>(ranks: impl Into<Steps<'a>>, reference: Option<Steps<'a>>) -> Re
         let Some(Steps { step, prompts, handover }) = steps else { continue };
         let mut programs = Vec::new();
         // Steps that run in turns share communicators if ranks are the same.
-        let of_step = |step: Verified<'a>| Communicator::further(step.schedule());
+        let of_step = |step: Verified<'a>| Communicator::extra_communicators(step.schedule());
         let shared: BTreeSet<Communicator> = std::iter::once(step).chain(prompts).flat_map(of_step).collect();
         for (name, step) in [(name.to_owned(), Some(step)), (decoding::prompts_of(name), prompts)] {
             let Some(step) = step else { continue };

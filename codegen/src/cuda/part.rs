@@ -1,19 +1,19 @@
 //! A rank's part of a stored tensor as a function of the rank; tables that kernels read.
 
-use ithaca_device::{Choice, Held, HeldDim, Int, Table};
+use ithaca_device::{Choice, Int, ResidentDim, ResidentTensor, Table};
 
 use super::names;
 use super::number::Numbers;
 use super::record::int_distance;
 
 /// The body of the function that returns a part: a list of dimensions.
-pub(super) fn part(numbers: &Numbers<'_>, held: &Held) -> String {
-    let dims: Vec<String> = held.dims.iter().map(|dim| self::dim(numbers, dim)).collect();
+pub(super) fn part(numbers: &Numbers<'_>, resident: &ResidentTensor) -> String {
+    let dims: Vec<String> = resident.dims.iter().map(|dim| self::dim(numbers, dim)).collect();
     format!("{{{}}}", dims.join(", "))
 }
 
-fn dim(numbers: &Numbers<'_>, dim: &HeldDim) -> String {
-    let HeldDim { name: _, size: _, stored: _, copies, start, end, runs } = dim;
+fn dim(numbers: &Numbers<'_>, dim: &ResidentDim) -> String {
+    let ResidentDim { name: _, size: _, stored: _, copies, start, end, runs } = dim;
     let (start, end) = (numbers.int(start), numbers.int(end));
     let has_runs = runs.alternatives.iter().any(|runs| !runs.is_empty());
     match (has_runs, *copies) {

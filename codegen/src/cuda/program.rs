@@ -188,9 +188,9 @@ fn tensor(
     numbers: &Numbers<'_>,
     parts: &mut Parts,
     ty: &TensorType,
-    held: &ithaca_device::Held,
+    resident: &ithaca_device::ResidentTensor,
 ) -> String {
-    let shape: Vec<u64> = held.dims.iter().map(|dim| dim.stored).collect();
+    let shape: Vec<u64> = resident.dims.iter().map(|dim| dim.stored).collect();
     let used: Vec<_> = ty.layout.axes().collect();
     let copies: Vec<String> = cx
         .program
@@ -200,16 +200,19 @@ fn tensor(
         .filter(|axis| !used.contains(axis))
         .map(|axis| axis.index().to_string())
         .collect();
-    let body = part::part(numbers, held);
+    let body = part::part(numbers, resident);
     let part = parts.function(numbers, ["Part", "part_"], &body);
-    format!("{{{}, {{{}}}, {{{}}}, {part}}}", names::dtype(held.dtype), list(&shape), copies.join(", "))
+    format!("{{{}, {{{}}}, {{{}}}, {part}}}", names::dtype(resident.dtype), list(&shape), copies.join(", "))
 }
 
 fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &Source) -> String {
-    let Source { file, binding, ty, layers, is_written, stored, integers, held } = source;
-    let tensor = tensor(cx, numbers, parts, ty, held);
-    let stored =
-        if stored.iter().eq(held.dims.iter().map(|dim| &dim.stored)) { String::new() } else { list(stored) };
+    let Source { file, binding, ty, layers, is_written, stored, integers, resident } = source;
+    let tensor = tensor(cx, numbers, parts, ty, resident);
+    let stored = if stored.iter().eq(resident.dims.iter().map(|dim| &dim.stored)) {
+        String::new()
+    } else {
+        list(stored)
+    };
     let view = match (&binding.window, &binding.view) {
         (window, _) if window.is_empty() => String::new(),
         (_, view) if view.is_empty() => list(&source.stored),
@@ -267,9 +270,9 @@ fn arena(numbers: &Numbers<'_>, parts: &mut Parts, program: &DeviceProgram) -> S
 }
 
 fn output(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, output: &Output) -> String {
-    let tensor = tensor(cx, numbers, parts, &output.ty, &output.held);
+    let tensor = tensor(cx, numbers, parts, &output.ty, &output.resident);
     let offset = numbers.int(&output.address.offset);
-    let offset = match output.held.at {
+    let offset = match output.resident.at {
         Some(at) => format!("{} ? {offset} : -1", numbers.is_at(&[at])),
         None => offset,
     };

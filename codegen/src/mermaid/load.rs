@@ -20,7 +20,7 @@ pub(super) struct Load {
 }
 
 /// A part of a stored tensor.
-struct Held {
+struct StoredPart {
     target: Target,
     /// Bytes of one layer.
     bytes: u64,
@@ -32,7 +32,7 @@ struct Held {
 pub(super) fn of_module(module: &Module) -> Load {
     let runs = module.layers_by_place();
     let mut load = Load::default();
-    let mut held: BTreeMap<String, Held> = BTreeMap::new();
+    let mut held: BTreeMap<String, StoredPart> = BTreeMap::new();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
             let value = node.results.first().or(node.operands.first());
@@ -52,14 +52,15 @@ pub(super) fn of_module(module: &Module) -> Load {
             };
             let bytes = module.space.max_local_bytes(ty);
             let key = format!("{target:?} {} {:?} {:?}", binding.name, binding.view, binding.window);
-            let part = held.entry(key).or_insert_with(|| Held { target, bytes, layers: BTreeMap::new() });
+            let part =
+                held.entry(key).or_insert_with(|| StoredPart { target, bytes, layers: BTreeMap::new() });
             for (layers, at) in &runs[id.index()] {
                 let there = part.layers.entry(at.or(ty.layout.at)).or_default();
                 there.extend(if binding.is_per_layer() { layers.clone() } else { 0..1 });
             }
         }
     }
-    let held: Vec<Held> = held.into_values().collect();
+    let held: Vec<StoredPart> = held.into_values().collect();
     let stages: BTreeSet<At> = held.iter().flat_map(|part| part.layers.keys().copied().flatten()).collect();
     let places = stages.into_iter().map(Some).chain([None]);
     let of_places = places.map(|at| [Target::Param, Target::State].map(|target| bytes_at(&held, target, at)));
@@ -69,7 +70,7 @@ pub(super) fn of_module(module: &Module) -> Load {
 }
 
 /// Bytes that ranks of a place hold, those that all ranks hold included.
-fn bytes_at(held: &[Held], target: Target, at: Option<At>) -> u64 {
+fn bytes_at(held: &[StoredPart], target: Target, at: Option<At>) -> u64 {
     let parts = held.iter().filter(|part| part.target == target);
     let bytes = parts.map(|part| {
         let layers: BTreeSet<&u64> =

@@ -127,9 +127,12 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
     let at = made.and_then(|&v| function.ty(v).layout.at);
     let parcels = message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
     // A collective within a stage is drawn between its ranks.
-    let arrows = |Parcel { op, from, to }: &Parcel| match from.layout.at == to.layout.at {
-        true => drawn.only(&space.mesh, at).arrows(space, op, from, to),
-        false => drawn.arrows(space, op, from, to),
+    let arrows = |Parcel { op, from, to }: &Parcel| {
+        if from.layout.at == to.layout.at {
+            drawn.only(&space.mesh, at).arrows(space, op, from, to)
+        } else {
+            drawn.arrows(space, op, from, to)
+        }
     };
     // All tensors of a message take the same way.
     let sent = parcels.first().zip(traffic::axis(space, &parcels));

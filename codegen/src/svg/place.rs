@@ -115,9 +115,10 @@ fn wanted(layers: &Layers, x: &[BTreeMap<Slot, f64>], at: usize, slot: Slot) -> 
         sum += weight * x[layer][&other];
         total += weight;
     }
-    match total > 0.0 {
-        true => (sum / total, if matches!(slot, Slot::Passing(_)) { STRAIGHT } else { 1.0 }),
-        false => (x[at][&slot], 1.0),
+    if total > 0.0 {
+        (sum / total, if matches!(slot, Slot::Passing(_)) { STRAIGHT } else { 1.0 })
+    } else {
+        (x[at][&slot], 1.0)
     }
 }
 

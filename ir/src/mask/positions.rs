@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::dim::DimId;
 use crate::mask::Mask;
 use crate::mask::strip::{Bound, Strip, magnitude};
-use crate::order::{Stretch, joined};
+use crate::order::{StridedRun, joined};
 use crate::space::Space;
 
 /// As many runs of one set are counted pair by pair with those of another.
@@ -53,18 +53,18 @@ impl Positions {
     pub fn of(space: &Space, dim: DimId, indices: Range<u64>) -> Self {
         /// As many runs are joined one by one.
         const JOINED: u64 = 1024;
-        Self::merging(space.stretches(dim, indices), JOINED)
+        Self::merging(space.strided_runs(dim, indices), JOINED)
     }
 
-    /// The positions of all stretches, which have none twice; more than `few` runs are merged as stretches if they can be.
-    fn merging(stretches: Vec<Stretch>, few: u64) -> Self {
-        let runs = |s: &Stretch| {
-            let Stretch { position, len, stride, count } = *s;
+    /// The positions of all strided runs, which have none twice; more than `few` runs are merged as strided runs if they can be.
+    fn merging(strided_runs: Vec<StridedRun>, few: u64) -> Self {
+        let runs = |s: &StridedRun| {
+            let StridedRun { position, len, stride, count } = *s;
             (0..count).map(move |i| position + i * stride..position + i * stride + len)
         };
-        let is_few = stretches.iter().map(|s| s.count).sum::<u64>() <= few;
-        let merged = (!is_few).then(|| merged(&stretches)).flatten();
-        merged.map_or_else(|| Self::new(stretches.iter().flat_map(runs)), Self::of_parts)
+        let is_few = strided_runs.iter().map(|s| s.count).sum::<u64>() <= few;
+        let merged = (!is_few).then(|| merged(&strided_runs)).flatten();
+        merged.map_or_else(|| Self::new(strided_runs.iter().flat_map(runs)), Self::of_parts)
     }
 
     fn of_parts(parts: Vec<Progression>) -> Self {
@@ -135,19 +135,20 @@ impl Positions {
 
 /// Stretches as ascending progressions of which no two interleave: those of one stride that are side by side are one, and a
 /// few runs may be left before and after it. `None` where they are not of this form.
-fn merged(stretches: &[Stretch]) -> Option<Vec<Progression>> {
-    let (mut long, single): (Vec<Stretch>, Vec<Stretch>) = stretches.iter().partition(|s| s.count > 1);
+fn merged(strided_runs: &[StridedRun]) -> Option<Vec<Progression>> {
+    let (mut long, single): (Vec<StridedRun>, Vec<StridedRun>) =
+        strided_runs.iter().partition(|s| s.count > 1);
     long.sort_by_key(|s| s.position);
     let (first, count) = (*long.first()?, long.iter().map(|s| s.count).min()?);
     let mut rest: Vec<Range<u64>> = single.iter().map(|s| s.position..s.position + s.len).collect();
-    let mut tiles: Vec<Stretch> = Vec::new();
+    let mut tiles: Vec<StridedRun> = Vec::new();
     for one in long {
         if one.stride != first.stride || one.count - count > 1 {
             return None;
         }
         let last = one.position + count * one.stride;
         rest.extend((one.count > count).then_some(last..last + one.len));
-        let one = Stretch { count, ..one };
+        let one = StridedRun { count, ..one };
         match tiles.last_mut() {
             Some(tile) if tile.position + tile.len == one.position => tile.len += one.len,
             _ => tiles.push(one),
@@ -160,9 +161,9 @@ fn merged(stretches: &[Stretch]) -> Option<Vec<Progression>> {
     {
         let last = b.position + (count - 1) * b.stride;
         rest.extend([a.position..a.position + a.len, last..last + b.len]);
-        tiles = vec![Stretch { len: a.len + b.len, count: count - 1, ..b }];
+        tiles = vec![StridedRun { len: a.len + b.len, count: count - 1, ..b }];
     }
-    let [Stretch { position, len, stride, count }] = tiles[..] else { return None };
+    let [StridedRun { position, len, stride, count }] = tiles[..] else { return None };
     if len > stride {
         return None;
     }
@@ -330,12 +331,12 @@ mod tests {
     use super::*;
     use crate::order::Order;
 
-    fn expanded(stretches: &[Stretch]) -> Positions {
-        let runs = |s: &Stretch| {
-            let Stretch { position, len, stride, count } = *s;
+    fn expanded(strided_runs: &[StridedRun]) -> Positions {
+        let runs = |s: &StridedRun| {
+            let StridedRun { position, len, stride, count } = *s;
             (0..count).map(move |i| position + i * stride..position + i * stride + len)
         };
-        Positions::new(stretches.iter().flat_map(runs))
+        Positions::new(strided_runs.iter().flat_map(runs))
     }
 
     /// Parts of stripes, taken from several ranks, have the same pairs merged as run by run.
@@ -347,15 +348,15 @@ mod tests {
         for (first, n, cut) in
             (0..8).flat_map(|a| (1..=8).flat_map(move |n| (0..4).map(move |cut| (a, n, cut))))
         {
-            let mut stretches = Vec::new();
+            let mut strided_runs = Vec::new();
             for part in (first..first + n).map(|part| part % 8) {
                 let from = part * 12 + if part < first { 0 } else { cut / 2 * 2 };
                 let to = (part + 1) * 12 - if part < first { cut % 2 * 2 } else { 0 };
-                order.stretches(size, from..to, &mut stretches);
+                order.strided_runs(size, from..to, &mut strided_runs);
             }
-            n_merged += usize::from(merged(&stretches).is_some());
-            let (alone, together) = (expanded(&stretches), Positions::merging(stretches.clone(), 0));
-            assert_eq!(alone.len(), together.len(), "{stretches:?}");
+            n_merged += usize::from(merged(&strided_runs).is_some());
+            let (alone, together) = (expanded(&strided_runs), Positions::merging(strided_runs.clone(), 0));
+            assert_eq!(alone.len(), together.len(), "{strided_runs:?}");
             for (queries, keys) in
                 [(0, 30), (17, 80), (40, 96)].into_iter().flat_map(|q| [(q, (0, 50)), (q, (3, 96))])
             {
@@ -380,11 +381,11 @@ mod tests {
         for order in [Order::Striped { parts: 4, block: 3 }, Order::Zigzag { parts: 3 }, Order::Contiguous] {
             let size = 60;
             for (from, to) in (0..size).flat_map(|from| (from..=size).map(move |to| (from, to))) {
-                let mut stretches = Vec::new();
-                order.stretches(size, from..to, &mut stretches);
+                let mut strided_runs = Vec::new();
+                order.strided_runs(size, from..to, &mut strided_runs);
                 let runs = order.runs(size, from..to);
                 assert_eq!(
-                    expanded(&stretches),
+                    expanded(&strided_runs),
                     Positions::new(runs.iter().map(crate::order::Run::positions))
                 );
             }

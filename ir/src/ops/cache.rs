@@ -36,7 +36,7 @@ use crate::dtype::DType;
 use crate::ops::check::{need_float, refuse, sums_in};
 use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
-use crate::rule::{FactorKind, FactorRule, Misfit};
+use crate::rule::{FactorKind, FactorRule, RuleViolation};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -162,7 +162,7 @@ impl Cache {
         need_float(cx.name, x.dtype)?;
         cx.shape(x.has(over), "x has the dimension `over`")?;
         if let Some(i) = operands.iter().position(|ty| !ty.layout.partial.is_empty()) {
-            return Err(refuse(cx.name, space, Misfit::Pending(i)));
+            return Err(refuse(cx.name, space, RuleViolation::Pending(i)));
         }
         if let Some(places) = operands.get(1) {
             ensure!(

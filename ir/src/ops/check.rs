@@ -4,7 +4,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::ops::error::{OpError, ensure};
-use crate::rule::Misfit;
+use crate::rule::RuleViolation;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -36,25 +36,25 @@ pub fn sums_in(dtype: DType) -> DType {
 }
 
 /// The violation of an operation whose operands do not fit its factor rule.
-pub(super) fn refuse(name: &str, space: &Space, misfit: Misfit) -> OpError {
+pub(super) fn refuse(name: &str, space: &Space, violation: RuleViolation) -> OpError {
     let dim = |d: DimId| space.dims[d].name.as_str();
-    let (code, message) = match misfit {
-        Misfit::NotWhole(d) => {
+    let (code, message) = match violation {
+        RuleViolation::NotWhole(d) => {
             ("V08", format!("`{name}` needs dimension `{}` whole, but it is split", dim(d)))
         }
-        Misfit::Conflict(d) => {
+        RuleViolation::Conflict(d) => {
             let dim = dim(d);
             let message = "split in two different ways; a reshard is missing";
             ("V07", format!("`{name}` sees dimension `{dim}` {message}"))
         }
-        Misfit::Moved => {
+        RuleViolation::Moved => {
             let message = "parts that have moved along an axis in different ways; a permute is missing";
             ("V07", format!("`{name}` takes {message}"))
         }
-        Misfit::AxisTwice(d) => {
+        RuleViolation::AxisTwice(d) => {
             ("V07", format!("`{name}` sees one mesh axis split `{}` and another dimension", dim(d)))
         }
-        Misfit::Pending(i) => {
+        RuleViolation::Pending(i) => {
             let message = "is a partial sum; an all-reduce or reduce-scatter is missing";
             ("V11", format!("operand {i} of `{name}` {message}"))
         }

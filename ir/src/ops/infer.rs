@@ -13,7 +13,7 @@ use crate::ops::{
     attention, coalesced, collective, elementwise, linear, norm, partial, parts, repeat, rotary, source,
     state, structure,
 };
-use crate::rule::Misfit;
+use crate::rule::RuleViolation;
 use crate::types::TensorType;
 
 impl Op {
@@ -155,7 +155,7 @@ impl Op {
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();
         let operands = if pending.is_some() { &taken } else { operands };
-        let layouts = rule.results(operands).map_err(|misfit| refuse(self.name(), space, misfit))?;
+        let layouts = rule.results(operands).map_err(|violation| refuse(self.name(), space, violation))?;
         for (result, layout) in results.iter_mut().zip(layouts) {
             result.layout = layout;
             if let Some(pending) = &pending {
@@ -171,7 +171,7 @@ impl Op {
         };
         if let Some((dim, axes)) = declared {
             if results[0].layout.axes().any(|a| axes.contains(&a)) {
-                return Err(refuse(self.name(), space, Misfit::AxisTwice(dim)));
+                return Err(refuse(self.name(), space, RuleViolation::AxisTwice(dim)));
             }
             results[0].layout.split[0] = axes;
         }

@@ -47,7 +47,7 @@ pub(super) fn infer_accumulate(space: &Space, operands: &[&TensorType]) -> Resul
     let product = TensorType::new(sum.dtype, sum.dims.iter().copied());
     infer_einsum(space, factors, std::slice::from_ref(&product))?;
     let layouts = rule_einsum(factors, &product).results(factors);
-    let layouts = layouts.map_err(|misfit| refuse(NAME, space, misfit))?;
+    let layouts = layouts.map_err(|violation| refuse(NAME, space, violation))?;
     ensure!(layouts[0] == sum.layout, "V07", "`{NAME}`: the sum has the layout of the product");
     Ok(sum.clone())
 }

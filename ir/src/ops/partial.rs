@@ -10,7 +10,7 @@ use crate::ops::context::Types;
 use crate::ops::error::{OpError, ensure};
 use crate::ops::table::attention::Attention;
 use crate::ops::table::op::Op;
-use crate::rule::Misfit;
+use crate::rule::RuleViolation;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -157,7 +157,7 @@ impl Cx<'_> {
     fn whole(&self, ty: &TensorType, dim: DimId) -> Result<(), OpError> {
         match ty.axes_of(dim) {
             [] => Ok(()),
-            _ => Err(refuse(self.name, self.space, Misfit::NotWhole(dim))),
+            _ => Err(refuse(self.name, self.space, RuleViolation::NotWhole(dim))),
         }
     }
 

@@ -91,7 +91,7 @@ impl RotateAppend {
         rotated(k)?;
         let appended: Vec<&TensorType> = self.operands_of(0).map(|i| operands[i]).collect();
         let cache = unplaced(&self.append().infer(space, &appended)?[0]);
-        let refused = |misfit| refuse("rotate_append", space, misfit);
+        let refused = |violation| refuse("rotate_append", space, violation);
         let appending = &operands[..operands.len() - usize::from(self.queries)];
         let mut results: Types = [cache.clone(), cache].into_iter().collect();
         let layouts =

@@ -24,19 +24,19 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
         const int columns = static_cast<int>(s.value_width - column < kTile ? s.value_width - column : kTile);
         A sum[kTile];
         for (int c = 0; c < kTile; ++c) sum[c] = 0;
-        A highest = 0, weights = 0;
+        A row_max = 0, weights = 0;
         bool none_yet = true;
         for_keys_of(s, front, position, [&](int64_t t, int64_t at_key) {
             const T* key = k + s.k.at(front, t, kv_head);
             const A x = score(s, q + at_row, key, head, position, at_key).value;
-            if (none_yet || x > highest) {
-                const A shrink = none_yet ? A(0) : exponential(highest - x);
+            if (none_yet || x > row_max) {
+                const A shrink = none_yet ? A(0) : exponential(row_max - x);
                 for (int c = 0; c < columns; ++c) sum[c] *= shrink;
                 weights *= shrink;
-                highest = x;
+                row_max = x;
                 none_yet = false;
             }
-            const A weight = exponential(x - highest);
+            const A weight = exponential(x - row_max);
             weights += weight;
             const A kept = weight * static_cast<A>(s.kept(front, head, position, at_key));
             const T* value = v + s.v.at(front, t, kv_head) + column;
@@ -46,7 +46,7 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
         O* out = o + s.o.at(front, query, head) + column;
         for (int c = 0; c < columns; ++c) out[c] = narrow<O>(sum[c] * inverse);
         if (lse != nullptr && tile == 0)
-            lse[row] = static_cast<float>(weights > A(0) ? highest + logarithm(weights) : nothing<A>());
+            lse[row] = static_cast<float>(weights > A(0) ? row_max + logarithm(weights) : neg_infinity<A>());
     }
 }
 
@@ -56,7 +56,7 @@ __global__ void scores(const T* q, const T* k, float* z, AttentionShape s, int64
     ITHACA_FOR(i, n) {
         const int64_t head = i % s.heads, query = i / s.heads % s.queries, front = i / s.heads / s.queries;
         const int64_t position = s.position(front, query), row = s.row(front, query, head);
-        for (int64_t c = 0; c < columns; ++c) z[row * columns + c] = nothing<float>();
+        for (int64_t c = 0; c < columns; ++c) z[row * columns + c] = neg_infinity<float>();
         for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
             const T* key = k + s.k.at(front, t, s.served_by(head));
             const T* at_row = q + s.q.at(front, query, head);
@@ -74,7 +74,7 @@ __global__ void weigh(Reals scores, Reals lse, const T* v, float* z, AttentionSh
         const int64_t head = row % s.heads, front = row / s.heads / s.queries;
         const A all = static_cast<A>(lse[row]);
         A sum = 0;
-        for (int64_t t = 0; t < s.keys && all != nothing<A>(); ++t) {
+        for (int64_t t = 0; t < s.keys && all != neg_infinity<A>(); ++t) {
             const A weight = share(static_cast<A>(scores[row * columns + t]), all);
             sum += weight * widen(v[s.v.at(front, t, s.served_by(head)) + column]);
         }

@@ -31,7 +31,7 @@ __device__ inline Pair<Acc<T>> pair_of(const AttentionShape& s, const T* q, cons
     using A = Acc<T>;
     const int64_t front = at.front, head = at.head, row = s.row(front, at.query, head);
     const A lse = static_cast<A>(g.lse[row]);
-    if (lse == nothing<A>()) return {A(0), A(0), A(0)};
+    if (lse == neg_infinity<A>()) return {A(0), A(0), A(0)};
     const T* key = k + s.k.at(front, at.key, at.kv_head);
     const Score<A> x = score(s, q + s.q.at(front, at.query, head), key, head, at_query, at_key);
     const int64_t d_o = s.d_o.at(front, at.query, head), value = s.v.at(front, at.key, at.kv_head);

@@ -204,7 +204,7 @@ __global__ void argmax(const T* __restrict__ x, const int32_t* __restrict__ plac
         for_rows(n, lanes, width, [&](const Team& team, int64_t row, int64_t own, bool is_there) {
             int64_t at[1], found = -1;
             rows.at(row, at);
-            A highest = nothing<A>();
+            A highest = neg_infinity<A>();
             int32_t first = kNowhere;
             for_row<kN>(team, own, [&](int64_t i) {
                 const Pack<A, kN> value = load<kN>(x + at[0], i, stride);

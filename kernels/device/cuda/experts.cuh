@@ -24,7 +24,7 @@ __device__ inline A score(const Route& route, A logit, A most, A sum) {
 
 template <typename A, typename T>
 __device__ inline void softmax_of(const Route& route, const T* logits, A& most, A& sum) {
-    most = nothing<A>();
+    most = neg_infinity<A>();
     sum = 0;
     if (route.sigmoid) return;
     for (int64_t i = 0; i < route.experts; ++i) most = widen(logits[i]) > most ? widen(logits[i]) : most;
@@ -42,7 +42,7 @@ __device__ inline bool among(const int32_t* chosen, int64_t n, int64_t i) {
 template <typename A, typename T>
 __device__ inline A worth_of_group(const Route& route, const T* logits, const T* bias, A most, A sum, int64_t group) {
     const int64_t size = route.experts / route.groups;
-    A first = nothing<A>(), second = nothing<A>();
+    A first = neg_infinity<A>(), second = neg_infinity<A>();
     for (int64_t i = group * size; i < (group + 1) * size; ++i) {
         const A value = score(route, widen(logits[i]), most, sum) + (bias == nullptr ? A(0) : widen(bias[i]));
         if (value > first) {

@@ -97,7 +97,7 @@ struct Drops {
     template <int kN, typename Query, typename Key>
     __device__ uint32_t dropped(const Query& query, const Key& key) const {
         uint32_t bits = 0;
-        if (!ITHACA_SELDOM(any)) return bits;
+        if (!ITHACA_UNLIKELY(any)) return bits;
         ITHACA_UNROLL_BY(1)
         for (int i = 0; i < kN; ++i) {
             const uint64_t of_query = mix(state, static_cast<uint64_t>(query(i)));
@@ -142,7 +142,7 @@ __device__ inline Line line_of(const Rows& rows, int64_t front, int64_t head) {
 // Begins to copy the rows of `n` tokens from `first` on to shared memory.
 template <typename T, int kWidth, int kRows, int kThreads>
 __device__ inline void fetch_line(T* to, const T* x, const Line& line, int64_t first, int64_t n, int width) {
-    if (!ITHACA_SELDOM(line.run != 0))
+    if (!ITHACA_UNLIKELY(line.run != 0))
         return tile::fetch_rows<T, kWidth, kRows, kThreads>(to, x + line.at(first), line.token, static_cast<int>(n), width);
     tile::fetch<T, kWidth, kRows, kThreads>(
         to, x, width, [&](int i) -> const T* { return i < n ? x + line.at(first + i) : nullptr; });
@@ -153,7 +153,7 @@ template <typename T, int kWidth, int kRows, int kThreads>
 __device__ inline void fetch_keys_of(T* to, const T* x, const Line& line, const AttentionShape& s, int64_t first, bool is_padded,
                                      int width) {
     const int64_t n = s.keys - first < kRows ? s.keys - first : kRows;
-    if (!ITHACA_SELDOM(is_padded)) return fetch_line<T, kWidth, kRows, kThreads>(to, x, line, first, n, width);
+    if (!ITHACA_UNLIKELY(is_padded)) return fetch_line<T, kWidth, kRows, kThreads>(to, x, line, first, n, width);
     tile::fetch<T, kWidth, kRows, kThreads>(
         to, x, width, [&](int i) -> const T* { return is_key(s, first + i, true) ? x + line.at(first + i) : nullptr; });
 }
@@ -233,7 +233,7 @@ struct Plain {
 // multiplied by `shrink`. `keys` has the positions of this lane's keys, two of every eight; `query(half)` is the mask's view of a row.
 template <bool kIsPlain, int kN, typename Query>
 __device__ inline void weigh(const Scoring& scoring, const AttentionShape& s, const Drops& drops, Seen seen, const Query& query,
-                             const int* keys, float (&score)[kN][4], float (&highest)[2], float (&weights)[2], float (&shrink)[2]) {
+                             const int* keys, float (&score)[kN][4], float (&row_max)[2], float (&weights)[2], float (&shrink)[2]) {
     const auto x = [&](int half, int i) -> float& { return score[i / 2][2 * half + i % 2]; };
     const auto key = [&](int i) { return keys[i / 2 * 8 + i % 2]; };
     const auto each = [&](const auto& body) {
@@ -247,19 +247,19 @@ __device__ inline void weigh(const Scoring& scoring, const AttentionShape& s, co
         uint32_t bits[2];
         ITHACA_UNROLL
         for (int half = 0; half < 2; ++half) bits[half] = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half), key);
-        each([&](int half, int i) { x(half, i) = bits[half] >> i & 1 ? x(half, i) : nothing<float>(); });
+        each([&](int half, int i) { x(half, i) = bits[half] >> i & 1 ? x(half, i) : neg_infinity<float>(); });
     }
     // Two independent chains for each row hide the latency of an instruction.
-    float high[2][2] = {{highest[0], nothing<float>()}, {highest[1], nothing<float>()}}, base[2], sum[2][2] = {};
+    float high[2][2] = {{row_max[0], neg_infinity<float>()}, {row_max[1], neg_infinity<float>()}}, base[2], sum[2][2] = {};
     each([&](int half, int i) { high[half][i % 2] = fmaxf(high[half][i % 2], x(half, i)); });
     const float exponent = scoring.exponent();
     ITHACA_UNROLL
     for (int half = 0; half < 2; ++half) {
         const float most = tile::highest_of_row(fmaxf(high[half][0], high[half][1]));
-        // A row that has seen nothing yet is compared with zero, so that nothing stays nothing.
-        base[half] = most == nothing<float>() ? 0.0f : most * exponent;
-        shrink[half] = warp::power_of_two(highest[half] * exponent - base[half]);
-        highest[half] = most;
+        // A row that has seen no key yet is compared with zero, so that it stays at minus infinity.
+        base[half] = most == neg_infinity<float>() ? 0.0f : most * exponent;
+        shrink[half] = warp::power_of_two(row_max[half] * exponent - base[half]);
+        row_max[half] = most;
     }
     each([&](int half, int i) {
         x(half, i) = warp::power_of_two(x(half, i) * exponent - base[half]);
@@ -315,17 +315,17 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         // Begins to bring the keys of tile t to one of the buffers.
         const auto fetch_keys = [&](int64_t t, Seen seen, int buffer) {
             fetch_keys_of<T, kWidth, kKeys, kThreads>(shared.k[buffer], k, shared.at_key, s, t * kKeys, seen == Seen::Padded, width);
-            if (ITHACA_SELDOM((asks(seen) || drops.any) && threadIdx.x < kKeys))
+            if (ITHACA_UNLIKELY((asks(seen) || drops.any) && threadIdx.x < kKeys))
                 shared.keys[buffer][threadIdx.x] = position_in_tile(s, t * kKeys + threadIdx.x);
         };
 
-        float sum[kM][kValueWidth / 8][4], highest[kM][2], weights[kM][2];
+        float sum[kM][kValueWidth / 8][4], row_max[kM][2], weights[kM][2];
         tile::clear(sum);
         ITHACA_UNROLL
         for (int m = 0; m < kM; ++m)
             ITHACA_UNROLL
             for (int half = 0; half < 2; ++half) {
-                highest[m][half] = nothing<float>();
+                row_max[m][half] = neg_infinity<float>();
                 weights[m][half] = 0;
             }
 
@@ -353,7 +353,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                         return shared.queries[tile::row_of<Sizes::kWarps>(m) + half * 8 + lane / 4];
                     };
                     float shrink[2];
-                    weigh<decltype(plain)::value>(scoring, s, drops, seen, query, keys, score[m], highest[m], weights[m], shrink);
+                    weigh<decltype(plain)::value>(scoring, s, drops, seen, query, keys, score[m], row_max[m], weights[m], shrink);
                     // The maximum of a row rarely changes after the first tiles.
                     if (warp::ballot(shrink[0] < 1 || shrink[1] < 1) != 0) {
                         ITHACA_UNROLL
@@ -399,8 +399,8 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                 const int i = tile::row_of<Sizes::kWarps>(m) + half * 8 + lane / 4;
                 const float w = weights[m][half];
                 if (i >= n_rows) continue;
-                const float most = highest[m][half] * scoring.exponent() * kLn2;
-                lse[s.row(front, first + i, head)] = w > 0 ? most + logarithm(w) : nothing<float>();
+                const float most = row_max[m][half] * scoring.exponent() * kLn2;
+                lse[s.row(front, first + i, head)] = w > 0 ? most + logarithm(w) : neg_infinity<float>();
             }
     }
 }

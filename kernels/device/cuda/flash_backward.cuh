@@ -42,7 +42,7 @@ struct FlashBackwardShared {
 };
 
 // lse as an exponent of two; a query that has seen nothing, or that is none, has weights of zero.
-__device__ inline float exponent_of(float lse) { return lse == nothing<float>() ? INFINITY : lse * kLog2e; }
+__device__ inline float exponent_of(float lse) { return lse == neg_infinity<float>() ? INFINITY : lse * kLog2e; }
 
 // From products q.k and d_o.v: the weights, and in `gradient` those of q.k without the scale. `lse(c, i)` and `delta(c, i)` are
 // those of the query, `hidden` and `dropped` have a bit for each pair.
@@ -56,22 +56,22 @@ __device__ inline void weights_of(const Scoring& scoring, float (&score)[kN][4],
             for (int i = 0; i < 4; ++i) body(c, i);
     };
     const auto kept = [&](int c, int i) { return dropped >> (4 * c + i) & 1 ? 0.0f : drops.kept; };
-    if (ITHACA_SELDOM(drops.any)) each([&](int c, int i) { gradient[c][i] *= kept(c, i); });
+    if (ITHACA_UNLIKELY(drops.any)) each([&](int c, int i) { gradient[c][i] *= kept(c, i); });
     each([&](int c, int i) { gradient[c][i] -= delta(c, i); });
-    if (ITHACA_SELDOM(scoring.softcap > 0)) {
+    if (ITHACA_UNLIKELY(scoring.softcap > 0)) {
         each([&](int c, int i) {
             score[c][i] = scoring.bend(score[c][i]);
             gradient[c][i] *= 1.0f - score[c][i] * score[c][i];
         });
     }
-    const auto shown = [&](int c, int i) { return hidden >> (4 * c + i) & 1 ? nothing<float>() : score[c][i]; };
-    if (ITHACA_SELDOM(hidden != 0)) each([&](int c, int i) { score[c][i] = shown(c, i); });
+    const auto shown = [&](int c, int i) { return hidden >> (4 * c + i) & 1 ? neg_infinity<float>() : score[c][i]; };
+    if (ITHACA_UNLIKELY(hidden != 0)) each([&](int c, int i) { score[c][i] = shown(c, i); });
     const float exponent = scoring.exponent();
     each([&](int c, int i) {
         score[c][i] = warp::power_of_two(score[c][i] * exponent - lse(c, i));
         gradient[c][i] *= score[c][i];
     });
-    if (ITHACA_SELDOM(drops.any)) each([&](int c, int i) { score[c][i] *= kept(c, i); });
+    if (ITHACA_UNLIKELY(drops.any)) each([&](int c, int i) { score[c][i] *= kept(c, i); });
 }
 
 template <typename T, int kWidth, int kValueWidth>
@@ -114,13 +114,13 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             lse[half] = i < n_rows ? exponent_of(g.lse.single(row_of(i))) : INFINITY;
             delta[half] = i < n_rows ? g.delta.single(row_of(i)) : 0.0f;
         }
-        // Begins to bring tile t, and what is asked of it, to one of the buffers.
-        const auto bring = [&](int64_t t, Seen seen, int buffer) {
+        // Starts to copy tile t, and what is asked of it, to one of the buffers.
+        const auto prefetch_tile = [&](int64_t t, Seen seen, int buffer) {
             const bool is_padded = seen == Seen::Padded;
             fetch_keys_of<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, shared.at_wide, s, t * kKeys, is_padded, width);
             fetch_keys_of<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, shared.at_narrow, s, t * kKeys, is_padded,
                                                           value_width);
-            if (ITHACA_SELDOM((asks(seen) || drops.any) && threadIdx.x < kKeys))
+            if (ITHACA_UNLIKELY((asks(seen) || drops.any) && threadIdx.x < kKeys))
                 shared.other_keys[buffer][threadIdx.x] = position_in_tile(s, t * kKeys + threadIdx.x);
         };
 
@@ -131,14 +131,14 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
                 find_seen(shared.tiles, from, key_tiles, [&](int64_t t) { return seen_of_tile<kKeys>(s, positions, t); });
             int t = next_seen(shared.tiles, -1, n_tiles), buffer = 0;
             Seen seen = seen_at(shared.tiles, t, n_tiles);
-            if (t < n_tiles) bring(from + t, seen, buffer);
+            if (t < n_tiles) prefetch_tile(from + t, seen, buffer);
             warp::commit_copies();
             while (warp::uniform(t < n_tiles)) {
                 const int then = next_seen(shared.tiles, t, n_tiles);
                 const Seen then_seen = seen_at(shared.tiles, then, n_tiles);
                 warp::wait_for_copies<0>();
                 __syncthreads();  // the tile is there, and the one before has been read
-                if (warp::uniform(then < n_tiles)) bring(from + then, then_seen, 1 - buffer);
+                if (warp::uniform(then < n_tiles)) prefetch_tile(from + then, then_seen, 1 - buffer);
                 warp::commit_copies();
 
                 float score[1][kN][4], gradient[1][kN][4];
@@ -147,7 +147,7 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
                 const int* const keys = shared.other_keys[buffer] + lane % 4 * 2;
                 const auto query = [&](int half) -> const Asked& { return shared.queries[first_row + half * 8 + lane / 4]; };
                 uint32_t hidden = 0;
-                if (ITHACA_SELDOM(asks(seen))) {
+                if (ITHACA_UNLIKELY(asks(seen))) {
                     ITHACA_UNROLL
                     for (int half = 0; half < 2; ++half) {
                         const uint32_t bits = seen_keys<2 * kN>(s.mask, s.valid_keys, query(half),
@@ -222,8 +222,8 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         const bool drops = s.dropout.rate > 0;
         float lse = 0, delta = 0;
         Asked asked{};
-        // Begins to bring a tile of queries to one of the buffers; what each has beside its rows waits in registers.
-        const auto bring = [&](int64_t head, int t, Seen seen, int buffer) {
+        // Starts to copy a tile of queries to one of the buffers; what each has beside its rows waits in registers.
+        const auto prefetch_tile = [&](int64_t head, int t, Seen seen, int buffer) {
             const int64_t query = (from + t) * kQueries;
             const Line queries = line_of(s.q, front, head), gradients = line_of(s.d_o, front, head);
             const int64_t n = s.queries - query < kQueries ? s.queries - query : kQueries;
@@ -232,9 +232,9 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
             if (threadIdx.x >= kQueries) return;
             const bool is_there = query + threadIdx.x < s.queries;
             const int64_t row = s.row(front, query + threadIdx.x, head);
-            lse = is_there ? g.lse.single(row) : nothing<float>();
+            lse = is_there ? g.lse.single(row) : neg_infinity<float>();
             delta = is_there ? g.delta.single(row) : 0.0f;
-            if (ITHACA_SELDOM(drops || asks(seen)))
+            if (ITHACA_UNLIKELY(drops || asks(seen)))
                 asked = is_there ? asked_of(s.mask, position_of(s.query_positions, query + threadIdx.x)) : Asked{0, 0, 0};
         };
         const auto leave = [&](int buffer) {
@@ -247,7 +247,7 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         int t = first_tile, buffer = 0;
         Seen seen = shared.tiles[t];
         if (head < s.heads) {
-            bring(head, t, seen, buffer);
+            prefetch_tile(head, t, seen, buffer);
             leave(buffer);
         }
         warp::commit_copies();
@@ -262,7 +262,7 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
             const Drops of_head = warp::uniform(drops) ? Drops(s, front, head) : Drops();
             warp::wait_for_copies<0>();
             __syncthreads();  // the tile is there, and the one before has been read
-            if (warp::uniform(then_head < s.heads)) bring(then_head, then, then_seen, 1 - buffer);
+            if (warp::uniform(then_head < s.heads)) prefetch_tile(then_head, then, then_seen, 1 - buffer);
             warp::commit_copies();
 
             // Rows are keys, columns are queries.
@@ -275,7 +275,7 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
             const int keys[2] = {shared.keys[first_row + lane / 4], shared.keys[first_row + lane / 4 + 8]};
             const int columns = lane % 4 * 2;
             uint32_t hidden = 0;
-            if (ITHACA_SELDOM(asks(seen))) {
+            if (ITHACA_UNLIKELY(asks(seen))) {
                 ITHACA_UNROLL
                 for (int i = 0; i < 2 * kN; ++i) {
                     const Asked& query = shared.other_queries[buffer][columns + i / 2 * 8 + i % 2];

@@ -64,7 +64,7 @@ struct Logits {
                     Pack<A, kN> value = load<kN>(x + at[0], i, stride);
                     ITHACA_UNROLL
                     for (int k = 0; k < kN; ++k)
-                        if (i + k >= columns) value.at[k] = nothing<A>();
+                        if (i + k >= columns) value.at[k] = neg_infinity<A>();
                     all.add(value);
                 });
                 all.join(team);

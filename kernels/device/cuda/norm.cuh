@@ -15,7 +15,7 @@ struct Moments {
 
 // `read` reads a pack of the row, `reread` one that was read before; value(x) is the pack of numbers.
 template <typename A, typename X, int kN, typename Read, typename Reread, typename Value>
-__device__ inline Moments<A> moments_of(const Team& team, Held<X, kN>& row, int64_t width, const Read& read, const Reread& reread,
+__device__ inline Moments<A> moments_of(const Team& team, RowCache<X, kN>& row, int64_t width, const Read& read, const Reread& reread,
                                         const Value& value, double eps, Centre centre) {
     A mean = 0, squares = 0;
     row.first(team, width, read, [&](int64_t, const X& x) {
@@ -63,10 +63,10 @@ __global__ void norm(Centre centre, const T* __restrict__ x, const T* __restrict
                 return a;
             };
             const auto reread = [&](int64_t i) { return load<kN>((y == nullptr ? x : sum) + at[0], i, x_stride); };
-            Held<X, kN> held;
+            RowCache<X, kN> cache;
             const auto itself = [](const X& value) { return value; };
-            const Moments<A> m = moments_of<A>(team, held, own, read, reread, itself, eps, centre);
-            held.again(team, own, reread, [&](int64_t i, const X& value) {
+            const Moments<A> m = moments_of<A>(team, cache, own, read, reread, itself, eps, centre);
+            cache.again(team, own, reread, [&](int64_t i, const X& value) {
                 const X scale = load<kN>(weight + at[1], i, w_stride);
                 X out = {};
                 if (bias != nullptr) out = load<kN>(bias + at[2], i, b_stride);

@@ -24,10 +24,10 @@ __global__ void norm_moments(const T* x, void* memory, Walk<1> rows, int64_t n_r
         for_rows(n_rows, lanes, width, [&](const Team& team, int64_t row, int64_t own, bool is_there) {
             int64_t at[1];
             rows.at(row, at);
-            Held<X, kN> held;
+            RowCache<X, kN> cache;
             const auto read = [&](int64_t i) { return load<kN>(x + at[0], i, stride); };
             const auto itself = [](const X& value) { return value; };
-            const Moments<A> m = moments_of<A>(team, held, own, read, read, itself, eps, centre);
+            const Moments<A> m = moments_of<A>(team, cache, own, read, read, itself, eps, centre);
             if (is_there && team.lane == 0) moments_in<A>(memory)[row] = m;
         });
     });
@@ -56,11 +56,11 @@ __global__ void norm_backward(const T* __restrict__ x, const T* __restrict__ wei
                 for (int k = 0; k < kN; ++k) v.d.at[k] *= static_cast<A>(offset) + scale.at[k];
                 return v;
             };
-            Held<X, kN> held;
+            RowCache<X, kN> cache;
             const auto of_x = [](const X& v) { return v.x; };
-            const Moments<A> m = moments_of<A>(team, held, own, read, read, of_x, eps, centre);
+            const Moments<A> m = moments_of<A>(team, cache, own, read, read, of_x, eps, centre);
             A sum = 0, product = 0;
-            held.again(team, own, read, [&](int64_t, const X& v) {
+            cache.again(team, own, read, [&](int64_t, const X& v) {
                 ITHACA_UNROLL
                 for (int k = 0; k < kN; ++k) {
                     sum += v.d.at[k];
@@ -69,7 +69,7 @@ __global__ void norm_backward(const T* __restrict__ x, const T* __restrict__ wei
             });
             sum = centre == Centre::Mean ? team.sum(sum) / static_cast<A>(own) : A(0);
             product = team.sum(product) / static_cast<A>(own);
-            held.again(team, own, read, [&](int64_t i, const X& v) {
+            cache.again(team, own, read, [&](int64_t i, const X& v) {
                 Pack<A, kN> out;
                 ITHACA_UNROLL
                 for (int k = 0; k < kN; ++k)

@@ -23,7 +23,7 @@
 #endif
 
 // A condition that is rarely true, as a hint for the placement of code.
-#define ITHACA_SELDOM(x) __builtin_expect(static_cast<bool>(x), false)
+#define ITHACA_UNLIKELY(x) __builtin_expect(static_cast<bool>(x), false)
 
 #define ITHACA_FOR(i, n)                                                                                      \
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < (n);                   \
@@ -112,7 +112,7 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 
 // No weight at all, as a logarithm.
 template <typename A>
-__device__ inline A nothing() {
+__device__ inline A neg_infinity() {
     return -static_cast<A>(INFINITY);
 }
 
@@ -120,13 +120,13 @@ __device__ inline A nothing() {
 template <typename A>
 __device__ inline A log_add_exp(A x, A y) {
     const A high = x > y ? x : y, low = x > y ? y : x;
-    return low == nothing<A>() ? high : high + logarithm(A(1) + exponential(low - high));
+    return low == neg_infinity<A>() ? high : high + logarithm(A(1) + exponential(low - high));
 }
 
 // The weight that a part has in a sum of exponentials: exp(part - all), zero for a part of nothing.
 template <typename A>
 __device__ inline A share(A part, A all) {
-    return part == nothing<A>() ? A(0) : exponential(part - all);
+    return part == neg_infinity<A>() ? A(0) : exponential(part - all);
 }
 
 // Of numbers that are not negative. Division of 32 bits takes a fraction of that of 64.

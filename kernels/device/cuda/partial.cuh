@@ -38,7 +38,7 @@ __global__ void merge_parts(const T* o, const L* lse, T* z, L* z_lse, int64_t pa
     const int64_t rows = n / width;
     for_packs_of_rows<kWide<T>>(n, width, are_aligned(o, z), [&](auto size, int64_t i, int64_t row, bool is_first) {
         constexpr int kN = decltype(size)::value;
-        A all = nothing<A>();
+        A all = neg_infinity<A>();
         for (int64_t p = 0; p < parts; ++p) all = log_add_exp(all, static_cast<A>(widen(lse[p * rows + row])));
         Pack<Acc<T>, kN> sum = {};
         for (int64_t p = 0; p < parts; ++p) {

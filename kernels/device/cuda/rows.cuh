@@ -8,7 +8,7 @@
 namespace ithaca {
 
 // Packs of a row that a thread keeps in registers. What is beyond, in a long row, is read again.
-constexpr int kHeld = 4;
+constexpr int kCachedPacks = 4;
 
 // The most threads of a block that share a row, so that each has registers for its packs.
 constexpr int kMostLanes = 512;
@@ -62,14 +62,14 @@ __device__ inline void for_row(const Team& team, int64_t width, const Body& body
 
 // The packs of a row that are this thread's, the first of them in registers; X is the type in which kN elements are read.
 template <typename X, int kN>
-struct Held {
-    X packs[kHeld];
+struct RowCache {
+    X packs[kCachedPacks];
 
     // body(i, x) for each pack, where read(i) reads it.
     template <typename Read, typename Body>
     __device__ void first(const Team& team, int64_t width, const Read& read, const Body& body) {
         ITHACA_UNROLL
-        for (int s = 0; s < kHeld; ++s)
+        for (int s = 0; s < kCachedPacks; ++s)
             if (place(team, s) < width) packs[s] = read(place(team, s));
         again(team, width, read, body);
     }
@@ -77,9 +77,9 @@ struct Held {
     template <typename Read, typename Body>
     __device__ void again(const Team& team, int64_t width, const Read& read, const Body& body) const {
         ITHACA_UNROLL
-        for (int s = 0; s < kHeld; ++s)
+        for (int s = 0; s < kCachedPacks; ++s)
             if (place(team, s) < width) body(place(team, s), packs[s]);
-        for (int64_t i = place(team, kHeld); i < width; i += static_cast<int64_t>(team.lanes) * kN) body(i, read(i));
+        for (int64_t i = place(team, kCachedPacks); i < width; i += static_cast<int64_t>(team.lanes) * kN) body(i, read(i));
     }
 
   private:

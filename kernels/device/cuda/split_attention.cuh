@@ -34,16 +34,16 @@ struct SplitRow {
 // Of a row, for each warp of the block: the largest exponent, and the sum of weights relative to it.
 template <typename A>
 struct OfWarps {
-    A highest[kSplitWarps], weights[kSplitWarps];
+    A row_max[kSplitWarps], weights[kSplitWarps];
 
     __device__ A most() const {
-        A all = nothing<A>();
-        for (int w = 0; w < kSplitWarps; ++w) all = highest[w] > all ? highest[w] : all;
+        A all = neg_infinity<A>();
+        for (int w = 0; w < kSplitWarps; ++w) all = row_max[w] > all ? row_max[w] : all;
         return all;
     }
     __device__ A total(A all) const {
         A sum = 0;
-        for (int w = 0; w < kSplitWarps; ++w) sum += weights[w] * share(highest[w], all);
+        for (int w = 0; w < kSplitWarps; ++w) sum += weights[w] * share(row_max[w], all);
         return sum;
     }
 };
@@ -141,7 +141,7 @@ struct SplitResults {
         else parts[(own.part * n_rows + row.row) * s.value_width + column] = x;
     }
     __device__ void put_log(const AttentionShape& s, const SplitBlock& own, const SplitRow& row, A most, A total) const {
-        const A log = total > 0 ? most + logarithm(total) : nothing<A>();
+        const A log = total > 0 ? most + logarithm(total) : neg_infinity<A>();
         if (n_parts > 1) parts[n_parts * n_rows * s.value_width + own.part * n_rows + row.row] = log;
         else if (lse != nullptr) lse[row.row] = static_cast<float>(log);
     }
@@ -176,14 +176,14 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {
         __syncthreads();  // the block before has been read
         const SplitBlock of_block = split_block<kRows>(s, by, block, shared.rows);
-        A query[kRows][kColumns], sum[kRows][kColumns], highest[kRows], weights[kRows];
+        A query[kRows][kColumns], sum[kRows][kColumns], row_max[kRows], weights[kRows];
         ITHACA_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const SplitRow own = shared.rows[r];
             const bool is_there = own.row >= 0;
             const int64_t at_query = is_there ? s.q.at(of_block.front, own.row / s.heads % s.queries, own.head) : 0;
             const auto columns = columns_of(q + at_query, column, s.width, is_there, false);
-            highest[r] = nothing<A>();
+            row_max[r] = neg_infinity<A>();
             weights[r] = 0;
             ITHACA_UNROLL
             for (int c = 0; c < kColumns; ++c) {
@@ -216,7 +216,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
             }
             ITHACA_UNROLL
             for (int r = 0; r < kRows; ++r) {
-                A score[kAhead], most = highest[r];
+                A score[kAhead], most = row_max[r];
                 ITHACA_UNROLL
                 for (int u = 0; u < kAhead; ++u) {
                     A product = 0;
@@ -224,12 +224,12 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                     for (int c = 0; c < kColumns; ++c) product += query[r][c] * widen(keys[u].at[c]);
                     for (int bits = by.lanes / 2; bits > 0; bits /= 2) product += warp::other_lane(product, bits);
                     const bool own = seen >> (u * kRows + r) & 1;
-                    score[u] = own ? scored(s, product, shared.rows[r].head, shared.rows[r].position, at_key[u]).value : nothing<A>();
+                    score[u] = own ? scored(s, product, shared.rows[r].head, shared.rows[r].position, at_key[u]).value : neg_infinity<A>();
                     if (score[u] > most) most = score[u];
                 }
-                if (most == nothing<A>()) continue;
-                const A shrink = share(highest[r], most);
-                highest[r] = most;
+                if (most == neg_infinity<A>()) continue;
+                const A shrink = share(row_max[r], most);
+                row_max[r] = most;
                 weights[r] *= shrink;
                 ITHACA_UNROLL
                 for (int c = 0; c < kColumns; ++c) sum[r][c] *= shrink;
@@ -247,12 +247,12 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
         // Teams of a warp, then warps.
         ITHACA_UNROLL
         for (int r = 0; r < kRows; ++r) {
-            A most = highest[r];
+            A most = row_max[r];
             for (int bits = by.lanes; bits < 32; bits *= 2) {
                 const A other = warp::other_lane(most, bits);
                 if (other > most) most = other;
             }
-            const A shrink = share(highest[r], most);
+            const A shrink = share(row_max[r], most);
             A weight = weights[r] * shrink;
             for (int bits = by.lanes; bits < 32; bits *= 2) weight += warp::other_lane(weight, bits);
             __syncthreads();  // the row before has been read
@@ -263,7 +263,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
                 if (threadIdx.x % 32 < static_cast<unsigned>(by.lanes)) shared.sums[warp][column + c] = of_team;
             }
             if (threadIdx.x % 32 == 0) {
-                shared.warps.highest[warp] = most;
+                shared.warps.row_max[warp] = most;
                 shared.warps.weights[warp] = weight;
             }
             __syncthreads();
@@ -272,7 +272,7 @@ __launch_bounds__(kSplitThreads) __global__ void split_attention(const T* __rest
             const A all = shared.warps.most(), total = shared.warps.total(all), inverse = total > 0 ? A(1) / total : A(0);
             for (int64_t c = threadIdx.x; c < s.value_width; c += kSplitThreads) {
                 A x = 0;
-                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][c] * share(shared.warps.highest[w], all);
+                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][c] * share(shared.warps.row_max[w], all);
                 results.put(s, of_block, own, c, x * inverse);
             }
             if (threadIdx.x == 0) results.put_log(s, of_block, own, all, total);
@@ -289,7 +289,7 @@ __global__ void merge_splits(const A* __restrict__ parts, O* __restrict__ o, flo
     ITHACA_FOR(i, n) {
         const Division at = divide(i, s.value_width), row = divide(at.quotient, s.heads), token = divide(row.quotient, s.queries);
         const auto log = [&](int64_t p) { return logs[p * n_rows + at.quotient]; };
-        A most = nothing<A>(), total = 0, sum = 0;
+        A most = neg_infinity<A>(), total = 0, sum = 0;
         for (int64_t p = 0; p < n_parts; ++p) most = log(p) > most ? log(p) : most;
         for (int64_t p = 0; p < n_parts; ++p) {
             const A weight = share(log(p), most);

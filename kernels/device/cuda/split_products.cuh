@@ -57,7 +57,7 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
         }
         SplitRow own[kHalves];
         EightElements query[kHalves][kKeyChunks];
-        float sum[8 * kValueChunks][2 * kHalves] = {}, highest[kHalves], weights[kHalves];
+        float sum[8 * kValueChunks][2 * kHalves] = {}, row_max[kHalves], weights[kHalves];
         ITHACA_UNROLL
         for (int h = 0; h < kHalves; ++h) {
             own[h] = shared.rows[group + 8 * h];
@@ -68,7 +68,7 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
                 const auto columns = columns_of(q + at_query, 32 * j + 8 * place, s.width, is_there, false);
                 query[h][j] = *reinterpret_cast<const EightElements*>(&columns);
             }
-            highest[h] = nothing<float>();
+            row_max[h] = neg_infinity<float>();
             weights[h] = 0;
         }
 
@@ -116,20 +116,20 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
             uint32_t of_keys[4] = {};
             ITHACA_UNROLL
             for (int h = 0; h < kHalves; ++h) {
-                float x[4], most = highest[h];
+                float x[4], most = row_max[h];
                 ITHACA_UNROLL
                 for (int u = 0; u < 4; ++u) {
                     x[u] = scores[u / 2][2 * h + u % 2];
                     x[u] = is_plain ? x[u] * scale : scored(s, x[u], own[h].head, own[h].position, positions[u]).value;
-                    if (positions[u] < 0 || positions[u] < own[h].first || positions[u] >= own[h].last) x[u] = nothing<float>();
+                    if (positions[u] < 0 || positions[u] < own[h].first || positions[u] >= own[h].last) x[u] = neg_infinity<float>();
                     most = x[u] > most ? x[u] : most;
                 }
                 for (int bits = 1; bits < 4; bits *= 2) {
                     const float other = warp::other_lane(most, bits);
                     most = other > most ? other : most;
                 }
-                const float from = most == nothing<float>() ? 0.0f : most, shrink = share(highest[h], from);
-                highest[h] = most;
+                const float from = most == neg_infinity<float>() ? 0.0f : most, shrink = share(row_max[h], from);
+                row_max[h] = most;
                 weights[h] *= shrink;
                 ITHACA_UNROLL
                 for (int u = 0; u < 4; ++u) {
@@ -166,7 +166,7 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
             const int row = group + 8 * h;
             for (int bits = 1; bits < 4; bits *= 2) weights[h] += warp::other_lane(weights[h], bits);
             if (place == 0) {
-                shared.warps[row].highest[warp] = highest[h];
+                shared.warps[row].row_max[warp] = row_max[h];
                 shared.warps[row].weights[warp] = weights[h];
             }
             ITHACA_UNROLL
@@ -185,7 +185,7 @@ __launch_bounds__(kSplitThreads, kRows == 8 && kWidth <= 128 ? 3 : 2) __global__
             const float all = warps.most(), total = warps.total(all), inverse = total > 0 ? 1.0f / total : 0.0f;
             for (int64_t c = threadIdx.x; c < s.value_width; c += kSplitThreads) {
                 float x = 0;
-                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][r][c] * share(warps.highest[w], all);
+                for (int w = 0; w < kSplitWarps; ++w) x += shared.sums[w][r][c] * share(warps.row_max[w], all);
                 results.put(s, of_block, row, c, x * inverse);
             }
             if (threadIdx.x == 0) results.put_log(s, of_block, row, all, total);

@@ -44,7 +44,7 @@ __device__ inline void fetch_rows(T* to, const T* from, int64_t step, int n, int
     const int first = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
     if (first >= kAtOnce) return;
     const T* at = from + first * step + piece * 8;
-    if (!ITHACA_SELDOM(n != kRows || width != kWidth)) {
+    if (!ITHACA_UNLIKELY(n != kRows || width != kWidth)) {
         T* const z = to + place<kRows>(first, piece);
         ITHACA_UNROLL
         for (int row = 0; row < kRows; row += kAtOnce) {

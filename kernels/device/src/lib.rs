@@ -30,8 +30,8 @@ pub use argument::{Arg, ArgType, Scalar, Word};
 pub use error::LowerError;
 pub use lower::{Checks, Options, lower};
 pub use program::{
-    Call, Check, DeviceProgram, Frame, Held, HeldDim, Operand, Output, Source, SourceFile, Step, Table, Wait,
-    Work,
+    Call, Check, DeviceProgram, Frame, Operand, Output, ResidentDim, ResidentTensor, Source, SourceFile,
+    Step, Table, Wait, Work,
 };
 pub use record::{
     Activation, Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Members, Product, Record,

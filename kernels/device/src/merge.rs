@@ -205,11 +205,10 @@ impl Tables {
                 }
             }
         }
-        self.add(match reals.is_empty() {
-            true => Table::Integers(lists(span, &integers)),
-            false => {
-                Table::Reals(choose(span, chosen, reals.into_iter().map(|list| list.to_vec()).collect()))
-            }
+        self.add(if reals.is_empty() {
+            Table::Integers(lists(span, &integers))
+        } else {
+            Table::Reals(choose(span, chosen, reals.into_iter().map(|list| list.to_vec()).collect()))
         })
     }
 }
@@ -267,10 +266,7 @@ pub(crate) fn records(
         records
     };
     let alternatives: Vec<Vec<Record>> = found.into_iter().map(merged).collect();
-    match alternatives.is_empty() {
-        true => Choice::only(Vec::new()),
-        false => choose(span, chosen, alternatives),
-    }
+    if alternatives.is_empty() { Choice::only(Vec::new()) } else { choose(span, chosen, alternatives) }
 }
 
 /// Calls `of` with every integer, in order.

@@ -85,7 +85,7 @@ pub struct Frame {
     /// The layers that it runs for and the ranks that run it. Empty for a frame that is never called, which has no steps.
     pub runs: Vec<(Layers, Option<At>)>,
     /// The streams that wait for each other at its start and its end.
-    pub meets: Streams,
+    pub joined_streams: Streams,
     /// The stored tensors that it uses, by the number of the buffer in the schedule's frame.
     pub sources: BTreeMap<SourceId, BufferId>,
     /// The steps, in order of issue: one for each task of the schedule's frame.
@@ -209,7 +209,7 @@ pub struct Source {
     /// The range of integers of an input that has one.
     pub integers: Option<Integers>,
     /// The part of a rank.
-    pub held: Held,
+    pub resident: ResidentTensor,
 }
 
 /// An output of the program.
@@ -222,18 +222,18 @@ pub struct Output {
     /// The address of a rank's part.
     pub address: Address,
     /// The part of a rank.
-    pub held: Held,
+    pub resident: ResidentTensor,
 }
 
 /// A rank's part of a stored tensor: dense, row-major.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct ResidentTensor {
     /// Element type.
     pub dtype: DType,
     /// The ranks that have a part; all where absent.
     pub at: Option<At>,
     /// Its dimensions.
-    pub dims: Vec<HeldDim>,
+    pub dims: Vec<ResidentDim>,
 }
 
 /// A dimension of a rank's part.
@@ -241,7 +241,7 @@ pub struct Held {
 /// Index `i` of `start..end` has index `i / copies` in the sequence, and `runs` maps it to a position, the index in the stored
 /// tensor. A position of at least `stored` is padding.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HeldDim {
+pub struct ResidentDim {
     /// The dimension's name.
     pub name: String,
     /// Elements of the whole dimension, padding and copies included.

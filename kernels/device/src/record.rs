@@ -157,7 +157,7 @@ impl Communicator {
     }
 
     /// The communicators of a schedule that its mesh does not have anyway, ascending.
-    pub fn further(schedule: &Schedule) -> Vec<Self> {
+    pub fn extra_communicators(schedule: &Schedule) -> Vec<Self> {
         let tasks = schedule.frames.values().flat_map(|frame| &frame.tasks);
         let used = tasks.filter_map(|task| {
             let members = Members::of(&schedule.space, task.work.exchange()?.first());

@@ -6,8 +6,8 @@ use ithaca_ir::DType;
 use crate::flash::{ALIGNMENT, Block};
 use crate::structs::Walk;
 
-/// Packs that a thread keeps of a row: the kernels' `kHeld`.
-const HELD: i64 = 4;
+/// Packs that a thread keeps of a row: the kernels' `kCachedPacks`.
+const CACHED_PACKS: i64 = 4;
 
 /// The most threads of a block that share a row: the kernels' `kMostLanes`.
 pub(crate) const MOST_LANES: i32 = 512;
@@ -26,7 +26,7 @@ pub(crate) fn packs(n: i64, dtype: DType) -> i64 {
 
 /// Threads that share a row.
 pub(crate) fn lanes(width: i64, dtype: DType) -> i32 {
-    let packs = packs(width, dtype).cast_unsigned().div_ceil(HELD.cast_unsigned());
+    let packs = packs(width, dtype).cast_unsigned().div_ceil(CACHED_PACKS.cast_unsigned());
     i32::try_from(packs.next_power_of_two()).unwrap_or(i32::MAX).clamp(1, MOST_LANES)
 }
 
@@ -95,5 +95,7 @@ impl Columns {
 
 /// Assertions in C++ on the constants declared here.
 pub(crate) fn checks() -> String {
-    format!("static_assert(ithaca::kHeld == {HELD} && ithaca::kMostLanes == {MOST_LANES}, \"rows\");\n")
+    format!(
+        "static_assert(ithaca::kCachedPacks == {CACHED_PACKS} && ithaca::kMostLanes == {MOST_LANES}, \"rows\");\n"
+    )
 }

@@ -26,7 +26,15 @@ pub fn instructions() -> &'static str {
 /// When a slice is shorter than its matrix.
 pub fn matmul((m, k, n): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], threads: Threads) {
     let view = |row: usize| View { start: 0, row, column: 1 };
-    gemm::multiply((m, k, n), 1.0, (a, view(k)), (b, view(n)), (c, view(n)), gemm::Into::Replace, threads);
+    gemm::multiply(
+        (m, k, n),
+        1.0,
+        (a, view(k)),
+        (b, view(n)),
+        (c, view(n)),
+        gemm::Update::Overwrite,
+        threads,
+    );
 }
 
 /// Sizes of an attention of a sequence to itself.

@@ -57,18 +57,18 @@ impl<'a> Running<'a> {
         let task = &frame.tasks[number];
         let mut reads = Vec::with_capacity(task.reads.len());
         for &id in &task.reads {
-            if let Held::Private(extent) = held(buffers, scope, id, position.memory)? {
+            if let BufferLocation::Private(extent) = locate(buffers, scope, id, position.memory)? {
                 reads.push(extent);
             }
         }
         let mut writes = Vec::with_capacity(task.writes.len());
         for &id in &task.writes {
-            match held(buffers, scope, id, position.memory)? {
-                Held::Private(extent) => writes.push(extent),
-                Held::Shared => {
+            match locate(buffers, scope, id, position.memory)? {
+                BufferLocation::Private(extent) => writes.push(extent),
+                BufferLocation::Shared => {
                     return Err(RunError::invalid("it writes an input or data that ranks share"));
                 }
-                Held::Elsewhere => {}
+                BufferLocation::Elsewhere => {}
             }
         }
         let run = TaskRun { frame: scope.frame, layer: scope.layer, task: number };
@@ -330,7 +330,7 @@ impl<'a> Running<'a> {
 }
 
 /// How a rank holds a buffer.
-enum Held {
+enum BufferLocation {
     /// It occupies these elements of the rank's memory.
     Private(MemoryRange),
     /// Ranks share the elements.
@@ -339,14 +339,19 @@ enum Held {
     Elsewhere,
 }
 
-fn held(buffers: Buffers<'_>, scope: &Scope<'_>, id: BufferId, memory: &Memory) -> Result<Held, RunError> {
+fn locate(
+    buffers: Buffers<'_>,
+    scope: &Scope<'_>,
+    id: BufferId,
+    memory: &Memory,
+) -> Result<BufferLocation, RunError> {
     if !buffers.holds(scope, id) {
-        return Ok(Held::Elsewhere);
+        return Ok(BufferLocation::Elsewhere);
     }
     match buffers.area(scope, id)? {
-        Area::Shared(_) => Ok(Held::Shared),
+        Area::Shared(_) => Ok(BufferLocation::Shared),
         Area::Private(extent) => match buffers.footprint(scope, id, &extent)? {
-            footprint if memory.has(&footprint) => Ok(Held::Private(footprint)),
+            footprint if memory.has(&footprint) => Ok(BufferLocation::Private(footprint)),
             _ => Err(buffers.outside(scope, id)),
         },
     }

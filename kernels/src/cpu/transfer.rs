@@ -203,7 +203,8 @@ impl LocalTransfer<'_> {
 
     /// Refuses a tensor whose memory is not its blocks in order.
     fn need_in_order(&self, whole: &Region, wire: &Wire, verb: &str) -> Result<(), RunError> {
-        if boxes::lie_in_order(whole, wire.blocks.iter().flatten().map(|piece| &piece.region)) {
+        if boxes::is_contiguous_concatenation(whole, wire.blocks.iter().flatten().map(|piece| &piece.region))
+        {
             return Ok(());
         }
         Err(RunError::invalid(format!(

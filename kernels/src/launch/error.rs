@@ -46,7 +46,7 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// Some ranks did not connect.
-    #[error("after {seconds} s {} missing of {world}{strays}", ranks(.missing))]
+    #[error("after {seconds} s {} missing of {world}{rejected_connections}", ranks(.missing))]
     Absent {
         /// The missing ranks.
         missing: Vec<u64>,
@@ -55,7 +55,7 @@ pub enum LaunchError {
         /// The time for which they were waited for.
         seconds: u64,
         /// Connections that were not of this job, as the end of the message.
-        strays: String,
+        rejected_connections: String,
     },
     /// Another rank cannot be reached.
     #[error("rank {rank} cannot reach rank {other} at {address} within {seconds} s: {why}")]

@@ -100,9 +100,8 @@ impl Ranks {
 /// Why the other side is not a process of this job.
 pub(super) fn accept(stream: &mut TcpStream, key: &JobKey, own: u64) -> Result<u64, String> {
     let mut timed = Timed::of(stream);
-    let closed = |error: io::Error| match is_late(&error) {
-        true => unfinished(),
-        false => "closed without a handshake".to_owned(),
+    let closed = |error: io::Error| {
+        if is_late(&error) { unfinished() } else { "closed without a handshake".to_owned() }
     };
     let ours = opening(key)?;
     timed.write(&ours).map_err(closed)?;
@@ -134,9 +133,12 @@ pub(super) fn connect(
     let bytes = ranks.bytes();
     let parts = [&theirs[..], &ours, &bytes];
     let proof = key.mac(b"connect", &parts).finalize().into_bytes();
-    let closed = |error: io::Error| match is_late(&error) {
-        true => unfinished(),
-        false => "closed the connection: it may have another secret".to_owned(),
+    let closed = |error: io::Error| {
+        if is_late(&error) {
+            unfinished()
+        } else {
+            "closed the connection: it may have another secret".to_owned()
+        }
     };
     timed.write(&[&ours[..], &bytes[..8], &proof].concat()).map_err(closed)?;
     let answer = timed.read::<WORD>().map_err(closed)?;

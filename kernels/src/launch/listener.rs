@@ -14,7 +14,7 @@ use super::frame::{self, Kind, Limits};
 use super::handshake::{self, HANDSHAKE, JobKey, Ranks};
 
 /// The most connections at a time that have not proven to be of this job; further ones are dropped.
-const STRANGERS: usize = 64;
+const MAX_UNAUTHENTICATED: usize = 64;
 
 /// The time limit of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -58,11 +58,11 @@ pub(super) struct Listener {
     /// The rank of this process.
     own: u64,
     /// Connections that have not proven to be of this job.
-    strangers: Arc<AtomicUsize>,
+    unauthenticated: Arc<AtomicUsize>,
     sender: Sender<Handshake>,
     handshakes: Receiver<Handshake>,
     /// The number of connections that were not of this job, and the last of them.
-    strays: (u64, String),
+    rejected_connections: (u64, String),
 }
 
 impl Listener {
@@ -70,8 +70,16 @@ impl Listener {
         // Accepting must not block, so that deadlines hold.
         listener.set_nonblocking(true)?;
         let (sender, handshakes) = mpsc::channel();
-        let (key, strangers) = (key.clone(), Arc::default());
-        Ok(Listener { listener, key, own, strangers, sender, handshakes, strays: (0, String::new()) })
+        let (key, unauthenticated) = (key.clone(), Arc::default());
+        Ok(Listener {
+            listener,
+            key,
+            own,
+            unauthenticated,
+            sender,
+            handshakes,
+            rejected_connections: (0, String::new()),
+        })
     }
 
     /// The next connection before the deadline.
@@ -86,43 +94,45 @@ impl Listener {
         loop {
             // Each handshake has a thread of its own, so a silent peer delays no other.
             while let Ok((stream, address)) = self.listener.accept() {
-                if self.strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS {
-                    self.strangers.fetch_sub(1, Ordering::Relaxed);
-                    self.stray(format!(
-                        "{address} was dropped: {STRANGERS} others had not said who they are"
+                if self.unauthenticated.fetch_add(1, Ordering::Relaxed) >= MAX_UNAUTHENTICATED {
+                    self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
+                    self.count_rejected(format!(
+                        "{address} was dropped: {MAX_UNAUTHENTICATED} others had not said who they are"
                     ));
                     continue;
                 }
                 let (key, own, sender) = (self.key.clone(), self.own, self.sender.clone());
-                let strangers = Arc::clone(&self.strangers);
+                let unauthenticated = Arc::clone(&self.unauthenticated);
                 let handshake = move || {
-                    let result = accept_handshake(stream, address, &strangers, (&key, own));
+                    let result = accept_handshake(stream, address, &unauthenticated, (&key, own));
                     // The listener may be gone by then.
                     let _ = sender.send(result);
                 };
                 if let Err(error) = std::thread::Builder::new().name("handshake".to_owned()).spawn(handshake)
                 {
-                    self.strangers.fetch_sub(1, Ordering::Relaxed);
-                    self.stray(format!("{address} was dropped, as no thread could be started ({error})"));
+                    self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
+                    self.count_rejected(format!(
+                        "{address} was dropped, as no thread could be started ({error})"
+                    ));
                 }
             }
             check()?;
             match self.handshakes.recv_timeout(POLL) {
                 Ok(Ok(arrival)) => return Ok(arrival),
-                Ok(Err(stray)) => self.stray(stray),
+                Ok(Err(reason)) => self.count_rejected(reason),
                 Err(_) if Instant::now() >= deadline => return Ok(Arrival::TimedOut),
                 Err(_) => {}
             }
         }
     }
 
-    fn stray(&mut self, last: String) {
-        self.strays = (self.strays.0 + 1, last);
+    fn count_rejected(&mut self, last: String) {
+        self.rejected_connections = (self.rejected_connections.0 + 1, last);
     }
 
     /// The connections that were not of this job, as the end of a message.
-    pub(super) fn strays(&self) -> String {
-        match &self.strays {
+    pub(super) fn rejected_connections(&self) -> String {
+        match &self.rejected_connections {
             (0, _) => String::new(),
             (n, last) => format!("; {n} connections were not of this job (the last: {last})"),
         }
@@ -148,13 +158,13 @@ impl Listener {
 fn accept_handshake(
     mut stream: TcpStream,
     address: SocketAddr,
-    strangers: &AtomicUsize,
+    unauthenticated: &AtomicUsize,
     (key, own): (&JobKey, u64),
 ) -> Handshake {
     let address = canonical(address);
     let known = stream.set_nonblocking(false).map_err(|error| error.to_string());
     let known = known.and_then(|()| handshake::accept(&mut stream, key, own));
-    strangers.fetch_sub(1, Ordering::Relaxed);
+    unauthenticated.fetch_sub(1, Ordering::Relaxed);
     let rank = known.map_err(|why| format!("{address} {why}"))?;
     set_timeouts(&stream).map_err(|error| format!("{address} was lost ({error})"))?;
     let why = match frame::read(&mut stream, Limits::default) {

@@ -45,8 +45,8 @@ pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> 
     }
     let connected = match env.rank {
         0 if env.world == 1 => Ok(()),
-        0 => rendezvous.host(&mut peers),
-        _ => rendezvous.visit(&mut peers),
+        0 => rendezvous.run_root(&mut peers),
+        _ => rendezvous.run_member(&mut peers),
     };
     if let Err(error) = connected {
         refuse_all(&peers, env.rank, &error);
@@ -67,7 +67,7 @@ struct Rendezvous<'a> {
 
 impl Rendezvous<'_> {
     /// Rank 0: waits for all others, sends their addresses, and reports when all are connected.
-    fn host(&self, peers: &mut Peers) -> Result<(), LaunchError> {
+    fn run_root(&self, peers: &mut Peers) -> Result<(), LaunchError> {
         let taken = |source| LaunchError::Taken { address: self.env.address(), source };
         let mut listener = Listener::new(self.listen().map_err(taken)?, &self.env.key, 0).map_err(taken)?;
         let ports = match self.gather(&mut listener, peers) {
@@ -149,7 +149,7 @@ impl Rendezvous<'_> {
     }
 
     /// Another rank: connects to rank 0 and to the lower ranks, and waits for the higher ranks.
-    fn visit(&self, peers: &mut Peers) -> Result<(), LaunchError> {
+    fn run_member(&self, peers: &mut Peers) -> Result<(), LaunchError> {
         let LaunchEnv { rank, world, ref key, ref host, ref ports, .. } = *self.env;
         let first = self.connect_to((0, host, ports), self.deadline, peers)?;
         let root = first.peer_addr().map(canonical);
@@ -244,7 +244,7 @@ impl Rendezvous<'_> {
             missing,
             world,
             seconds: self.start.elapsed().as_secs(),
-            strays: self.only_local() + &listener.strays(),
+            rejected_connections: self.only_local() + &listener.rejected_connections(),
         }
     }
 

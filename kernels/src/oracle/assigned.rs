@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::{Space, TensorType};
 
-use super::ranks::Held;
+use super::ranks::RankValues;
 use super::value::Elements;
 use crate::error::RunError;
 use crate::real::Real;
@@ -19,7 +19,7 @@ struct Entry<T: Real> {
     target: Target,
     binding: Binding,
     ty: TensorType,
-    held: Held<T>,
+    held: RankValues<T>,
 }
 
 /// The last assignments, by stored names.
@@ -44,7 +44,7 @@ impl<T: Real> Assigned<T> {
         binding: &Binding,
         layer: u64,
         ty: &TensorType,
-    ) -> Result<Option<Held<T>>, RunError> {
+    ) -> Result<Option<RankValues<T>>, RunError> {
         let entries = self.entries.get(&binding.stored_name(layer)).into_iter().flatten();
         match entries.into_iter().find(|e| e.is_of(target, binding, ty)) {
             Some(entry) => entry.check(ty).map(|()| Some(entry.held.clone())),
@@ -62,7 +62,7 @@ impl<T: Real> Assigned<T> {
         binding: &Binding,
         layer: u64,
         ty: &TensorType,
-        held: Held<T>,
+        held: RankValues<T>,
     ) -> Result<(), RunError> {
         let entries = self.entries.entry(binding.stored_name(layer)).or_default();
         match entries.iter_mut().find(|e| e.is_of(target, binding, ty)) {

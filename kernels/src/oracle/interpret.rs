@@ -12,7 +12,7 @@ use ithaca_ir::phase::Phase;
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::assigned::Assigned;
-use super::ranks::{Held, absent, compute_all};
+use super::ranks::{RankValues, absent, compute_all};
 use super::value::{Elements, Value};
 use super::{collective, movement, random};
 use crate::assemble::assemble;
@@ -100,20 +100,20 @@ impl<'a, T: Real> Interpreter<'a, T> {
         &mut self,
         callee: FuncId,
         (layer, at): (u64, Option<At>),
-        arguments: Vec<Held<T>>,
+        arguments: Vec<RankValues<T>>,
         depth: usize,
-    ) -> Result<Vec<Held<T>>, RunError> {
+    ) -> Result<Vec<RankValues<T>>, RunError> {
         if depth > MAX_DEPTH {
             return Err(RunError::Unsupported(format!("nesting of calls deeper than {MAX_DEPTH}")));
         }
         let function: &'a Function = &self.module.functions[callee];
         let last_use = last_uses(function);
-        let mut values: Vec<Option<Held<T>>> = vec![None; function.values.len()];
+        let mut values: Vec<Option<RankValues<T>>> = vec![None; function.values.len()];
         for (&param, argument) in function.params.iter().zip(arguments) {
             values[param.index()] = Some(argument);
         }
         for (i, node) in function.nodes.iter().enumerate() {
-            let operands: Vec<&Held<T>> = node
+            let operands: Vec<&RankValues<T>> = node
                 .operands
                 .iter()
                 .map(|v| values[v.index()].as_ref().ok_or_else(|| undefined(function, *v)))
@@ -143,9 +143,9 @@ impl<'a, T: Real> Interpreter<'a, T> {
         function: &'a Function,
         node: &'a Node,
         (layer, at): (u64, Option<At>),
-        operands: &[&Held<T>],
+        operands: &[&RankValues<T>],
         depth: usize,
-    ) -> Result<Vec<Held<T>>, RunError> {
+    ) -> Result<Vec<RankValues<T>>, RunError> {
         // Values of a function are on the ranks that run it.
         let located = |v: ValueId| match at {
             Some(_) => function.ty(v).located(at),
@@ -191,7 +191,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
             Op::Coalesced(members) => {
                 // Coalesced collectives give the results of separate ones.
                 let ends = members.iter().zip(operands).zip(node.operands.iter().zip(&node.results));
-                let one = |((op, held), (&x, &z)): ((&Op, &&Held<T>), (&ValueId, &ValueId))| {
+                let one = |((op, held), (&x, &z)): ((&Op, &&RankValues<T>), (&ValueId, &ValueId))| {
                     collective::communicate(&self.module.space, op, &located(x), &located(z), held)
                 };
                 ends.map(one).collect()
@@ -222,8 +222,8 @@ impl<'a, T: Real> Interpreter<'a, T> {
         function: &Function,
         node: &Node,
         run: &Loop<'_>,
-        operands: &[&Held<T>],
-    ) -> Result<Vec<Held<T>>, RunError> {
+        operands: &[&RankValues<T>],
+    ) -> Result<Vec<RankValues<T>>, RunError> {
         let callee = &self.module.functions[run.callee];
         let is_sliced: Vec<bool> = node
             .operands
@@ -235,7 +235,8 @@ impl<'a, T: Real> Interpreter<'a, T> {
         let n_carried = run.scan.map_or(callee.outputs.len(), |scan| scan.carried);
         let order = run.scan.map_or(ScanOrder::Ascending, |scan| scan.order);
         let n_layers = index(run.layers.end.saturating_sub(run.layers.start));
-        let mut carried: Vec<Held<T>> = operands.iter().take(n_carried).map(|&held| held.clone()).collect();
+        let mut carried: Vec<RankValues<T>> =
+            operands.iter().take(n_carried).map(|&held| held.clone()).collect();
         let mut stacks: Vec<Stack<T>> =
             vec![vec![None; n_layers]; callee.outputs.len().saturating_sub(n_carried)];
         for layer in order.layers(run.layers) {
@@ -261,7 +262,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
     }
 
     /// Rounds the values of a result.
-    fn keep(&mut self, op: &Op, ty: &TensorType, held: &mut Held<T>) {
+    fn keep(&mut self, op: &Op, ty: &TensorType, held: &mut RankValues<T>) {
         self.computed += 1;
         let is_source = matches!(op, Op::Param(_) | Op::State(_) | Op::Input(_));
         if self.options.rounding == Rounding::Nearest(Storage::Wide) {
@@ -275,7 +276,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
     }
 
     /// Every rank's part of a source.
-    fn cut(&self, ty: &TensorType, binding: &Binding, stored: &Tensor<f64>) -> Held<T> {
+    fn cut(&self, ty: &TensorType, binding: &Binding, stored: &Tensor<f64>) -> RankValues<T> {
         let space = &self.module.space;
         let part = |rank: Rank| {
             if !space.holds(ty, rank) {
@@ -306,10 +307,10 @@ struct Loop<'a> {
 type Load = fn(&Space, &Binding, &TensorType, u64, &dyn TensorSource) -> Result<Tensor<f64>, RunError>;
 
 /// One result of each layer of a call.
-type Stack<T> = Vec<Option<Held<T>>>;
+type Stack<T> = Vec<Option<RankValues<T>>>;
 
 /// Element `k` of a stack, on every rank.
-fn slice<T: Real>(stack: &Held<T>, k: usize) -> Held<T> {
+fn slice<T: Real>(stack: &RankValues<T>, k: usize) -> RankValues<T> {
     let one = |value: &Rc<Value<T>>| {
         // Others hold an empty one.
         let (shape, n) = match value.shape() {
@@ -322,8 +323,8 @@ fn slice<T: Real>(stack: &Held<T>, k: usize) -> Held<T> {
 }
 
 /// All elements of a stack, on every rank.
-fn stack<T: Real>(elements: &Stack<T>) -> Result<Held<T>, RunError> {
-    let elements: Vec<&Held<T>> = elements.iter().flatten().collect();
+fn stack<T: Real>(elements: &Stack<T>) -> Result<RankValues<T>, RunError> {
+    let elements: Vec<&RankValues<T>> = elements.iter().flatten().collect();
     let n_ranks = elements.first().map_or(0, |held| held.len());
     let of_rank = |rank: usize| {
         let shape = [&[elements.len()], elements[0][rank].shape()].concat();

@@ -97,9 +97,8 @@ pub(super) fn log_add_exp<T: Real>(x: T, y: T) -> T {
 
 /// Elements of a row of o.
 pub(super) fn width<T>(o: &[T], lse: &[T]) -> Result<usize, RunError> {
-    match lse.is_empty() {
-        true if o.is_empty() => Ok(0),
-        false if o.len().is_multiple_of(lse.len()) => Ok(o.len() / lse.len()),
-        true | false => Err(RunError::invalid("o and lse have different rows")),
+    if !o.len().is_multiple_of(lse.len()) {
+        return Err(RunError::invalid("o and lse have different rows"));
     }
+    Ok(o.len().checked_div(lse.len()).unwrap_or(0))
 }

@@ -41,4 +41,4 @@ pub(crate) mod tests;
 pub use crate::assemble::assemble;
 pub use interpret::{Results, StepOptions};
 pub use run::{Interpreted, run, run_ranks, step, step_with};
-pub use value::{Elements, Held, Operand, ResultSpec, Value};
+pub use value::{Elements, Operand, OperandRegion, ResultSpec, Value};

@@ -10,7 +10,7 @@ use ithaca_ir::ops::Attention;
 use ithaca_ir::{DimId, Op, Space, TensorType};
 
 use super::collective::communicate;
-use super::ranks::{Held, compute_all};
+use super::ranks::{RankValues, compute_all};
 use super::value::Value;
 use crate::error::RunError;
 use crate::real::Real;
@@ -63,10 +63,10 @@ impl WholeAttention<'_> {
         op: &Op,
         types: &[TensorType],
         results: &[TensorType],
-        operands: &[&Held<T>],
-    ) -> Result<Vec<Held<T>>, RunError> {
+        operands: &[&RankValues<T>],
+    ) -> Result<Vec<RankValues<T>>, RunError> {
         let mut whole_types = Vec::with_capacity(types.len());
-        let mut whole: Vec<Held<T>> = Vec::with_capacity(types.len());
+        let mut whole: Vec<RankValues<T>> = Vec::with_capacity(types.len());
         for ((ty, held), dim) in types.iter().zip(operands).zip(&self.operands) {
             let together = put_together(ty, *dim);
             whole.push(reshard(space, ty, &together, held)?);
@@ -86,7 +86,7 @@ impl WholeAttention<'_> {
             Op::AttentionBackward(_) => Op::AttentionBackward(alone),
             _ => Op::Attention(alone),
         };
-        let whole: Vec<&Held<T>> = whole.iter().collect();
+        let whole: Vec<&RankValues<T>> = whole.iter().collect();
         let mut computed = compute_all(space, &alone, &whole_types, &result_types, &whole)?;
         for (held, ty) in computed.iter_mut().zip(results) {
             let pending: Vec<AxisId> =
@@ -109,7 +109,7 @@ fn put_together(ty: &TensorType, dim: Option<DimId>) -> TensorType {
 }
 
 /// Makes of sums that every rank along `axes` has taken summands: the first rank's is the sum, those of the others zero.
-fn summand_of_first<T: Real>(space: &Space, held: &mut Held<T>, axes: &[AxisId]) {
+fn summand_of_first<T: Real>(space: &Space, held: &mut RankValues<T>, axes: &[AxisId]) {
     for (rank, value) in space.mesh.iter_ranks().zip(held) {
         if space.mesh.coordinate_along(rank, axes) == 0 {
             continue;
@@ -125,6 +125,6 @@ fn reshard<T: Real>(
     from: &TensorType,
     to: &TensorType,
     held: &[Rc<Value<T>>],
-) -> Result<Held<T>, RunError> {
+) -> Result<RankValues<T>, RunError> {
     if from == to { Ok(held.to_vec()) } else { communicate(space, &Op::Reshard, from, to, held) }
 }

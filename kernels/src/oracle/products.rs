@@ -3,7 +3,7 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
 
-use super::value::{Held, LocalOp, Operand, ResultSpec, strides_in};
+use super::value::{LocalOp, Operand, OperandRegion, ResultSpec, strides_in};
 use crate::error::RunError;
 use crate::real::{self, Real};
 use crate::tensor::{Offsets, extents, index, length, strides};
@@ -148,8 +148,8 @@ impl Copies {
     /// Element `i` of the dimension `copies` is element `i / (size(copies) / size(of))` of `of`.
     fn of<T: Real>(
         call: &LocalOp<'_, T>,
-        (copies, copies_held): (DimId, Held<'_>),
-        (of, held): (DimId, Held<'_>),
+        (copies, copies_held): (DimId, OperandRegion<'_>),
+        (of, held): (DimId, OperandRegion<'_>),
     ) -> Result<Self, RunError> {
         let (Some(i), Some(j)) = (held.0.position(of), copies_held.0.position(copies)) else {
             return Err(call.invalid("lacks its dimension"));

@@ -12,7 +12,7 @@ use crate::real::Real;
 use crate::tensor::{Tensor, index};
 
 /// A value on all ranks, in order of ranks.
-pub(super) type Held<T> = Vec<Rc<Value<T>>>;
+pub(super) type RankValues<T> = Vec<Rc<Value<T>>>;
 
 /// Every rank's part of every result of an operation on local tensors.
 pub(super) fn compute_all<T: Real>(
@@ -20,8 +20,8 @@ pub(super) fn compute_all<T: Real>(
     op: &Op,
     types: &[TensorType],
     results: &[TensorType],
-    operands: &[&Held<T>],
-) -> Result<Vec<Held<T>>, RunError> {
+    operands: &[&RankValues<T>],
+) -> Result<Vec<RankValues<T>>, RunError> {
     let of_rank = |(rank, elements): (Rank, Vec<Elements<'_, T>>)| -> Result<Vec<Value<T>>, RunError> {
         if types.iter().chain(results).any(|ty| !space.holds(ty, rank)) {
             return Ok(results.iter().map(absent).collect());
@@ -45,7 +45,7 @@ pub(super) fn compute_all<T: Real>(
     } else {
         ranks.into_par_iter().map(of_rank).collect::<Result<_, _>>()?
     };
-    let mut out: Vec<Held<T>> = vec![Vec::with_capacity(values.len()); results.len()];
+    let mut out: Vec<RankValues<T>> = vec![Vec::with_capacity(values.len()); results.len()];
     for values in values {
         for (held, value) in out.iter_mut().zip(values) {
             held.push(Rc::new(value));

@@ -139,7 +139,7 @@ impl ResultSpec<'_> {
 }
 
 /// The part of a tensor on a rank: its type and the global indices.
-pub type Held<'a> = (&'a TensorType, &'a Region);
+pub type OperandRegion<'a> = (&'a TensorType, &'a Region);
 
 impl<'a, T: Real> Operand<'a, T> {
     /// The local shape.
@@ -164,7 +164,7 @@ impl<'a, T: Real> Operand<'a, T> {
     }
 
     /// The type, and the indices held.
-    pub fn held(&self) -> Held<'_> {
+    pub fn held(&self) -> OperandRegion<'_> {
         (self.ty, &self.region)
     }
 
@@ -175,7 +175,7 @@ impl<'a, T: Real> Operand<'a, T> {
 }
 
 /// The stride of each of `dims` in a rank's part of a tensor; zero for those that it lacks.
-pub(super) fn strides_in((own, region): Held<'_>, dims: &[DimId]) -> Vec<usize> {
+pub(super) fn strides_in((own, region): OperandRegion<'_>, dims: &[DimId]) -> Vec<usize> {
     let steps = strides(&extents(region));
     dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
 }

@@ -69,10 +69,7 @@ impl OwnedWeights {
         let is_left = |place: &&Place| {
             completes_on.is_some_and(|only| place.1.is_some_and(|stage| stage.number != only))
         };
-        match self.is_summed() {
-            true => self.layers.iter().filter(is_left).cloned().collect(),
-            false => Vec::new(),
-        }
+        if self.is_summed() { self.layers.iter().filter(is_left).cloned().collect() } else { Vec::new() }
     }
 
     /// Leaves the sums of all weights to `.reduce` where it makes those of some gradients.

@@ -20,7 +20,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Tokens, Ro
 /// The rules that accelerate checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.tensor_heads(Copies::Refused);
@@ -48,12 +48,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         || format!("the plan splits heads over {heads} ranks and tokens over {tokens} inside attention, and {title} has sp or cp"),
         Change::TokensToHeads,
     );
-    let movement = layout.movement.as_deref().unwrap_or_default();
-    rules.refuse(
-        tokens > 1 && !matches!(movement, "gather" | "rotate"),
-        || format!("keys and queries of the plan meet by `{movement}`, and {title} has allgather and alltoall (a ring)"),
-        Change::Movement("gather"),
-    );
+    rules.movement(&["gather", "rotate"], "has allgather and alltoall (a ring)");
     rules.refuse(
         layout.token_axes() > 1,
         || format!("the plan splits tokens over two axes, and {title} over one of {tokens} ranks"),
@@ -105,10 +100,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         Change::Zero(Zero::Gradients),
     );
     rules.whole_loss();
-    rules.recompute(
-        |policy| matches!(policy, Recompute::None | Recompute::Full { every: 1 }),
-        |policy| if policy == Recompute::Selective { Recompute::None } else { Recompute::FULL },
-    );
+    rules.full_recompute();
 }
 
 fn is_sharded(layout: &Layout) -> bool {

@@ -3,7 +3,7 @@
 use ithaca_differentiate::{GradientType, PipelineOrder, Recompute};
 use ithaca_layout::shard::Zero;
 
-use crate::layout::{Layout, Oddity, Role, TokenOrder};
+use crate::layout::{Layout, Role, TokenOrder, UnsupportedOption};
 
 /// A choice of a layout that a framework cannot run.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,7 @@ pub enum Change {
     /// Sequences padded to a length.
     Sequence(u64),
     /// Without a choice that no framework has.
-    Without(Oddity),
+    Without(UnsupportedOption),
     /// Experts split over the ranks that split tokens and weights.
     ExpertsOverAll,
 }
@@ -95,7 +95,7 @@ impl Change {
             Change::Zero(zero) => layout.zero = *zero,
             Change::SequenceParallel(is_split) => layout.sequence_parallel = *is_split,
             Change::Sequence(tokens) => layout.sequence = *tokens,
-            Change::Without(oddity) => layout.oddities.retain(|other| other != oddity),
+            Change::Without(option) => layout.unsupported.retain(|other| other != option),
             Change::ExpertsOverAll => {
                 for axis in &mut layout.axes {
                     axis.splits_experts = axis.role != Role::Stages;
@@ -150,7 +150,7 @@ impl Change {
                 "the residual stream whole on the ranks that split weights".to_owned()
             }
             Change::Sequence(tokens) => format!("sequences padded to {tokens} tokens"),
-            Change::Without(oddity) => format!("no {}", oddity.name()),
+            Change::Without(option) => format!("no {}", option.name()),
             Change::ExpertsOverAll => "experts split over all ranks of a stage".to_owned(),
         }
     }
@@ -162,20 +162,22 @@ fn set_role(layout: &mut Layout, from: Role, to: Role) {
     }
 }
 
-impl Oddity {
+impl UnsupportedOption {
     /// The choice in words.
     pub fn name(&self) -> String {
         match self {
-            Oddity::UnevenHeads => "different numbers of heads on ranks".to_owned(),
-            Oddity::PaddedHeads => "padded heads".to_owned(),
-            Oddity::UnevenSequence => "different numbers of tokens on ranks".to_owned(),
-            Oddity::LayerStrategies => "strategies of single layers".to_owned(),
-            Oddity::Movement(text) => format!("movement `{text}`"),
-            Oddity::SequenceAxes => "mesh axes of single sequences".to_owned(),
-            Oddity::NarrowPartials => "partial results in bf16".to_owned(),
-            Oddity::Documents => "documents packed by the plan".to_owned(),
-            Oddity::Capacity => "capacity of experts".to_owned(),
-            Oddity::PersistentWeights => "weights outside layers whole beside split ones".to_owned(),
+            UnsupportedOption::UnevenHeads => "different numbers of heads on ranks".to_owned(),
+            UnsupportedOption::PaddedHeads => "padded heads".to_owned(),
+            UnsupportedOption::UnevenSequence => "different numbers of tokens on ranks".to_owned(),
+            UnsupportedOption::LayerStrategies => "strategies of single layers".to_owned(),
+            UnsupportedOption::Movement(text) => format!("movement `{text}`"),
+            UnsupportedOption::SequenceAxes => "mesh axes of single sequences".to_owned(),
+            UnsupportedOption::NarrowPartials => "partial results in bf16".to_owned(),
+            UnsupportedOption::Documents => "documents packed by the plan".to_owned(),
+            UnsupportedOption::Capacity => "capacity of experts".to_owned(),
+            UnsupportedOption::PersistentWeights => {
+                "weights outside layers whole beside split ones".to_owned()
+            }
         }
     }
 }

@@ -27,14 +27,9 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         return;
     }
     let movement = layout.movement.clone().unwrap_or_default();
-    let is_known = tokens == 1 || matches!(movement.as_str(), "rotate" | "gather");
+    rules.movement(&["rotate", "gather"], "has a ring (p2p) and all_gather");
     rules.refuse(
-        !is_known,
-        || format!("keys and queries of the plan meet by `{movement}`, and {title} has a ring (p2p) and all_gather"),
-        Change::Movement("rotate"),
-    );
-    rules.refuse(
-        is_known && heads > 1 && tokens > 1 && movement == "gather",
+        heads > 1 && tokens > 1 && movement == "gather",
         || format!("the plan gathers keys over {tokens} ranks around groups that split heads, and {title} passes them around a ring there"),
         Change::Movement("rotate"),
     );

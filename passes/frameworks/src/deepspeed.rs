@@ -16,7 +16,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Heads, Role::Data, Role
 /// The rules that DeepSpeed checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.tensor_heads(Copies::Allowed);
     rules.experts();
@@ -90,19 +90,11 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
     if stages > 1 {
         rules.even_stages();
     }
-    rules.recompute(
-        |policy| matches!(policy, Recompute::None | Recompute::Full { every: 1 }),
-        |policy| if policy == Recompute::Selective { Recompute::None } else { Recompute::FULL },
-    );
+    rules.full_recompute();
     if heads == 1 {
         rules.whole_loss();
     }
-    let (batch, share) = (layout.batch, layout.data() * layout.micro_batches());
-    rules.refuse(
-        !batch.is_multiple_of(share),
-        || format!("{batch} sequences are not divisible by {share}, micro-batches times data-parallel ranks, as {title} needs"),
-        None,
-    );
+    rules.batch();
 }
 
 /// Gradients have another type than weights with ZeRO only.

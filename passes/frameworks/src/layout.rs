@@ -56,7 +56,7 @@ pub enum TokenOrder {
 
 /// A choice that no framework has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Oddity {
+pub enum UnsupportedOption {
     /// Ranks have different numbers of heads.
     UnevenHeads,
     /// Heads are padded.
@@ -109,7 +109,7 @@ pub struct Layout {
     /// Layers of each chunk of a pipeline, in order; empty where they are not known.
     pub chunk_layers: Vec<u64>,
     /// Choices that no framework has.
-    pub oddities: Vec<Oddity>,
+    pub unsupported: Vec<UnsupportedOption>,
 }
 
 impl Layout {
@@ -176,23 +176,24 @@ impl Layout {
             })
             .map(|a| a.size)
             .product();
-        let mut oddities = Vec::new();
-        let mut note = |is_given: bool, oddity: Oddity| oddities.extend(is_given.then_some(oddity));
-        note(*heads == HeadSplit::Uneven && !divides, Oddity::UnevenHeads);
-        note(*heads == HeadSplit::Pad && !divides, Oddity::PaddedHeads);
+        let mut unsupported = Vec::new();
+        let mut note =
+            |is_given: bool, option: UnsupportedOption| unsupported.extend(is_given.then_some(option));
+        note(*heads == HeadSplit::Uneven && !divides, UnsupportedOption::UnevenHeads);
+        note(*heads == HeadSplit::Pad && !divides, UnsupportedOption::PaddedHeads);
         note(
             *sequence == SequenceFit::Uneven && !workload.sequence.is_multiple_of(tokens),
-            Oddity::UnevenSequence,
+            UnsupportedOption::UnevenSequence,
         );
-        note(!layers.is_empty(), Oddity::LayerStrategies);
+        note(!layers.is_empty(), UnsupportedOption::LayerStrategies);
         if let Some(other) = chosen.filter(|m| !m.options.is_empty()).or(attention.cross_movement.as_ref()) {
-            note(true, Oddity::Movement(other.to_string()));
+            note(true, UnsupportedOption::Movement(other.to_string()));
         }
-        note(!attention.sequences.is_empty(), Oddity::SequenceAxes);
-        note(*partials != Default::default(), Oddity::NarrowPartials);
-        note(workload.documents.is_some(), Oddity::Documents);
-        note(workload.capacity.is_some(), Oddity::Capacity);
-        note(*zero != zero.without_persistent(), Oddity::PersistentWeights);
+        note(!attention.sequences.is_empty(), UnsupportedOption::SequenceAxes);
+        note(*partials != Default::default(), UnsupportedOption::NarrowPartials);
+        note(workload.documents.is_some(), UnsupportedOption::Documents);
+        note(workload.capacity.is_some(), UnsupportedOption::Capacity);
+        note(*zero != zero.without_persistent(), UnsupportedOption::PersistentWeights);
         Ok(Self {
             mode: workload.mode,
             batch: workload.batch,
@@ -207,7 +208,7 @@ impl Layout {
             zero: zero.without_persistent(),
             training: workload.training.clone(),
             chunk_layers: Vec::new(),
-            oddities,
+            unsupported,
         })
     }
 

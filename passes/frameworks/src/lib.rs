@@ -35,7 +35,7 @@ pub use change::{Change, Refusal};
 pub use comment::Subject;
 pub use export::{Export, export};
 pub use framework::{Framework, check, prepare, settings};
-pub use layout::{Axis, Layout, Oddity, Role, TokenOrder};
+pub use layout::{Axis, Layout, Role, TokenOrder, UnsupportedOption};
 pub use nearest::nearest;
 pub use order::Permutation;
 pub use setting::{Setting, row};

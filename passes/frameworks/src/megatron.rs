@@ -21,7 +21,7 @@ const STAGES_INSIDE: [Role; 5] = [Role::Tensor, Role::Heads, Role::Tokens, Role:
 /// The rules that Megatron-LM checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.tensor_heads(Copies::Allowed);
@@ -41,12 +41,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         || format!("experts are split over ranks that {title} does not number in a row"),
         None,
     );
-    let (batch, share) = (layout.batch, layout.data() * layout.micro_batches());
-    rules.refuse(
-        !batch.is_multiple_of(share),
-        || format!("{batch} sequences are not divisible by {share}, micro-batches times data-parallel ranks, as {title} needs"),
-        None,
-    );
+    rules.batch();
     if layout.mode != Mode::Train {
         return;
     }

@@ -31,11 +31,11 @@ impl Rules<'_> {
     }
 
     /// Refuses choices that no framework has.
-    pub(crate) fn oddities(&mut self) {
+    pub(crate) fn unsupported(&mut self) {
         let title = self.title;
-        for oddity in self.layout.oddities.clone() {
-            let reason = format!("the plan has {}, and {title} has none", oddity.name());
-            self.refuse(true, || reason, Change::Without(oddity));
+        for option in self.layout.unsupported.clone() {
+            let reason = format!("the plan has {}, and {title} has none", option.name());
+            self.refuse(true, || reason, Change::Without(option));
         }
     }
 
@@ -149,6 +149,29 @@ impl Rules<'_> {
         );
     }
 
+    /// Every rank has the same number of sequences in each micro-batch.
+    pub(crate) fn batch(&mut self) {
+        let (batch, title) = (self.layout.batch, self.title);
+        let share = self.layout.data() * self.layout.micro_batches();
+        self.refuse(
+            !batch.is_multiple_of(share),
+            || format!("{batch} sequences are not divisible by {share}, micro-batches times data-parallel ranks, as {title} needs"),
+            None,
+        );
+    }
+
+    /// Keys and queries of split tokens meet by one of `movements`, the first of which is nearest to others; `has` is the
+    /// predicate of the framework in sentences.
+    pub(crate) fn movement(&mut self, movements: &[&'static str], has: &str) {
+        let (layout, title) = (self.layout, self.title);
+        let movement = layout.movement.as_deref().unwrap_or_default();
+        self.refuse(
+            layout.degree(Role::Tokens) > 1 && !movements.contains(&movement),
+            || format!("keys and queries of the plan meet by `{movement}`, and {title} {has}"),
+            movements.first().map(|movement| Change::Movement(movement)),
+        );
+    }
+
     /// Stages run micro-batches in one of `orders`, the first of which is nearest to others.
     pub(crate) fn pipeline(&mut self, orders: &[PipelineOrder]) {
         let (order, title) = (self.layout.training.pipeline, self.title);
@@ -179,6 +202,14 @@ impl Rules<'_> {
             is_other,
             || format!("the plan recomputes by `{policy}`, and {title} does not"),
             Change::Recompute(nearest(policy)),
+        );
+    }
+
+    /// Activations of a layer are recomputed in full or not at all.
+    pub(crate) fn full_recompute(&mut self) {
+        self.recompute(
+            |policy| matches!(policy, Recompute::None | Recompute::FULL),
+            |policy| if policy == Recompute::Selective { Recompute::None } else { Recompute::FULL },
         );
     }
 

@@ -20,7 +20,7 @@ pub(crate) const ORDER: [Role; 5] =
 /// The rules of all servers.
 fn serves(rules: &mut Rules<'_>) {
     let (layout, facts, title) = (rules.layout, rules.facts, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.refuse(
         layout.mode == Mode::Train,
         || format!("the plan is a training step, and {title} serves"),

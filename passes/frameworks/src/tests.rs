@@ -8,8 +8,8 @@ use ithaca_layout::shard::strategy::parse_mesh;
 use ithaca_layout::shard::{HeadSplit, ShardOptions, Zero};
 
 use crate::{
-    Framework, Layout, Oddity, Role, Subject, TokenOrder, check, export, megatron_args, nearest, row,
-    settings,
+    Framework, Layout, Role, Subject, TokenOrder, UnsupportedOption, check, export, megatron_args, nearest,
+    row, settings,
 };
 
 fn model(name: &str) -> (serde_json::Value, Facts) {
@@ -157,16 +157,16 @@ fn every_choice_that_a_framework_lacks_is_refused() {
         &llama,
         "`full(every=2)`",
     );
-    for oddity in [
-        Oddity::UnevenHeads,
-        Oddity::LayerStrategies,
-        Oddity::SequenceAxes,
-        Oddity::NarrowPartials,
-        Oddity::PersistentWeights,
+    for option in [
+        UnsupportedOption::UnevenHeads,
+        UnsupportedOption::LayerStrategies,
+        UnsupportedOption::SequenceAxes,
+        UnsupportedOption::NarrowPartials,
+        UnsupportedOption::PersistentWeights,
     ] {
-        let odd = Layout { oddities: vec![oddity.clone()], ..ring.clone() };
+        let odd = Layout { unsupported: vec![option.clone()], ..ring.clone() };
         for framework in Framework::ALL {
-            is(framework, &odd, &llama, &oddity.name());
+            is(framework, &odd, &llama, &option.name());
         }
     }
     is(Deepspeed, &ring, &llama, "splits heads there (Ulysses)");
@@ -277,15 +277,15 @@ fn texts_of_all_frameworks() {
 #[test]
 fn padded_heads_are_odd_only_where_heads_do_not_divide() {
     let (_, facts) = model("qwen2.5-7b");
-    let oddities = |degree: u64| {
+    let unsupported = |degree: u64| {
         let mesh = Mesh::new([("ulysses", degree)]);
         let options = ShardOptions { heads: HeadSplit::Pad, ..ShardOptions::new("ulysses", mesh) };
         Layout::new(&Registry::default(), &options, &Workload::prefill(1, 8192), &facts, None)
             .unwrap()
-            .oddities
+            .unsupported
     };
-    assert_eq!(oddities(4), []);
-    assert_eq!(oddities(8), [Oddity::PaddedHeads]);
+    assert_eq!(unsupported(4), []);
+    assert_eq!(unsupported(8), [UnsupportedOption::PaddedHeads]);
 }
 
 #[test]
@@ -297,7 +297,10 @@ fn persistent_weights_are_odd() {
     };
     let workload = Workload { mode: Mode::Train, ..Workload::prefill(4, 8192) };
     let layout = Layout::new(&Registry::default(), &options, &workload, &facts, None).unwrap();
-    assert_eq!((layout.zero, layout.oddities), (Zero::Parameters, vec![Oddity::PersistentWeights]));
+    assert_eq!(
+        (layout.zero, layout.unsupported),
+        (Zero::Parameters, vec![UnsupportedOption::PersistentWeights])
+    );
 }
 
 #[test]

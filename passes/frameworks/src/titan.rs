@@ -19,7 +19,7 @@ pub(crate) const ORDER: [Role; 4] = [Role::Tensor, Role::Tokens, Role::Data, Rol
 /// The rules that torchtitan checks, and choices that it lacks.
 pub(crate) fn check(rules: &mut Rules<'_>) {
     let (layout, title) = (rules.layout, rules.title);
-    rules.oddities();
+    rules.unsupported();
     rules.trains();
     rules.keeps_states();
     rules.sums_in_f32();
@@ -31,12 +31,9 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         || format!("the plan splits heads inside attention, and {title} gathers keys and values of tokens (context parallelism)"),
         Change::HeadsToTokens("gather"),
     );
-    let movement = layout.movement.as_deref().unwrap_or_default();
-    rules.refuse(
-        heads == 1 && tokens > 1 && movement != "gather",
-        || format!("keys and queries of the plan meet by `{movement}`, and {title} gathers keys and values"),
-        Change::Movement("gather"),
-    );
+    if heads == 1 {
+        rules.movement(&["gather"], "gathers keys and values");
+    }
     rules.refuse(
         layout.token_axes() > 1,
         || format!("the plan splits tokens over two axes, and {title} over one of {tokens} ranks"),
@@ -84,10 +81,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         || format!("data-parallel ranks of the plan hold whole weights, and {title} splits experts over ranks of FSDP"),
         Change::Zero(Zero::Gradients),
     );
-    rules.recompute(
-        |policy| matches!(policy, Recompute::None | Recompute::Full { every: 1 }),
-        |policy| if policy == Recompute::Selective { Recompute::None } else { Recompute::FULL },
-    );
+    rules.full_recompute();
     let (stages, micro_batches) = (layout.stages(), layout.micro_batches());
     rules.refuse(
         stages > 1 && layout.training.pipeline == PipelineOrder::OneForwardOneBackward && micro_batches < stages,
@@ -104,12 +98,7 @@ pub(crate) fn check(rules: &mut Rules<'_>) {
         },
         Change::WholeLoss,
     );
-    let (batch, share) = (layout.batch, layout.data() * layout.micro_batches());
-    rules.refuse(
-        !batch.is_multiple_of(share),
-        || format!("{batch} sequences are not divisible by {share}, micro-batches times data-parallel ranks, as {title} needs"),
-        None,
-    );
+    rules.batch();
 }
 
 /// The fields of the section `parallelism`.

@@ -13,7 +13,7 @@ use crate::setting::Settings;
 
 /// The rules of its attention. Groups are the caller's, so any mesh will do.
 pub(crate) fn check(rules: &mut Rules<'_>) {
-    rules.oddities();
+    rules.unsupported();
     rules.keeps_states();
     let decodes = rules.layout.mode == Mode::Decode || rules.layout.cache.is_some();
     rules.refuse(

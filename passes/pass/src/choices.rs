@@ -5,115 +5,73 @@
 //! replays a record and asks no prices. In a record a choice that is missing is an error.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
 
 use ithaca_ir::ops::OpError;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::prices::Prices;
 
-/// The choices of one compilation, as text by key.
+/// The choices of one compilation: by kind, the text of each by its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Choices {
-    /// By dimension: the order of tokens that balances work.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub orders: BTreeMap<String, String>,
-    /// By function and table: whether the gradient of a look-up is computed by `tokens` or by `rows`.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub lookups: BTreeMap<String, String>,
-    /// By type: whether what passes from stage to stage is sent as `parts`, one by each of the ranks that have it, or `whole`.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub sends: BTreeMap<String, String>,
-    /// By name: whether a weight is `whole` or `split` among ranks that hold the same weights, where some are persistent.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub weights: BTreeMap<String, String>,
-    /// By mesh axis: the number of its ranks in a node, and whether its collectives are in two levels.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub levels: BTreeMap<String, String>,
-    /// By both types: the collectives that change a layout.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub reshards: BTreeMap<String, String>,
-    /// By function: the operations that become one kernel, each with its class of equal values and its place in it.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub kernels: BTreeMap<String, String>,
-    /// By function: the collectives that are one message, by their numbers among the collectives of the function.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub messages: BTreeMap<String, String>,
-    /// By function and loop: the nodes before which weights are gathered, and the gradients that the next layer reduces.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub prefetch: BTreeMap<String, String>,
-}
+#[serde(transparent)]
+#[schemars(transform = list_topics)]
+pub struct Choices(BTreeMap<Topic, BTreeMap<String, String>>);
 
-/// A kind of choice: a field of [`Choices`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A kind of choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Topic {
-    /// Token orders.
+    /// By dimension: the order of tokens that balances work.
     Orders,
-    /// Gradients of look-ups.
+    /// By function and table: whether the gradient of a look-up is computed by `tokens` or by `rows`.
     Lookups,
-    /// Transfers between stages of a pipeline.
+    /// By type: whether what passes from stage to stage is sent as `parts`, one by each of the ranks that have it, or `whole`.
     Sends,
-    /// Weights that stay whole.
+    /// By name: whether a weight is `whole` or `split` among ranks that hold the same weights, where some are persistent.
     Weights,
-    /// Collectives in two levels.
+    /// By mesh axis: the number of its ranks in a node, and whether its collectives are in two levels.
     Levels,
-    /// Conversions of layouts.
+    /// By both types: the collectives that change a layout.
     Reshards,
-    /// Fused operations.
+    /// By function: the operations that become one kernel, each with its class of equal values and its place in it.
     Kernels,
-    /// Coalesced collectives.
+    /// By function: the collectives that are one message, by their numbers among the collectives of the function.
     Messages,
-    /// Positions of gathers and deferred reductions.
+    /// By function and loop: the nodes before which weights are gathered, and the gradients that the next layer reduces.
     Prefetch,
 }
 
-impl Topic {
-    /// The field.
-    pub fn name(self) -> &'static str {
-        match self {
-            Topic::Orders => "orders",
-            Topic::Lookups => "lookups",
-            Topic::Sends => "sends",
-            Topic::Weights => "weights",
-            Topic::Levels => "levels",
-            Topic::Reshards => "reshards",
-            Topic::Kernels => "kernels",
-            Topic::Messages => "messages",
-            Topic::Prefetch => "prefetch",
-        }
+impl Display for Topic {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
 impl Choices {
     /// The choices of a kind.
     pub fn of(&self, topic: Topic) -> &BTreeMap<String, String> {
-        match topic {
-            Topic::Orders => &self.orders,
-            Topic::Lookups => &self.lookups,
-            Topic::Sends => &self.sends,
-            Topic::Weights => &self.weights,
-            Topic::Levels => &self.levels,
-            Topic::Reshards => &self.reshards,
-            Topic::Kernels => &self.kernels,
-            Topic::Messages => &self.messages,
-            Topic::Prefetch => &self.prefetch,
-        }
+        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+        self.0.get(&topic).unwrap_or(&EMPTY)
     }
 
-    fn of_mut(&mut self, topic: Topic) -> &mut BTreeMap<String, String> {
-        match topic {
-            Topic::Orders => &mut self.orders,
-            Topic::Lookups => &mut self.lookups,
-            Topic::Sends => &mut self.sends,
-            Topic::Weights => &mut self.weights,
-            Topic::Levels => &mut self.levels,
-            Topic::Reshards => &mut self.reshards,
-            Topic::Kernels => &mut self.kernels,
-            Topic::Messages => &mut self.messages,
-            Topic::Prefetch => &mut self.prefetch,
-        }
+    fn insert(&mut self, topic: Topic, key: String, text: String) {
+        self.0.entry(topic).or_default().insert(key, text);
     }
+}
+
+/// Replaces the schema of any key by the topics with their descriptions, which `schemars` has for keys without descriptions only.
+fn list_topics(schema: &mut Schema) {
+    let choices = schema.insert("additionalProperties".to_owned(), false.into()).unwrap_or_default();
+    let topics = schema_for!(Topic).remove("oneOf");
+    let properties = topics.iter().flat_map(|topics| topics.as_array()).flatten().map(|topic| {
+        let mut property = choices.clone();
+        property["description"] = topic["description"].clone();
+        (topic["const"].as_str().expect("a topic is a name").to_owned(), property)
+    });
+    schema.insert("properties".to_owned(), Value::Object(properties.collect()));
 }
 
 /// How choices are made.
@@ -134,16 +92,16 @@ pub enum Choice<'a> {
 }
 
 /// The choices of a run of passes, as they are made or replayed.
-pub(crate) struct Chooser<'a> {
+pub(crate) struct ChoiceRecorder<'a> {
     source: Source<'a>,
     made: Choices,
-    asked: BTreeMap<(Topic, String), u64>,
+    counts: BTreeMap<(Topic, String), u64>,
     open: Option<(Topic, String)>,
 }
 
-impl<'a> Chooser<'a> {
+impl<'a> ChoiceRecorder<'a> {
     pub(crate) fn new(source: Source<'a>) -> Self {
-        Self { source, made: Choices::default(), asked: BTreeMap::new(), open: None }
+        Self { source, made: Choices::default(), counts: BTreeMap::new(), open: None }
     }
 
     pub(crate) fn source(&self) -> Source<'a> {
@@ -154,8 +112,8 @@ impl<'a> Chooser<'a> {
         &self.made
     }
 
-    pub(crate) fn ask(&mut self, topic: Topic, key: String) -> Result<Choice<'a>, OpError> {
-        let n = self.asked.entry((topic, key.clone())).or_default();
+    pub(crate) fn choose(&mut self, topic: Topic, key: String) -> Result<Choice<'a>, OpError> {
+        let n = self.counts.entry((topic, key.clone())).or_default();
         *n += 1;
         let key = if *n == 1 { key } else { format!("{key} #{n}") };
         match self.source {
@@ -165,7 +123,7 @@ impl<'a> Chooser<'a> {
             }
             Source::Record(given) => {
                 let Some(text) = given.of(topic).get(&key) else { return Err(missing(topic, &key)) };
-                self.made.of_mut(topic).insert(key, text.clone());
+                self.made.insert(topic, key, text.clone());
                 Ok(Choice::Recorded(text))
             }
         }
@@ -173,18 +131,17 @@ impl<'a> Chooser<'a> {
 
     pub(crate) fn record(&mut self, text: String) {
         let (topic, key) = self.open.take().expect("a choice is recorded after it is asked for");
-        self.made.of_mut(topic).insert(key, text);
+        self.made.insert(topic, key, text);
     }
 }
 
 /// The refusal of a choice that is not recorded.
 pub fn missing(topic: Topic, key: &str) -> OpError {
-    OpError::new("P05", format!("the plan records no choice of `{}` for `{key}`", topic.name()))
+    OpError::new("P05", format!("the plan records no choice of `{topic}` for `{key}`"))
 }
 
 /// The refusal of a recorded choice that its program does not have, for the reason `why`.
 pub fn impossible(topic: Topic, key: &str, text: &str, why: &str) -> OpError {
-    let topic = topic.name();
     OpError::new(
         "P05",
         format!("the plan records `{text}` as the choice of `{topic}` for `{key}`, but {why}"),

@@ -15,13 +15,13 @@ use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::{Verified, VerifiedModule, verify};
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
-use choices::{Choice, Choices, Chooser, Source, Topic};
+use choices::{Choice, ChoiceRecorder, Choices, Source, Topic};
 
 pub use prices::{Prices, Volume};
 
 /// The choices and the messages of a run of passes.
 pub struct Context<'a> {
-    chooser: Chooser<'a>,
+    recorder: ChoiceRecorder<'a>,
     notes: Vec<String>,
     rewrites_left: Option<u64>,
 }
@@ -42,23 +42,23 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     /// `P05` for a choice that the record does not have.
-    pub fn ask(&mut self, topic: Topic, key: impl Into<String>) -> Result<Choice<'a>, OpError> {
-        self.chooser.ask(topic, key.into())
+    pub fn choose(&mut self, topic: Topic, key: impl Into<String>) -> Result<Choice<'a>, OpError> {
+        self.recorder.choose(topic, key.into())
     }
 
     /// Records the choice that was asked for last.
     pub fn record(&mut self, text: impl Into<String>) {
-        self.chooser.record(text.into());
+        self.recorder.record(text.into());
     }
 
     /// How choices are made.
     pub fn source(&self) -> Source<'a> {
-        self.chooser.source()
+        self.recorder.source()
     }
 
     /// The choices so far.
     pub fn choices(&self) -> &Choices {
-        self.chooser.made()
+        self.recorder.made()
     }
 
     /// The same context, in which only the first `n` rewrites are allowed; for bisecting.
@@ -142,7 +142,7 @@ impl std::fmt::Display for dyn Pass + '_ {
 
 impl<'a> From<Source<'a>> for Context<'a> {
     fn from(source: Source<'a>) -> Self {
-        Self { chooser: Chooser::new(source), notes: Vec::new(), rewrites_left: None }
+        Self { recorder: ChoiceRecorder::new(source), notes: Vec::new(), rewrites_left: None }
     }
 }
 

@@ -20,7 +20,7 @@ use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 use ithaca_pass::Prices;
 
 use crate::cluster::Cluster;
-use attention::Held;
+use attention::LocalAttention;
 pub(crate) use attention::saved_bytes;
 pub(crate) use experts::FilledSlots;
 use product::Product;
@@ -64,7 +64,7 @@ fn filled_seconds(
         return cluster.message_seconds(space, &message::parcels(op, operands, results));
     }
     if let Op::Attention(a) | Op::AttentionBackward(a) = op {
-        let held = Held::most(space, a, operands, results);
+        let held = LocalAttention::most(space, a, operands, results);
         return attention::seconds(cluster, space, op, operands, held).unwrap_or_default();
     }
     if let Op::AttendPages { attention, pages, slots } = op {
@@ -220,7 +220,7 @@ impl<'a> OnRank<'a> {
                     let bytes = if pairs > 0 { operand + result } else { result };
                     let of_keys = of_keys.unwrap_or_else(|| local_bytes(space, keys, rank));
                     let (queries, keys) = (extent(q, a.queries), extent(k, a.keys));
-                    let held = Held { pairs, queries, keys, bytes, of_keys };
+                    let held = LocalAttention { pairs, queries, keys, bytes, of_keys };
                     attention::seconds(cluster, space, op, operands, held).unwrap_or_default()
                 };
                 ranks.iter().map(on).collect()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,46 +79,28 @@ class Groups:
         return Group(own, self.rank, self.handles.get(own))
 
 
-class _Exchange(torch.autograd.Function):
-    """Splits one dimension over the group and joins another."""
+_Run = Callable[[torch.Tensor, Group], torch.Tensor]
+
+
+class _Collective(torch.autograd.Function):
+    """A collective, whose gradient is computed by its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, split: int, join: int) -> torch.Tensor:
-        ctx.group, ctx.split, ctx.join = group, split, join
-        return _exchange(x, group, split, join)
+    def forward(ctx: Any, x: torch.Tensor, group: Group, run: _Run, adjoint: _Run) -> torch.Tensor:
+        ctx.group, ctx.adjoint = group, adjoint
+        return run(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _exchange(grad, ctx.group, ctx.join, ctx.split), None, None, None
+        return ctx.adjoint(grad, ctx.group), None, None, None
+
+
+def _apply(x: torch.Tensor, group: Group, run: _Run, adjoint: _Run) -> torch.Tensor:
+    return x if group.size == 1 else _Collective.apply(x, group, run, adjoint)
 
 
 def _exchange(x: torch.Tensor, group: Group, split: int, join: int) -> torch.Tensor:
     return torch.cat(group.exchanged(torch.stack(x.chunk(group.size, split))).unbind(0), join)
-
-
-class _Copy(torch.autograd.Function):
-    """The same tensor on every rank; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return ctx.group.sum(grad), None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks, on every rank; its gradient is the same on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        return group.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return grad, None
 
 
 def _split(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
@@ -131,81 +115,36 @@ def _sum_split(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     return group.scattered(torch.stack(x.chunk(group.size, dim)))
 
 
-class _Gather(torch.autograd.Function):
-    """Joins parts; ranks go on differently, so the gradient of a part is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _join(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _sum_split(grad, ctx.group, ctx.dim), None, None
-
-
-class _GatherAlike(torch.autograd.Function):
-    """Joins parts; ranks go on alike, so the gradient of a part is a part of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _join(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _split(grad, ctx.group, ctx.dim), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    """A part of the sum over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _sum_split(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _join(grad, ctx.group, ctx.dim), None, None
-
-
-class _Part(torch.autograd.Function):
-    """A part of a tensor that every rank has; the gradient is joined on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _split(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _join(grad, ctx.group, ctx.dim), None, None
-
-
 def exchange(x: torch.Tensor, group: Group, split: int, join: int) -> torch.Tensor:
-    return x if group.size == 1 else _Exchange.apply(x, group, split, join)
+    """Splits one dimension over the group and joins another."""
+    return _apply(x, group, partial(_exchange, split=split, join=join), partial(_exchange, split=join, join=split))
 
 
 def copy(x: torch.Tensor, group: Group) -> torch.Tensor:
-    return x if group.size == 1 else _Copy.apply(x, group)
+    """The same tensor on every rank; its gradient is the sum of theirs."""
+    return _apply(x, group, lambda x, _: x.view_as(x), lambda grad, group: group.sum(grad))
 
 
 def total(x: torch.Tensor, group: Group) -> torch.Tensor:
-    return x if group.size == 1 else _Sum.apply(x, group)
+    """The sum over the ranks, on every rank; its gradient is the same on every rank."""
+    return _apply(x, group, lambda x, group: group.sum(x), lambda grad, _: grad)
 
 
 def gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    return x if group.size == 1 else _Gather.apply(x, group, dim)
+    """Joins parts; ranks go on differently, so the gradient of a part is the sum of theirs."""
+    return _apply(x, group, partial(_join, dim=dim), partial(_sum_split, dim=dim))
 
 
 def gather_alike(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    return x if group.size == 1 else _GatherAlike.apply(x, group, dim)
+    """Joins parts; ranks go on alike, so the gradient of a part is a part of the gradient."""
+    return _apply(x, group, partial(_join, dim=dim), partial(_split, dim=dim))
 
 
 def scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    return x if group.size == 1 else _Scatter.apply(x, group, dim)
+    """A part of the sum over the ranks."""
+    return _apply(x, group, partial(_sum_split, dim=dim), partial(_join, dim=dim))
 
 
 def part(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    return x if group.size == 1 else _Part.apply(x, group, dim)
+    """A part of a tensor that every rank has; the gradient is joined on every rank."""
+    return _apply(x, group, partial(_split, dim=dim), partial(_join, dim=dim))

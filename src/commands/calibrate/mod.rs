@@ -8,7 +8,7 @@ use std::path::Path;
 use ithaca_ir::{Diagnostic, Diagnostics};
 use ithaca_passes::calibrate::{self, Point};
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{CalibrateArgs, DEFAULT_CLUSTER, DeviceArg};
 use crate::error::{Failure, Result};
 use crate::files::{self, TextFile};
@@ -43,7 +43,7 @@ impl Measurements {
     }
 }
 
-pub(super) fn calibrate(args: &CalibrateArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn calibrate(args: &CalibrateArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     files::check_file(&args.output)?;
     let name = args.output.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
     let default = if args.device == Some(DeviceArg::Cpu) { "cpu" } else { DEFAULT_CLUSTER };
@@ -83,5 +83,5 @@ pub(super) fn calibrate(args: &CalibrateArgs, session: &mut Session<'_>) -> Resu
         file.map_or_else(|| Failure::from(refusal.clone()), |file| file.refuse(vec![refusal.clone()]))
     })?;
     files::write(&args.output, found.cluster.to_toml().as_bytes())?;
-    Ok(Done::success(format!("{}wrote {}\n", calibrate::report(&found.rows), args.output.display())))
+    Ok(CommandOutput::success(format!("{}wrote {}\n", calibrate::report(&found.rows), args.output.display())))
 }

@@ -11,7 +11,7 @@ use ithaca_passes::plan::{Review, ReviewOptions, review};
 use ithaca_passes::registry::Registry;
 use rayon::prelude::*;
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::CheckArgs;
 use crate::error::{Failure, Result};
 use crate::kind::Kind;
@@ -36,7 +36,7 @@ enum State {
     Missing,
 }
 
-pub(super) fn check(args: &CheckArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn check(args: &CheckArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let project = project::read(session.registry, &args.file)?;
     (session.progress)(&format!("making {}", counted(project.entries.len() as u64, "plan")));
     let registry = session.registry;
@@ -96,7 +96,7 @@ pub(super) fn check(args: &CheckArgs, session: &mut Session<'_>) -> Result<Done>
     } else if differing + missing > 0 {
         out += "`ithaca check --bless` writes the plans\n";
     }
-    Ok(Done { text: out, code })
+    Ok(CommandOutput { text: out, code })
 }
 
 /// Makes a plan, and compares it with the committed one. A committed plan that cannot be read is replaced where plans are
@@ -112,10 +112,12 @@ fn compare(project: &Project, entry: &Entry, registry: &Registry, written: bool)
         match subject::plan(registry, &committed) {
             Ok(before) => {
                 let review = review(&before, &plan, &ReviewOptions::default());
-                match review.changes.is_empty() {
-                    false => State::Differs(review),
-                    true if files::read_text(&committed)? == json => State::Same,
-                    true => State::Restated,
+                if !review.changes.is_empty() {
+                    State::Differs(review)
+                } else if files::read_text(&committed)? == json {
+                    State::Same
+                } else {
+                    State::Restated
                 }
             }
             Err(_) if written => State::Missing,

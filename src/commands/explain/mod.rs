@@ -17,14 +17,14 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
 use super::printed::{heading, host_memory, in_width, view};
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{ExplainArgs, TableArgs};
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<CommandOutput> {
     let plan = subject::plan(session.registry, &args.plan)?;
-    Ok(Done::success(explained(&plan, args.table, session)?))
+    Ok(CommandOutput::success(explained(&plan, args.table, session)?))
 }
 
 /// The explanation of a plan.

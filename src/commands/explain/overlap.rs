@@ -11,7 +11,7 @@ use ithaca_ir::schedule::{Schedule, Work};
 use ithaca_ir::timeline;
 use ithaca_ir::traffic;
 use ithaca_ir::units::seconds;
-use ithaca_passes::simulate::discrete::{Exposure, Held, Obstacle, Overlap, TaskAt};
+use ithaca_passes::simulate::discrete::{Exposure, Obstacle, Overlap, TaskAt, WaitPoint};
 use serde::Serialize;
 
 /// The most rows.
@@ -70,10 +70,10 @@ fn key(schedule: &Schedule, overlap: &Overlap) -> Vec<String> {
     let collective = overlap.collective;
     let kind = |at: TaskAt| schedule.frames[at.frame].tasks[at.task].work.name().to_owned();
     let beside = overlap.beside.first().map_or(String::new(), |&(kernel, _)| kind(kernel));
-    let reason = overlap.exposed.first().map_or(String::new(), |(Exposure { held, obstacle }, _)| {
-        let held = match *held {
-            Held::Task(task) => kind(task),
-            Held::End(_) => "end".to_owned(),
+    let reason = overlap.exposed.first().map_or(String::new(), |(Exposure { at, obstacle }, _)| {
+        let held = match *at {
+            WaitPoint::Task(task) => kind(task),
+            WaitPoint::End(_) => "end".to_owned(),
         };
         let obstacle = match obstacle {
             Obstacle::Transfer => "transfer",
@@ -184,9 +184,9 @@ fn longest(items: &BTreeMap<String, f64>) -> Vec<(&str, f64)> {
 
 /// Why `exposed` seconds of all runs of a collective are exposed.
 fn reason(schedule: &Schedule, overlap: &Overlap, exposure: Exposure, exposed: f64) -> String {
-    let held = match exposure.held {
-        Held::Task(task) => format!("{} reads it", name(schedule, task)),
-        Held::End(frame) => format!("@{} ends with it", schedule.frames[frame].name),
+    let held = match exposure.at {
+        WaitPoint::Task(task) => format!("{} reads it", name(schedule, task)),
+        WaitPoint::End(frame) => format!("@{} ends with it", schedule.frames[frame].name),
     };
     match exposure.obstacle {
         Obstacle::Rank(rank) if is_between_stages(schedule, overlap.collective) => {

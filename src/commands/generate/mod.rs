@@ -27,8 +27,8 @@ use self::saved::Prefix;
 use self::stops::Stops;
 use super::device::{Device, look_for_nan};
 use super::run::{self, Data};
-use super::session::{Done, Session};
-use super::verdict::{AgainstWhole, Judgement, TOKENS, against, tolerance};
+use super::session::{CommandOutput, Session};
+use super::verdict::{AgainstWhole, Report, TOKENS, against, tolerance};
 use crate::cli::{DecodingArgs, Mode, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::job::Job;
@@ -240,7 +240,7 @@ fn jobs(args: &RunArgs, request: &Request, session: &Session<'_>) -> Result<([Jo
     let jobs = subject::continuing(session.registry, &args.subject, of_prompts, lengths, |groups| {
         let Some(tokens) = workload.page else { return Ok(None) };
         let host = match subject::offload(workload)? {
-            Offload::Further => {
+            Offload::AsNeeded => {
                 let message = "nothing says how many pages fit on the devices of a run";
                 let help = "state how many are in host memory, as in `--offload cache=8`";
                 return Err(Diagnostic::new("C00", message).help(help).into());
@@ -313,7 +313,11 @@ pub(super) fn ranks(args: &RunArgs) -> Result<u64> {
 }
 
 /// Runs the ranks of this process.
-pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Process>) -> Result<Done> {
+pub(super) fn run(
+    args: &RunArgs,
+    session: &mut Session<'_>,
+    process: Option<&Process>,
+) -> Result<CommandOutput> {
     ineffective::decoding(args)?;
     let stops = Stops::of(args)?;
     let is_first = process.is_none_or(Process::is_first);
@@ -420,7 +424,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
             Ok(results)
         })?;
     if !is_first {
-        return Ok(Done::success(""));
+        return Ok(CommandOutput::success(""));
     }
     let ends = generated.ends();
     let found = generated.outputs();
@@ -433,16 +437,16 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
     for (name, traffic) in ["prompts", "a token"].into_iter().zip(&traffic) {
         out.push_str(&format!("step of {name}:\n{}", run::traffic_table(traffic)));
     }
-    let judgement = match (&args.expect, against_whole) {
+    let report = match (&args.expect, against_whole) {
         (Some(path), _) => {
             let expected = expected(path, &found, (continued.as_deref(), &ends))?;
             against(&found, &expected, tolerance(&compiled[1].schedule, args), session.width)
         }
-        (None, Some(against_whole)) => against_whole.judgement(session.width),
-        (None, None) => Judgement::none(),
+        (None, Some(against_whole)) => against_whole.report(session.width),
+        (None, None) => Report::none(),
     };
     out.push_str(&continuations(&found, &ends, &stops));
-    out.push_str(&judgement.text);
+    out.push_str(&report.text);
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let kind = |name: &str| if name == TOKENS { store::Stored::I64 } else { store::Stored::F32 };
@@ -453,7 +457,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>, process: Option<&Pr
         saved::save(path, &kept.states, kept.table.as_ref())?;
         out.push_str(&format!("wrote {}\n", path.display()));
     }
-    Ok(Done { text: out, code: u8::from(!judgement.passed) })
+    Ok(CommandOutput { text: out, code: u8::from(!report.passed) })
 }
 
 /// The input that has the number of new tokens of each sequence.

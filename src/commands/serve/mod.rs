@@ -15,15 +15,15 @@ use ithaca_ir::units::seconds;
 use ithaca_passes::planner::View;
 use ithaca_passes::serve::{Demand, Deployment, Outcome, search};
 
-use super::session::{Done, Session};
+use super::session::{CommandOutput, Session};
 use crate::cli::{self, LayoutArgs, NarrowingArgs, PlanArgs, WorkloadArgs};
 use crate::error::Result;
-use crate::kind::{self, Wanted};
+use crate::kind::{self, ExpectedKind};
 use crate::{files, subject};
 use document::{Document, Steps};
 use points::{LARGEST_REPLICA, Pricer};
 
-pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<Done> {
+pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> Result<CommandOutput> {
     check_given(args)?;
     let (demand, file) = demand(args)?;
     for path in file.into_iter().chain(args.report.as_deref()) {
@@ -70,14 +70,14 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         files::write(path, drawn(&document).as_bytes())?;
     }
     if args.json {
-        return Ok(Done::success(json));
+        return Ok(CommandOutput::success(json));
     }
     let mut out = text::answer(&document, view);
     for path in file.into_iter().chain(args.report.as_deref()) {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "wrote {}", path.display());
     }
-    Ok(Done::success(out))
+    Ok(CommandOutput::success(out))
 }
 
 /// The page about the deployments in a file.
@@ -85,7 +85,7 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
 /// # Errors
 /// `C01` for a file that cannot be read, `C05` for one that does not describe deployments.
 pub(super) fn page(path: &Path) -> Result<String> {
-    let file = kind::read(path, Wanted::Reported)?;
+    let file = kind::read(path, ExpectedKind::Reported)?;
     let document: Document = serde_json::from_str(&file.text).map_err(|e| {
         let refusal =
             Diagnostic::new("C05", format!("`{}` does not describe deployments: {e}", path.display()));
@@ -117,7 +117,8 @@ fn check_given(args: &PlanArgs) -> Result<()> {
     let of_framework = args.narrowing.framework.map(|_| "--for".to_owned());
     let flag = cli::first_given(&workload).or(cli::first_given(&layout)).or(of_framework);
     let Some(flag) = flag else { return Ok(()) };
-    let message = format!("`{flag}` does not go with `--mode serve`, which chooses batches and layouts");
+    let message =
+        format!("`{flag}` cannot be combined with `--mode serve`, which chooses batches and layouts");
     let help =
         "narrow it by `--only`, `--without`, `--max-tp` and `--gpus`; lengths are `--input` and `--output`";
     Err(Diagnostic::new("C00", message).help(help).into())
@@ -158,7 +159,7 @@ fn demand(args: &PlanArgs) -> Result<(Demand, Option<&Path>)> {
 fn illegal_layouts(demand: &Demand, args: &PlanArgs, rule: Diagnostic) -> Diagnostic {
     let most = demand.gpus.min(LARGEST_REPLICA);
     let message = format!("no layout of a replica of up to {} is legal", counted(most, "GPU"));
-    // Options of a layout do not go with `--mode serve`.
+    // Options of a layout cannot be combined with `--mode serve`.
     let helps = rule.helps.into_iter().filter(|help| !help.contains("`--"));
     let helps = std::iter::once(rule.message).chain(helps);
     let refusal = helps.fold(Diagnostic::new("P33", message), Diagnostic::help);

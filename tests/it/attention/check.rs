@@ -91,8 +91,9 @@ pub(super) fn as_schedule(
         cpu::execute(&lowered, tensors, tensors, &cpu::Options::default()).map_err(|e| e.to_string())?;
     within(&run.outputs, expected, SINGLE)?;
     let promised = traffic::of_module(per_rank);
-    match run.traffic == promised {
-        true => Ok(()),
-        false => Err(format!("sent {:?}, promised {promised:?}", run.traffic)),
+    if run.traffic == promised {
+        Ok(())
+    } else {
+        Err(format!("sent {:?}, promised {promised:?}", run.traffic))
     }
 }

@@ -127,15 +127,9 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
     let ranks: u64 = mesh.iter().map(|a| a.1).product();
     let tokens = ranks / axis("dp");
     let decodes = decodes(strategy);
-    let queries = match decodes {
-        true => choices.one_of(&[1, 2, 3, 5]),
-        false => length(choices, tokens),
-    };
+    let queries = if decodes { choices.one_of(&[1, 2, 3, 5]) } else { length(choices, tokens) };
     let crosses = choices.once_in(if strategy == "dist-flash" { 8 } else { 3 });
-    let keys = match decodes || crosses {
-        true => Some(length(choices, tokens)),
-        false => None,
-    };
+    let keys = if decodes || crosses { Some(length(choices, tokens)) } else { None };
     let inside = if strategy == "megatron-cp-a2a" { axis("cp") } else { axis("ulysses") };
     let degree = inside * axis("tp");
     let heads: Vec<u64> = [degree, degree, 2 * degree, degree / 2, 1, 2, 3, degree, 4, 5]
@@ -210,10 +204,7 @@ fn fitting_mask(choices: &mut Choices, strategy: &str, n_q: u64, n_k: u64) -> Ma
     let mut below = |n: u64| choices.below(n.max(1) as usize) as u64;
     let window = Mask::Window { left: Some(below(n_k)), right: Some(below(3)) };
     let sinks = Mask::Sinks(1 + below(n_k.min(4)));
-    let causal = match n_q == n_k {
-        true => Mask::Causal,
-        false => Mask::CausalAtEnd { queries: n_q, keys: n_k },
-    };
+    let causal = if n_q == n_k { Mask::Causal } else { Mask::CausalAtEnd { queries: n_q, keys: n_k } };
     match strategy {
         "window-halo" => window,
         "streaming" => Mask::All(vec![causal, Mask::Any(vec![window, sinks])]),

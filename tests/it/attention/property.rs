@@ -40,9 +40,10 @@ struct Tally {
 fn refusal(diagnostics: &Diagnostics) -> Result<String, String> {
     let first = &diagnostics[0];
     let internal = ["P01", "P02", "P03", "P04"].contains(&first.code);
-    match first.code.starts_with('P') && !internal {
-        true => Ok(first.code.to_owned()),
-        false => Err(format!("{}: {}", first.code, first.message)),
+    if first.code.starts_with('P') && !internal {
+        Ok(first.code.to_owned())
+    } else {
+        Err(format!("{}: {}", first.code, first.message))
     }
 }
 

@@ -589,10 +589,7 @@ fn change_layers(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
     let grows = choices.below(2) == 0;
     Mutant::of(schedule, frame, |f| {
         if let Work::Call { layers, .. } = &mut f.tasks[i].work {
-            match grows {
-                true => layers.end += 1,
-                false => *layers = layers.start + 1..layers.end + 1,
-            }
+            if grows { layers.end += 1 } else { *layers = layers.start + 1..layers.end + 1 }
         }
     })
 }

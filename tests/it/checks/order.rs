@@ -350,10 +350,7 @@ impl<'s> Reader<'s> {
             }
             Work::Exchange(transfer) => {
                 let is_wire = |content: Option<&Content>| matches!(content, Some(Content::Wire { .. }));
-                let lies_alike = match is_wire(to) {
-                    true => self.is_summed_in_place(transfer),
-                    false => same_elements,
-                };
+                let lies_alike = if is_wire(to) { self.is_summed_in_place(transfer) } else { same_elements };
                 let sums = transfer.parcels().iter().all(|parcel| matches!(parcel.op, Op::AllReduce { .. }));
                 let exactly = match (read.bytes(), write.bytes()) {
                     (Some(read), Some(write)) => read == write,

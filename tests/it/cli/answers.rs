@@ -263,7 +263,7 @@ fn a_plan_is_checked_against_its_own_request() {
     let refusal = refused(at, "plan --check old.json");
     assert!(refusal.contains("error[M32]") && refusal.contains("make the plan anew"), "{refusal}");
     let refusal = refused(at, "plan --check plan.json --seq 64");
-    assert!(refusal.contains("`--seq` does not go with `--check`"), "{refusal}");
+    assert!(refusal.contains("`--seq` cannot be combined with `--check`"), "{refusal}");
 }
 
 /// A search in which layouts grow from the best gives the plan of one that compiles all.

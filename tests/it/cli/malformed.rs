@@ -85,9 +85,10 @@ fn rewrite(path: &Path, name: &str, change: impl Fn(Tensor<f64>) -> Option<(Stor
     let mut tensors = Vec::new();
     for other in file.names() {
         let tensor = file.read(&other).unwrap();
-        match other == name {
-            true => tensors.extend(change(tensor).map(|(stored, tensor)| (other.clone(), stored, tensor))),
-            false => tensors.push((other.clone(), Stored::F32, tensor)),
+        if other == name {
+            tensors.extend(change(tensor).map(|(stored, tensor)| (other.clone(), stored, tensor)))
+        } else {
+            tensors.push((other.clone(), Stored::F32, tensor))
         }
     }
     let tensors: Vec<_> = tensors.iter().map(|(n, s, t)| (n.as_str(), *s, t)).collect();

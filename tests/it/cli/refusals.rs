@@ -275,9 +275,10 @@ fn errors_as_json_are_an_object_per_line() {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         for flags in [&["--error-format", "json"][..], &["--error-format=json"]] {
             for at_the_end in [false, true] {
-                let all = match at_the_end {
-                    true => [&arguments[..], flags].concat(),
-                    false => [flags, &arguments[..]].concat(),
+                let all = if at_the_end {
+                    [&arguments[..], flags].concat()
+                } else {
+                    [flags, &arguments[..]].concat()
                 };
                 let ran = ithaca(at, &all);
                 assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{all:?}: {ran:#?}");
@@ -363,7 +364,7 @@ fn messages_say_what_a_value_should_be() {
     for (arguments, says) in [
         (format!("{plan} --mesh ring=99999999999999999999"), "is not a whole number from 1 to 1048576"),
         (format!("{plan} --mesh ring=2,,tp=2"), "is no axis"),
-        (format!("{plan} --mesh="), "`--mesh` names no axis"),
+        (format!("{plan} --mesh="), "`--mesh` is empty"),
         (format!("{plan} --gpus 2 --movement gather(groups=0)"), "has 1 group of heads or more, not 0"),
         (format!("{plan} --gpus 2 --layer-strategy block="), "is not FUNCTION=NAME"),
         (format!("{plan} --gpus 2 --sequence-axes s="), "is not DIM=AXIS[+AXIS]"),

@@ -88,9 +88,10 @@ fn program_in(dtype: DType, kinds: &[Kind]) -> Module {
             _ => (format!("%a{i}"), format!("%c{i}")),
         };
         add(format!("%t{i} = einsum %g, {o} : {dtype}[b s h]"));
-        let (name, ty, output) = match bias.is_empty() {
-            true => Default::default(),
-            false => (format!(", %w{i}"), ", f32[u h]", format!(", dbias{i} = %w{i}")),
+        let (name, ty, output) = if bias.is_empty() {
+            Default::default()
+        } else {
+            (format!(", %w{i}"), ", f32[u h]", format!(", dbias{i} = %w{i}"))
         };
         add(format!(
             "%x{i}, %y{i}, %z{i}{name} = attention_backward %q, %k, %v, %g, {lse}, %t{i}{bias} {{{backward}}} \

@@ -63,9 +63,10 @@ fn stored_as(schedule: &Schedule, name: &str) -> Stored {
         matches!(&buffer.place, Place::Input(binding) if binding.name == name)
             && matches!(&buffer.content, Content::Tensor(ty) if ty.dtype == DType::I32)
     };
-    match schedule.frames.values().flat_map(|f| f.buffers.values()).any(integers) {
-        true => Stored::I32,
-        false => Stored::F32,
+    if schedule.frames.values().flat_map(|f| f.buffers.values()).any(integers) {
+        Stored::I32
+    } else {
+        Stored::F32
     }
 }
 

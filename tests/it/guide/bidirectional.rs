@@ -29,10 +29,10 @@ impl Movement for BothWays {
         let n = site.blocks();
         let mut steps = vec![Step::default()];
         for hops in 1..=n / 2 {
-            steps.push(Step::keys(site.seat(&[n - hops])));
+            steps.push(Step::keys(site.offset(&[n - hops])));
             // Of an even number of ranks the farthest is as far both ways, and its block comes once.
             if 2 * hops < n {
-                steps.push(Step::keys(site.seat(&[hops])));
+                steps.push(Step::keys(site.offset(&[hops])));
             }
         }
         Visits::Steps(steps)

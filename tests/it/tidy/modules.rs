@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
 /// A module path from the root of its crate.
 type ModulePath = Vec<String>;
 
@@ -41,7 +43,9 @@ impl Graph {
             vec![(Vec::new(), root.to_owned(), folder.to_owned())];
         while let Some((path, file, own)) = open.pop() {
             let source = std::fs::read_to_string(&file).unwrap();
-            let mut module = read(&without_tests(&tokens(&source)));
+            let mut words = Vec::new();
+            tokens(source.parse().unwrap(), &mut words);
+            let mut module = read(&without_tests(&words));
             module.file = file.strip_prefix(folder).unwrap().display().to_string();
             for child in &module.children {
                 let (flat, nested) = (own.join(format!("{child}.rs")), own.join(child).join("mod.rs"));
@@ -161,93 +165,37 @@ impl Graph {
     }
 }
 
-/// Words and signs of a source, without comments, and with strings and characters empty.
-fn tokens(source: &str) -> Vec<String> {
-    let chars: Vec<char> = source.chars().collect();
-    let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut found: Vec<String> = Vec::new();
-    let mut i = 0;
-    while i < chars.len() {
-        let c = at(i);
-        if c == '/' && at(i + 1) == '/' {
-            while i < chars.len() && at(i) != '\n' {
-                i += 1;
+/// Words and signs of a source, without comments, literals and lifetimes.
+fn tokens(stream: TokenStream, found: &mut Vec<String>) {
+    let mut trees = stream.into_iter().peekable();
+    while let Some(tree) = trees.next() {
+        match tree {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                found.push(open.to_owned());
+                tokens(group.stream(), found);
+                found.push(close.to_owned());
             }
-        } else if c == '/' && at(i + 1) == '*' {
-            while i < chars.len() && !(at(i) == '*' && at(i + 1) == '/') {
-                i += 1;
-            }
-            i += 2;
-        } else if c == '"' {
-            i = after_string(&chars, i + 1);
-        } else if (c == 'r' || c == 'b') && is_raw(&chars, i) {
-            let start = if c == 'b' && at(i + 1) == 'r' { i + 2 } else { i + 1 };
-            let hashes = chars[start..].iter().take_while(|&&c| c == '#').count();
-            let is_raw = c == 'r' || at(i + 1) == 'r';
-            i = if is_raw {
-                after_raw(&chars, start + hashes + 1, hashes)
-            } else {
-                after_string(&chars, start + 1)
-            };
-        } else if c == '\'' {
-            // A character, or a lifetime.
-            if at(i + 1) == '\\' {
-                i += 3;
-                while i < chars.len() && at(i) != '\'' {
-                    i += 1;
-                }
-                i += 1;
-            } else if at(i + 2) == '\'' {
-                i += 3;
-            } else {
-                i += 1;
-                while is_word(at(i)) {
-                    i += 1;
+            TokenTree::Ident(word) => found.push(word.to_string()),
+            TokenTree::Punct(sign) => {
+                let next = trees.next_if(|next| match next {
+                    TokenTree::Punct(next) => sign.as_char() == ':' && next.as_char() == ':',
+                    next => sign.as_char() == '\'' && matches!(next, TokenTree::Ident(_)),
+                });
+                match next {
+                    None => found.push(sign.to_string()),
+                    Some(TokenTree::Punct(_)) => found.push("::".to_owned()),
+                    Some(_) => {}
                 }
             }
-        } else if is_word(c) {
-            let start = i;
-            while is_word(at(i)) {
-                i += 1;
-            }
-            found.push(chars[start..i].iter().collect());
-        } else if c == ':' && at(i + 1) == ':' {
-            found.push("::".to_owned());
-            i += 2;
-        } else {
-            if !c.is_whitespace() {
-                found.push(c.to_string());
-            }
-            i += 1;
+            TokenTree::Literal(_) => {}
         }
     }
-    found
-}
-
-/// Whether a raw string or a string of bytes begins here.
-fn is_raw(chars: &[char], i: usize) -> bool {
-    let is_inside = i > 0 && (chars[i - 1].is_alphanumeric() || chars[i - 1] == '_');
-    let rest: String = chars[i..].iter().take(8).collect();
-    let rest = rest.strip_prefix("br").or(rest.strip_prefix(['r', 'b'])).unwrap_or(&rest);
-    !is_inside && rest.trim_start_matches('#').starts_with('"')
-}
-
-fn after_string(chars: &[char], mut i: usize) -> usize {
-    while i < chars.len() && chars[i] != '"' {
-        i += if chars[i] == '\\' { 2 } else { 1 };
-    }
-    i + 1
-}
-
-fn after_raw(chars: &[char], mut i: usize, hashes: usize) -> usize {
-    while i < chars.len() {
-        if chars[i] == '"' && chars[i + 1..].iter().take(hashes).all(|&c| c == '#') {
-            return i + 1 + hashes;
-        }
-        i += 1;
-    }
-    i
 }
 
 /// The tokens without items that are there for tests only.

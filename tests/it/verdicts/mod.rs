@@ -11,8 +11,8 @@ use ithaca::error::Failure;
 use ithaca::job::{Job, Large};
 use ithaca_ir::Module;
 use ithaca_ir::diagnostic::counted;
-use ithaca_kernels::judge::{Judge, Judged};
 use ithaca_kernels::oracle::{self, Interpreted, Results};
+use ithaca_kernels::step_checker::{StepChecker, TensorResult};
 use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::{RunError, Storage, cpu};
 use ithaca_passes::cluster::Cluster;
@@ -67,9 +67,9 @@ impl Case {
         Ok(Case { title, job, compiled, storage, steps, tensors })
     }
 
-    fn judge(&self) -> Judge<'_> {
+    fn checker(&self) -> StepChecker<'_> {
         let parts = self.compiled.per_rank.space.mesh.ranks();
-        Judge { program: self.job.reference(), storage: self.storage, parts }
+        StepChecker { program: self.job.reference(), storage: self.storage, parts }
     }
 
     /// A step of the schedule.
@@ -80,21 +80,21 @@ impl Case {
     }
 }
 
-/// Takes the steps of a case and judges each; gives the tensor whose error is the largest, as a part of what is allowed.
+/// Takes the steps of a case and checks each; gives the tensor whose error is the largest, as a part of what is allowed.
 fn worst<T: Interpreted>(
-    judge: &Judge<'_>,
+    checker: &StepChecker<'_>,
     (steps, tensors): (u64, &RandomTensors),
     step: impl Fn(&dyn TensorSource) -> Result<Results<T>, RunError>,
-) -> (f64, Judged) {
+) -> (f64, TensorResult) {
     let mut kept = Tensors::new();
     let mut rows = Vec::new();
     for _ in 0..steps {
         let before = Layered::new(&kept, tensors);
         let found = step(&before).unwrap();
-        rows.extend(judge.step((&before, tensors), &found).unwrap());
+        rows.extend(checker.step((&before, tensors), &found).unwrap());
         kept = Tensors::from(&found.kept);
     }
-    let part = |row: &Judged| row.ratio() / judge.proportion();
+    let part = |row: &TensorResult| row.ratio() / checker.proportion();
     let worst = rows.into_iter().max_by(|a, b| part(a).total_cmp(&part(b))).expect("a step has results");
     (part(&worst), worst)
 }
@@ -143,16 +143,16 @@ fn right_results_pass() {
                 continue;
             }
         };
-        let judge = case.judge();
+        let checker = case.checker();
         let by_schedule =
-            worst(&judge, (case.steps, &case.tensors), |weights| case.run(weights, &case.tensors));
+            worst(&checker, (case.steps, &case.tensors), |weights| case.run(weights, &case.tensors));
         let mut found = vec![(format!("{:?}", case.storage), by_schedule)];
         if seed % 4 == 0 && case.storage == Storage::Wide {
             let per_rank: &Module = &case.compiled.per_rank;
             let step = |weights: &dyn TensorSource| {
                 oracle::step::<f64>(per_rank, weights, &case.tensors, Storage::Wide)
             };
-            found.push(("double".to_owned(), worst(&judge, (case.steps, &case.tensors), step)));
+            found.push(("double".to_owned(), worst(&checker, (case.steps, &case.tensors), step)));
         }
         ran += 1;
         for (precision, (part, row)) in found {

@@ -6,13 +6,13 @@ use std::sync::Mutex;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, Value};
-use ithaca_ir::ops::{AdamW, Binary, Gradient, Optimizer, Unary, state};
+use ithaca_ir::ops::{Binary, Gradient, Optimizer, Unary, state};
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Arena, DType, FuncId, Mask, Module, Op, Rank, ValueId};
 use ithaca_kernels::cpu::{Communicator, Mailboxes};
-use ithaca_kernels::judge::Judge;
 use ithaca_kernels::oracle::{self, Results};
+use ithaca_kernels::step_checker::StepChecker;
 use ithaca_kernels::store::{Layered, StoreError, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, RunError, Storage, cpu};
@@ -73,165 +73,72 @@ fn scaled(_: DType) -> Vec<Op> {
     vec![Op::Scale { factor: 1.01 }]
 }
 
+fn another(f: Unary) -> Unary {
+    if f == Unary::Gelu { Unary::GeluTanh } else { Unary::Gelu }
+}
+
 fn through_bf16(dtype: DType) -> Vec<Op> {
     vec![Op::Cast { to: DType::BF16 }, Op::Cast { to: dtype }]
 }
 
-fn of_adamw(op: &mut Op, change: fn(&mut AdamW)) -> bool {
-    let Op::Optimizer(Optimizer::AdamW(adamw)) = op else { return false };
-    change(adamw);
-    true
-}
-
-fn of_mask(op: &mut Op, change: fn(&mut Mask) -> bool) -> bool {
-    match op {
-        Op::Attention(attention) => change(&mut attention.mask),
-        _ => false,
-    }
+/// Changes operations of a pattern.
+macro_rules! edit {
+    ($pattern:pat $(if $guard:expr)? => $edit:expr) => {
+        Change::Op(|op| match op {
+            $pattern $(if $guard)? => {
+                $edit;
+                true
+            }
+            _ => false,
+        })
+    };
 }
 
 /// Every way, with its name.
 const CHANGES: &[(&str, Change)] = &[
-    (
-        "scores 1.01 times as large",
-        Change::Op(|op| match op {
-            Op::Attention(a) => {
-                a.scale *= 1.01;
-                true
-            }
-            _ => false,
-        }),
-    ),
-    (
-        "scores 1.01 times as large backwards",
-        Change::Op(|op| match op {
-            Op::AttentionBackward(a) => {
-                a.scale *= 1.01;
-                true
-            }
-            _ => false,
-        }),
-    ),
+    ("scores 1.01 times as large", edit!(Op::Attention(a) => a.scale *= 1.01)),
+    ("scores 1.01 times as large backwards", edit!(Op::AttentionBackward(a) => a.scale *= 1.01)),
     (
         "a mask shifted by one",
-        Change::Op(|op| {
-            of_mask(op, |mask| {
-                let is_causal = *mask == Mask::Causal;
-                if is_causal {
-                    *mask = Mask::Window { left: None, right: Some(1) };
-                }
-                is_causal
-            })
-        }),
+        edit!(Op::Attention(a) if a.mask == Mask::Causal => a.mask = Mask::Window { left: None, right: Some(1) }),
     ),
     (
         "a mask without the token itself's last neighbour",
-        Change::Op(|op| {
-            of_mask(op, |mask| {
-                let is_causal = *mask == Mask::Causal;
-                if is_causal {
-                    *mask = Mask::Window { left: Some(6), right: Some(0) };
-                }
-                is_causal
-            })
-        }),
+        edit!(Op::Attention(a) if a.mask == Mask::Causal => a.mask = Mask::Window { left: Some(6), right: Some(0) }),
     ),
-    (
-        "no mask",
-        Change::Op(|op| {
-            of_mask(op, |mask| {
-                let is_full = *mask == Mask::Full;
-                *mask = Mask::Full;
-                !is_full
-            })
-        }),
-    ),
-    (
-        "another epsilon of a norm",
-        Change::Op(|op| match op {
-            Op::RmsNorm { eps, .. } | Op::LayerNorm { eps, .. } => {
-                *eps += 1e-2;
-                true
-            }
-            _ => false,
-        }),
-    ),
+    ("no mask", edit!(Op::Attention(a) if a.mask != Mask::Full => a.mask = Mask::Full)),
+    ("another epsilon of a norm", edit!(Op::RmsNorm { eps, .. } | Op::LayerNorm { eps, .. } => *eps += 1e-2)),
     (
         "another epsilon of a norm backwards",
-        Change::Op(|op| match op {
-            Op::Gradient(Gradient::RmsNorm { eps, .. } | Gradient::LayerNorm { eps, .. }) => {
-                *eps += 1e-2;
-                true
-            }
-            _ => false,
-        }),
+        edit!(Op::Gradient(Gradient::RmsNorm { eps, .. } | Gradient::LayerNorm { eps, .. }) => *eps += 1e-2),
+    ),
+    ("another base of rotary angles", edit!(Op::Rotary(rotary) => rotary.theta *= 1.1)),
+    ("another activation", edit!(Op::Unary(f) => *f = another(*f))),
+    ("the slope of another activation", edit!(Op::Gradient(Gradient::Unary(f)) => *f = another(*f))),
+    ("a difference for a sum", edit!(Op::Binary(f @ Binary::Add) => *f = Binary::Sub)),
+    ("a sum for a product", edit!(Op::Binary(f @ Binary::Mul) => *f = Binary::Add)),
+    ("a factor 1.01 times as large", edit!(Op::Scale { factor } => *factor *= 1.01)),
+    (
+        "a learning rate 1.01 times as large",
+        edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.lr *= 1.01),
     ),
     (
-        "another base of rotary angles",
-        Change::Op(|op| match op {
-            Op::Rotary(rotary) => {
-                rotary.theta *= 1.1;
-                true
-            }
-            _ => false,
-        }),
+        "another decay of the first moment",
+        edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.beta1 = 0.91),
     ),
     (
-        "another activation",
-        Change::Op(|op| match op {
-            Op::Unary(f) => {
-                *f = if *f == Unary::Gelu { Unary::GeluTanh } else { Unary::Gelu };
-                true
-            }
-            _ => false,
-        }),
+        "another decay of the second moment",
+        edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.beta2 = 0.99),
+    ),
+    ("another epsilon of the optimizer", edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.eps = 1e-3)),
+    (
+        "twice the decay of weights",
+        edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.weight_decay *= 2.0),
     ),
     (
-        "the slope of another activation",
-        Change::Op(|op| match op {
-            Op::Gradient(Gradient::Unary(f)) => {
-                *f = if *f == Unary::Gelu { Unary::GeluTanh } else { Unary::Gelu };
-                true
-            }
-            _ => false,
-        }),
+        "an optimizer that goes the other way",
+        edit!(Op::Optimizer(Optimizer::AdamW(adamw)) => adamw.lr = -adamw.lr),
     ),
-    (
-        "a difference for a sum",
-        Change::Op(|op| {
-            let is_sum = is_add(op);
-            if is_sum {
-                *op = Op::Binary(Binary::Sub);
-            }
-            is_sum
-        }),
-    ),
-    (
-        "a sum for a product",
-        Change::Op(|op| {
-            let is_product = *op == Op::Binary(Binary::Mul);
-            if is_product {
-                *op = Op::Binary(Binary::Add);
-            }
-            is_product
-        }),
-    ),
-    (
-        "a factor 1.01 times as large",
-        Change::Op(|op| match op {
-            Op::Scale { factor } => {
-                *factor *= 1.01;
-                true
-            }
-            _ => false,
-        }),
-    ),
-    ("a learning rate 1.01 times as large", Change::Op(|op| of_adamw(op, |adamw| adamw.lr *= 1.01))),
-    ("another decay of the first moment", Change::Op(|op| of_adamw(op, |adamw| adamw.beta1 = 0.91))),
-    ("another decay of the second moment", Change::Op(|op| of_adamw(op, |adamw| adamw.beta2 = 0.99))),
-    ("another epsilon of the optimizer", Change::Op(|op| of_adamw(op, |adamw| adamw.eps = 1e-3))),
-    ("twice the decay of weights", Change::Op(|op| of_adamw(op, |adamw| adamw.weight_decay *= 2.0))),
-    ("an optimizer that goes the other way", Change::Op(|op| of_adamw(op, |adamw| adamw.lr = -adamw.lr))),
     ("a product 1.01 times as large", Change::After(is_product, scaled)),
     ("an attention 1.01 times as large", Change::After(is_attention, scaled)),
     ("a product rounded to bf16", Change::After(is_product, through_bf16)),
@@ -592,20 +499,20 @@ fn fate(case: &Case, ran: &Ran, change: &Change, choices: &mut Choices) -> Fate 
     if same(&found.outputs, &right.outputs) && same(&found.kept, &right.kept) {
         return Fate::Same;
     }
-    let judge = case.judge();
-    let rows = judge.step((&before, &case.tensors), &found).unwrap();
-    if rows.iter().all(|row| judge.accepts(row)) {
+    let checker = case.checker();
+    let rows = checker.step((&before, &case.tensors), &found).unwrap();
+    if rows.iter().all(|row| checker.accepts(row)) {
         // A softmax does not see the bias of keys: with the other sign too, the results are the right ones.
         let is_same = changed.is_some_and(|program| {
             let exact = oracle::step::<f64>(&program, &before, &case.tensors, Storage::Wide).unwrap();
-            let wide = Judge { storage: Storage::Wide, ..judge };
+            let wide = StepChecker { storage: Storage::Wide, ..checker };
             wide.step((&before, &case.tensors), &exact).unwrap().iter().all(|row| wide.accepts(row))
         });
         if is_same {
             return Fate::Same;
         }
         let worst = rows.iter().max_by(|a, b| a.ratio().total_cmp(&b.ratio())).unwrap();
-        return Fate::Passed(format!("{:.2} of {:.1}: {worst:?}", worst.ratio(), judge.proportion()));
+        return Fate::Passed(format!("{:.2} of {:.1}: {worst:?}", worst.ratio(), checker.proportion()));
     }
     Fate::Failed
 }

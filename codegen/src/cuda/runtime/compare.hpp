@@ -30,14 +30,14 @@ inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, 
 
 // Fetches each distinct part of a tensor from the first rank that holds it, and calls `put` on rank 0 with the place and the
 // value of each element.
-template <typename Holds, typename Held, typename Put>
-void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const Held& held, const Put& put) {
+template <typename Holds, typename Runs, typename Put>
+void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const Runs& runs_of, const Put& put) {
     const Mesh& mesh = device.program.mesh;
     for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
         bool is_first = holds(rank);
         for (int axis : tensor.copies)
             for (int64_t c = mesh.coordinate(rank, axis), before = rank; c-- > 0;) is_first &= !holds(before -= mesh.stride(axis));
-        const std::vector<PlaceRun> runs = is_first ? held(rank) : std::vector<PlaceRun>{};
+        const std::vector<PlaceRun> runs = is_first ? runs_of(rank) : std::vector<PlaceRun>{};
         if (runs.empty()) continue;
         int64_t n = 0;
         for (const PlaceRun& run : runs) n += run.n;

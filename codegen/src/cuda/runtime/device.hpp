@@ -244,7 +244,7 @@ class Device : NotCopied {
     const int64_t rank;
     const Communicators& communicators;
     cudaStream_t streams[kQueues] = {};
-    std::vector<cudaEvent_t> events;  // one of each stream for meetings come last
+    std::vector<cudaEvent_t> events;  // those that join the streams, one for each, come last
     Products products;
     Watch watch;
 
@@ -252,15 +252,15 @@ class Device : NotCopied {
     // All streams start from the compute stream, and end in it.
     void record() {
         const cudaStream_t origin = streams[kCompute];
-        const cudaEvent_t* const meetings = &events[program.n_events];
+        const cudaEvent_t* const join_events = &events[program.n_events];
         watch.records = true;
         ITHACA_CUDA(cudaStreamBeginCapture(origin, cudaStreamCaptureModeThreadLocal));
-        ITHACA_CUDA(cudaEventRecord(meetings[kCompute], origin));
-        for (int queue = kComm; queue < kQueues; ++queue) ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], meetings[kCompute], 0));
+        ITHACA_CUDA(cudaEventRecord(join_events[kCompute], origin));
+        for (int queue = kComm; queue < kQueues; ++queue) ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], join_events[kCompute], 0));
         program.run(*this, arena_);
         for (int queue = kComm; queue < kQueues; ++queue) {
-            ITHACA_CUDA(cudaEventRecord(meetings[queue], streams[queue]));
-            ITHACA_CUDA(cudaStreamWaitEvent(origin, meetings[queue], 0));
+            ITHACA_CUDA(cudaEventRecord(join_events[queue], streams[queue]));
+            ITHACA_CUDA(cudaStreamWaitEvent(origin, join_events[queue], 0));
         }
         cudaGraph_t graph = nullptr;
         ITHACA_CUDA(cudaStreamEndCapture(origin, &graph));
@@ -420,7 +420,7 @@ class Frame : NotCopied {
         ITHACA_CUDA(cudaEventRecord(device_.events[event], device_.streams[queue]));
     }
     // Each of these streams waits for the others; the compute stream comes first.
-    void meet(std::initializer_list<Queue> queues = {kCompute, kComm}) {
+    void join_streams(std::initializer_list<Queue> queues = {kCompute, kComm}) {
         const int n = device_.program.n_events;
         for (Queue queue : queues)
             if (queue != kCompute) record(queue, n + queue), wait(kCompute, n + queue);

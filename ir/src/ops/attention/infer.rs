@@ -16,7 +16,7 @@ use crate::ops::error::{OpError, bail, ensure};
 use crate::ops::random::need_key;
 use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
 use crate::order::joined;
-use crate::rule::Misfit;
+use crate::rule::RuleViolation;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -268,10 +268,10 @@ fn check_layouts(
     [q, k, v]: [&TensorType; 3],
 ) -> Result<(), OpError> {
     let dim_name = |d: DimId| space.dims[d].name.as_str();
-    let conflict = |d: DimId| refuse(name, space, Misfit::Conflict(d));
-    let not_whole = |d: DimId| Err(refuse(name, space, Misfit::NotWhole(d)));
+    let conflict = |d: DimId| refuse(name, space, RuleViolation::Conflict(d));
+    let not_whole = |d: DimId| Err(refuse(name, space, RuleViolation::NotWhole(d)));
     if let Some(i) = [q, k, v].iter().position(|ty| !ty.layout.partial.is_empty()) {
-        return Err(refuse(name, space, Misfit::Pending(i)));
+        return Err(refuse(name, space, RuleViolation::Pending(i)));
     }
     let front = q.dims.len() - 3;
     for i in 0..front {

@@ -57,7 +57,7 @@ impl Attention {
             let mut types = gather.infer(space, &[ty, table])?;
             let rule = gather.rule(&[ty, table], &[&types[0]]);
             let layouts =
-                rule.results(&[ty, table]).map_err(|misfit| refuse("attend_pages", space, misfit))?;
+                rule.results(&[ty, table]).map_err(|violation| refuse("attend_pages", space, violation))?;
             types.iter_mut().zip(layouts).for_each(|(ty, layout)| ty.layout = layout);
             Ok(types.remove(0))
         };

@@ -18,7 +18,7 @@ impl Attention {
         self.pairs_of(space, &queries, &keys)
     }
 
-    /// Pairs of queries and keys at these positions; queries behind a cache are counted where it is full with them.
+    /// Pairs of queries and keys at these positions; queries after a cache are counted where it is full with them.
     pub fn pairs_of(&self, space: &Space, queries: &Positions, keys: &Positions) -> u128 {
         if !self.starts {
             return self.mask.pairs_between(queries, keys);

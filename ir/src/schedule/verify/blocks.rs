@@ -184,7 +184,7 @@ fn witnesses(space: &Space, parcel: &Parcel) -> Vec<Rank> {
     let most = usize::try_from((BLOCKS / members).max(2)).unwrap_or(2);
     let step = ranks.len().div_ceil(most).max(1);
     let last = ranks.last().copied();
-    ranks.into_iter().step_by(step).chain(last).filter(|&r| boxes::takes_part(space, from, to, r)).collect()
+    ranks.into_iter().step_by(step).chain(last).filter(|&r| boxes::participates(space, from, to, r)).collect()
 }
 
 /// Whether `rank` sends the elements that its peers receive, and the other way round; of a large group a few peers are

@@ -46,7 +46,7 @@ impl Access {
 
 /// Bytes that were written, from the first of them.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct WrittenBytes {
     /// One past the last byte.
     end: u64,
     /// The buffer whose bytes they are; none for bytes that a callee wrote.
@@ -57,7 +57,7 @@ struct Held {
 /// The bytes of a frame.
 #[derive(Debug, Default)]
 pub(super) struct Bytes {
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, WrittenBytes>,
 }
 
 /// The content found where a buffer is read.
@@ -129,7 +129,7 @@ impl Bytes {
         while let Some((&start, _)) = self.held.range(range.clone()).next() {
             self.held.remove(&start);
         }
-        self.held.insert(range.start, Held { end: range.end, owner, access: Access::by(task) });
+        self.held.insert(range.start, WrittenBytes { end: range.end, owner, access: Access::by(task) });
     }
 
     /// Makes two regions of one that reaches beyond `at`.
@@ -137,7 +137,7 @@ impl Bytes {
         if let Some((&start, &held)) = self.held.range(..at).next_back()
             && held.end > at
         {
-            self.held.insert(start, Held { end: at, ..held });
+            self.held.insert(start, WrittenBytes { end: at, ..held });
             self.held.insert(at, held);
         }
     }
@@ -147,7 +147,7 @@ impl Bytes {
         before.filter(|(_, held)| held.end > range.start).map_or(range.start, |(&start, _)| start)
     }
 
-    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Held)> + '_ {
+    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, WrittenBytes)> + '_ {
         self.held.range(self.first_of(range)..range.end).map(|(&start, &held)| (start, held))
     }
 }

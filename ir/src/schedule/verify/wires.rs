@@ -49,7 +49,7 @@ pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: 
         let blocks = Blocks { space, frame, task, transfer };
         let volumes = checked.volumes(space, transfer).and_then(|volumes| {
             blocks.fit(volumes)?;
-            blocks.lie_in_order()
+            blocks.check_contiguity()
         });
         if let Err(error) = volumes {
             found.push(in_task(frame, i, error));
@@ -116,7 +116,7 @@ impl Blocks<'_> {
     }
 
     /// Whether a tensor that is exchanged without packing is its blocks, one after another.
-    fn lie_in_order(&self) -> Result<(), OpError> {
+    fn check_contiguity(&self) -> Result<(), OpError> {
         // Several tensors are always packed.
         let Some(Parcel { op, from, to }) = self.transfer.only() else { return Ok(()) };
         let blocks_read = matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
@@ -140,7 +140,7 @@ impl Blocks<'_> {
             ensure!(
                 !is_there
                     || message::runs_lie_in_tensor(self.space, self.transfer.parcels(), side)
-                    || boxes::lie_in_order(&whole, blocks.iter().flatten()),
+                    || boxes::is_contiguous_concatenation(&whole, blocks.iter().flatten()),
                 "S14",
                 "the tensor that is {what} is not its blocks one after another; it must be packed"
             );

@@ -13,7 +13,7 @@ use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Ta
 use ithaca_ir::{Space, TensorType};
 
 use super::axes::uneven_axes;
-use super::held;
+use super::resident;
 use crate::address::SourceId;
 use crate::error::LowerError;
 use crate::flash::ALIGNMENT;
@@ -110,7 +110,7 @@ impl Sources {
                 is_written: *is_written && gradient_of_sum(&binding.name).is_none(),
                 stored: binding.stored_shape(space, ty),
                 integers: meaning.copied(),
-                held: held::of_source(space, ty),
+                resident: resident::of_source(space, ty),
             }
         };
         self.all.values().map(source).collect()

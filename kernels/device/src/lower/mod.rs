@@ -7,8 +7,8 @@
 mod axes;
 mod buffers;
 mod context;
-mod held;
 pub mod options;
+mod resident;
 mod tasks;
 mod transfer;
 
@@ -61,7 +61,7 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
             n_arguments: frame.n_arguments,
             n_results: frame.outputs.len(),
             bytes: frame.bytes,
-            meets: match used[id.index()] {
+            joined_streams: match used[id.index()] {
                 streams if schedule.main() == Some(id) => streams.and(both),
                 streams if streams.communicates() => streams,
                 _ => Streams::default(),
@@ -73,9 +73,10 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
     }
     let outputs = lowering.outputs()?;
     let stages = schedule.stages();
-    let arenas = match stages.is_empty() {
-        true => vec![(None, schedule.arena_bytes())],
-        false => stages.into_iter().map(|at| (Some(at), schedule.arena_bytes_at(at))).collect(),
+    let arenas = if stages.is_empty() {
+        vec![(None, schedule.arena_bytes())]
+    } else {
+        stages.into_iter().map(|at| (Some(at), schedule.arena_bytes_at(at))).collect()
     };
     Ok(DeviceProgram {
         name: schedule.name.clone(),
@@ -154,7 +155,12 @@ impl<'a> Lowering<'a> {
                 return LowerError::invalid(format!("output `{name}` is a wire buffer"));
             };
             let address = self.locate(of, output.buffer)?.address();
-            Ok(Output { name, ty: ty.as_ref().clone(), address, held: held::of_output(self.space(), ty) })
+            Ok(Output {
+                name,
+                ty: ty.as_ref().clone(),
+                address,
+                resident: resident::of_output(self.space(), ty),
+            })
         };
         frame.outputs.iter().enumerate().map(output).collect()
     }

@@ -101,17 +101,19 @@ impl<'a> Lowering<'a> {
             return LowerError::invalid(format!("it has {} tensors", buffers.len()));
         }
         // Tensors in the wire are not copied.
-        let tensor = |&b: &BufferId| match b != wire && of.frame.holder(b) == wire {
-            true => Ok(Pointer::NONE),
-            false => self.locate(of, b),
+        let tensor = |&b: &BufferId| {
+            if b != wire && of.frame.holder(b) == wire { Ok(Pointer::NONE) } else { self.locate(of, b) }
         };
         let tensors: Vec<Pointer> = buffers.iter().map(tensor).collect::<Result<_, _>>()?;
         let wire = self.locate(of, wire)?;
         let places = of.frame.places(task);
         let span = self.span_of(places, transfer);
-        self.traced(of, places, &span, &|cx| match cx.space.holds(first, cx.rank) {
-            true => cx.move_message(parcels, side, &tensors, wire),
-            false => Ok(()),
+        self.traced(of, places, &span, &|cx| {
+            if cx.space.holds(first, cx.rank) {
+                cx.move_message(parcels, side, &tensors, wire)
+            } else {
+                Ok(())
+            }
         })
     }
 

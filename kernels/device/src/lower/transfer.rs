@@ -348,7 +348,7 @@ impl<'a> Lowering<'a> {
         let places = of.frame.places(task);
         let span = self.span_of(places, transfer);
         let start = self.start_of(places, &span);
-        let takes_part = |rank: &Rank| places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, *rank)));
+        let participates = |rank: &Rank| places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, *rank)));
         let together = if transfer.is_direct() { 1 } else { parcels.len() };
         let parts: Vec<&[Parcel]> = parcels.chunks(together).collect();
         if [task.reads.len(), task.writes.len()] != [parts.len(); 2] {
@@ -357,7 +357,7 @@ impl<'a> Lowering<'a> {
         // For each rank, its ends of the parts; none where it takes no part.
         let ends: BTreeMap<Rank, Vec<End>> = span
             .ranks(&space.mesh, start)
-            .filter(takes_part)
+            .filter(participates)
             .map(|rank| (rank, parts.iter().map(|parcels| End::of(space, parcels, rank)).collect()))
             .collect();
         let buffers = (of.frame, [task.reads[0], task.writes[0]]);

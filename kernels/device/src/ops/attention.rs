@@ -35,9 +35,10 @@ impl<'v> TrailingOperands<'v> {
 
 /// The element types of the operands and of the result, which is the same or f32.
 fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], LowerError> {
-    match z.dtype == x.dtype || z.dtype == DType::F32 {
-        true => Ok([float(x)?, float(z)?]),
-        false => LowerError::unsupported(format!("attention from {} to {}", x.dtype, z.dtype)),
+    if z.dtype == x.dtype || z.dtype == DType::F32 {
+        Ok([float(x)?, float(z)?])
+    } else {
+        LowerError::unsupported(format!("attention from {} to {}", x.dtype, z.dtype))
     }
 }
 
@@ -419,16 +420,18 @@ pub(crate) fn bytes(n: i64, ty: &TensorType) -> u64 {
 
 /// The type of lse beside an output: as the output, or f32.
 fn lse_type(o: &TensorType, lse: &TensorType) -> Result<&'static str, LowerError> {
-    match lse.dtype == o.dtype || lse.dtype == DType::F32 {
-        true => Ok(c_type(lse.dtype)),
-        false => LowerError::unsupported(format!("lse in {}", lse.dtype)),
+    if lse.dtype == o.dtype || lse.dtype == DType::F32 {
+        Ok(c_type(lse.dtype))
+    } else {
+        LowerError::unsupported(format!("lse in {}", lse.dtype))
     }
 }
 
 /// Explicit rows of scores have neither a bias nor dropout.
 fn plain_rows(a: &Attention) -> Result<(), LowerError> {
-    match a.bias.is_none() && a.dropout.is_none() {
-        true => Ok(()),
-        false => LowerError::unsupported("explicit rows of scores with a bias or dropout"),
+    if a.bias.is_none() && a.dropout.is_none() {
+        Ok(())
+    } else {
+        LowerError::unsupported("explicit rows of scores with a bias or dropout")
     }
 }

@@ -51,9 +51,10 @@ impl Cx<'_> {
         let numbers = row_major(&others);
         let strides = |dim: DimId| {
             let at = x.ty.position(dim).unwrap_or(before);
-            match dim == over {
-                true => [lx.strides[at], 0],
-                false => [lx.strides[at], numbers[at - usize::from(at > before)]],
+            if dim == over {
+                [lx.strides[at], 0]
+            } else {
+                [lx.strides[at], numbers[at - usize::from(at > before)]]
             }
         };
         let kept = self.walk_by(z[1].ty, |_| true, strides)?;

@@ -176,9 +176,10 @@ pub(crate) fn place(ty: &TensorType, dim: DimId) -> Result<usize, LowerError> {
 
 /// The C++ type of a tensor of real numbers.
 pub(crate) fn float(ty: &TensorType) -> Result<&'static str, LowerError> {
-    match ty.dtype.is_arithmetic() {
-        true => Ok(c_type(ty.dtype)),
-        false => LowerError::unsupported(format!("arithmetic on {}", ty.dtype)),
+    if ty.dtype.is_arithmetic() {
+        Ok(c_type(ty.dtype))
+    } else {
+        LowerError::unsupported(format!("arithmetic on {}", ty.dtype))
     }
 }
 

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use super::operands::{Distances, Incoming, Panels, Problem, Row, finish_scores, hide, scores};
 use super::tiles::{BLOCK, Block, MaskCoverage, Tile};
 use crate::cpu::gemm::{Buffer, Element};
-use crate::cpu::simd::{Into, Left, STRIDE, Simd};
+use crate::cpu::simd::{LhsLayout, STRIDE, Simd, Update};
 use crate::cpu::threads::Threads;
 
 /// Gradients of q, k and v, held as they are, and of the bias if there is one.
@@ -210,10 +210,18 @@ impl Scratch {
                 }
                 let first = group * simd.rows;
                 let size = (simd.rows.min(n - first), columns.len());
-                let left = Left::Tile(&self.ds.get()[first * STRIDE + columns.start..]);
+                let left = LhsLayout::Tile(&self.ds.get()[first * STRIDE + columns.start..]);
                 let keys = self.k.panel(panel, tile.start + columns.start);
                 let at = (block.queries.start + first) * narrow + panel * simd.columns;
-                simd.product(size, scale, left, keys, &mut part.dq.get_mut()[at..], narrow, Into::Add);
+                simd.product(
+                    size,
+                    scale,
+                    left,
+                    keys,
+                    &mut part.dq.get_mut()[at..],
+                    narrow,
+                    Update::Accumulate,
+                );
             }
         }
         let turned = |sum: &mut Buffer, row: usize, data: &Buffer, right: &Panels, alpha: f32| {
@@ -229,7 +237,7 @@ impl Scratch {
                     };
                     let last = tile.columns.iter().rposition(|columns| sees(&columns)).unwrap_or(first);
                     let (from, to) = (first * simd.rows, n.min((last + 1) * simd.rows));
-                    let left = Left::Neighbours(&data.get()[from * STRIDE + column..], STRIDE);
+                    let left = LhsLayout::Neighbours(&data.get()[from * STRIDE + column..], STRIDE);
                     let at = (tile.start + column) * row + panel * simd.columns;
                     let right = right.panel(panel, from);
                     simd.product(
@@ -239,7 +247,7 @@ impl Scratch {
                         right,
                         &mut sum.get_mut()[at..],
                         row,
-                        Into::Add,
+                        Update::Accumulate,
                     );
                 }
             }

@@ -5,7 +5,7 @@ use std::f32::consts::LN_2;
 use super::operands::{Distances, Panels, Problem, Row, finish_scores, hide, scores};
 use super::tiles::{BLOCK, Block, MaskCoverage};
 use crate::cpu::gemm::{Buffer, Element};
-use crate::cpu::simd::{Into, Left, STRIDE, Simd};
+use crate::cpu::simd::{LhsLayout, STRIDE, Simd, Update};
 use crate::cpu::threads::Threads;
 
 /// The results of attention, row by row of a query's head.
@@ -155,10 +155,10 @@ impl Scratch {
                     }
                     let first = group * simd.rows;
                     let size = (simd.rows.min(n - first), columns.len());
-                    let left = Left::Tile(&self.scores.get()[first * STRIDE + columns.start..]);
+                    let left = LhsLayout::Tile(&self.scores.get()[first * STRIDE + columns.start..]);
                     let values = keys.v.panel(panel, tile.start + columns.start);
                     let o = &mut self.o.get_mut()[first * self.o_row + panel * simd.columns..];
-                    simd.product(size, 1.0, left, values, o, self.o_row, Into::Add);
+                    simd.product(size, 1.0, left, values, o, self.o_row, Update::Accumulate);
                 }
             }
         }

@@ -7,7 +7,7 @@ use ithaca_ir::ops::Attention;
 
 use super::tiles::{Block, Tile, gaps};
 use crate::cpu::gemm::{Buffer, Element, View, pack};
-use crate::cpu::simd::{Into, Left, STRIDE, Simd};
+use crate::cpu::simd::{LhsLayout, STRIDE, Simd, Update};
 use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::oracle::attention::{Bias, Extent};
@@ -119,9 +119,17 @@ pub(super) fn scores(
                 continue;
             }
             let first = group * simd.rows;
-            let left = Left::Neighbours(rows.panel(group, 0), rows.width());
+            let left = LhsLayout::Neighbours(rows.panel(group, 0), rows.width());
             let out = &mut out[first * STRIDE + column..];
-            simd.product((simd.rows.min(n - first), keys.k), alpha, left, panel, out, STRIDE, Into::Replace);
+            simd.product(
+                (simd.rows.min(n - first), keys.k),
+                alpha,
+                left,
+                panel,
+                out,
+                STRIDE,
+                Update::Overwrite,
+            );
         }
     }
 }

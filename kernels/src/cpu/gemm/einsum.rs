@@ -10,7 +10,7 @@ use ithaca_ir::{Space, TensorType};
 
 use super::product::{Matrix, multiply};
 use super::view::View;
-use crate::cpu::simd::Into;
+use crate::cpu::simd::Update;
 use crate::cpu::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::{Operand, products};
@@ -81,7 +81,7 @@ pub(in crate::cpu) fn accumulate(
             let transposed = |(data, view): (_, View)| (data, view.transposed());
             let terms = filled(k, transposed(x), m.n).min(filled(k, y, n.n));
             let sizes = (filled(m, x, k.n), terms, filled(n, transposed(y), k.n));
-            multiply(sizes, 1.0, x, y, z, Into::Add, threads);
+            multiply(sizes, 1.0, x, y, z, Update::Accumulate, threads);
         }
     }
     Ok(())

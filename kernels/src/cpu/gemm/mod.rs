@@ -15,4 +15,4 @@ pub(super) use pack::pack;
 pub(super) use product::multiply;
 pub(super) use view::View;
 
-pub(super) use super::simd::Into;
+pub(super) use super::simd::Update;

@@ -6,7 +6,7 @@ use super::buffer::Buffer;
 use super::pack::pack;
 use super::vector;
 use super::view::View;
-use crate::cpu::simd::{Into, Left, Simd};
+use crate::cpu::simd::{LhsLayout, Simd, Update};
 use crate::cpu::threads::Threads;
 
 /// Summed products of a block. A panel of the right matrix streams from the second cache: half as many, for which it stays in
@@ -34,7 +34,7 @@ pub(in crate::cpu) fn multiply(
     (a, a_view): Matrix<'_>,
     (b, b_view): Matrix<'_>,
     (c, c_view): (&mut [f32], View),
-    into: Into,
+    update: Update,
     threads: Threads,
 ) {
     assert!(a_view.lies_in(m, k, a.len()), "the left matrix lies in its slice");
@@ -44,18 +44,18 @@ pub(in crate::cpu) fn multiply(
         return;
     }
     if m == 1 {
-        return vector::product((k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into);
+        return vector::product((k, n), alpha, (a, a_view), (b, b_view), (c, c_view), update);
     }
     if n == 1 {
         let (x, matrix, to) = (b_view.transposed(), a_view.transposed(), c_view.transposed());
-        return vector::product((k, m), alpha, (b, x), (a, matrix), (c, to), into);
+        return vector::product((k, m), alpha, (b, x), (a, matrix), (c, to), update);
     }
     // Small products write rows: the result's neighbours have to be columns.
     if c_view.column != 1 && (c_view.row == 1 || m > n) {
         let (left, right) = ((b, b_view.transposed()), (a, a_view.transposed()));
-        return oriented((n, k, m), alpha, left, right, (c, c_view.transposed()), into, threads);
+        return oriented((n, k, m), alpha, left, right, (c, c_view.transposed()), update, threads);
     }
-    oriented((m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into, threads);
+    oriented((m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), update, threads);
 }
 
 /// The product, rows shared out among threads where there are enough, columns otherwise.
@@ -65,7 +65,7 @@ fn oriented(
     (a, a_view): Matrix<'_>,
     (b, b_view): Matrix<'_>,
     (c, c_view): (&mut [f32], View),
-    into: Into,
+    update: Update,
     threads: Threads,
 ) {
     let simd = Simd::of_machine();
@@ -74,7 +74,7 @@ fn oriented(
     let rows_are_apart = c_view.column == 1 && c_view.row >= n;
     if threads == Threads::ONE {
         let mut spare = Spare::packed();
-        return serial(simd, &mut spare.0, (m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into);
+        return serial(simd, &mut spare.0, (m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), update);
     }
     if rows_are_apart && m >= threads.count() * 2 * simd.rows {
         let step = m.div_ceil(threads.count()).next_multiple_of(simd.rows);
@@ -82,7 +82,7 @@ fn oriented(
         threads.map(parts, Spare::packed, |spare, (first, c)| {
             let rows = step.min(m - first);
             let (a, to) = ((a, a_view.from(first, 0)), View { start: 0, ..c_view });
-            serial(simd, &mut spare.0, (rows, k, n), alpha, a, (b, b_view), (c, to), into);
+            serial(simd, &mut spare.0, (rows, k, n), alpha, a, (b, b_view), (c, to), update);
         });
         return;
     }
@@ -93,13 +93,13 @@ fn oriented(
     let parts = threads.map(firsts.clone(), Spare::packed, |spare, first| {
         let columns = step.min(n - first);
         let mut part = vec![0.0; m * columns];
-        if into == Into::Add {
+        if update == Update::Accumulate {
             for (row, part) in part.chunks_mut(columns).enumerate() {
                 get(before, c_view.from(row, first), part);
             }
         }
         let (b, to) = ((b, b_view.from(0, first)), View { start: 0, row: columns, column: 1 });
-        serial(simd, &mut spare.0, (m, k, columns), alpha, (a, a_view), b, (&mut part, to), into);
+        serial(simd, &mut spare.0, (m, k, columns), alpha, (a, a_view), b, (&mut part, to), update);
         part
     });
     for (first, part) in firsts.into_iter().zip(parts) {
@@ -172,7 +172,7 @@ fn serial(
     (a, a_view): Matrix<'_>,
     (b, b_view): Matrix<'_>,
     (c, c_view): (&mut [f32], View),
-    into: Into,
+    update: Update,
 ) {
     let (rows, columns) = (simd.rows, simd.columns);
     packed.edge.resize(rows * columns, 0.0);
@@ -180,7 +180,7 @@ fn serial(
         let width = WIDTH.min(n - first_column);
         // A product over nothing is zero: one block without depth says so.
         for (depth, first) in (0..k.max(1)).step_by(DEPTH).map(|first| (DEPTH.min(k - first), first)) {
-            let into = if first == 0 { into } else { Into::Add };
+            let update = if first == 0 { update } else { Update::Accumulate };
             pack(&mut packed.right, columns, (depth, width), b, b_view.from(first, first_column));
             for first_row in (0..m).step_by(HEIGHT) {
                 let height = HEIGHT.min(m - first_row);
@@ -190,12 +190,12 @@ fn serial(
                     let right = &packed.right.get()[p * depth * columns..(p + 1) * depth * columns];
                     let n_columns = columns.min(width - panel);
                     for (g, group) in (0..height).step_by(rows).enumerate() {
-                        let left = Left::Neighbours(&packed.left.get()[g * depth * rows..], rows);
+                        let left = LhsLayout::Neighbours(&packed.left.get()[g * depth * rows..], rows);
                         let n_rows = rows.min(height - group);
                         let at = c_view.from(first_row + group, first_column + panel);
                         if n_columns == columns && c_view.column == 1 {
                             let c = &mut c[at.start..];
-                            simd.product((n_rows, depth), alpha, left, right, c, c_view.row, into);
+                            simd.product((n_rows, depth), alpha, left, right, c, c_view.row, update);
                             continue;
                         }
                         // What is no whole panel is computed beside the result, by the same operations.
@@ -203,7 +203,7 @@ fn serial(
                         for (i, edge) in edge.chunks_mut(columns).enumerate().take(n_rows) {
                             get(c, at.from(i, 0), &mut edge[..n_columns]);
                         }
-                        simd.product((n_rows, depth), alpha, left, right, edge, columns, into);
+                        simd.product((n_rows, depth), alpha, left, right, edge, columns, update);
                         for (i, edge) in edge.chunks(columns).enumerate().take(n_rows) {
                             put(c, at.from(i, 0), &edge[..n_columns]);
                         }

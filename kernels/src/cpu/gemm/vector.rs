@@ -1,7 +1,7 @@
 //! Products of a vector and a matrix: to pack the matrix would take longer than to read it.
 
 use super::view::View;
-use crate::cpu::simd::Into;
+use crate::cpu::simd::Update;
 
 /// Sums of a dot product that run beside each other.
 const LANES: usize = 16;
@@ -14,7 +14,7 @@ pub(super) fn product(
     (x, x_view): (&[f32], View),
     (b, b_view): (&[f32], View),
     (c, c_view): (&mut [f32], View),
-    into: Into,
+    update: Update,
 ) {
     let x: Vec<f32> = (0..k).map(|p| x[x_view.start + p * x_view.column]).collect();
     let mut sums = vec![0.0f32; n];
@@ -39,9 +39,9 @@ pub(super) fn product(
     }
     for (j, sum) in sums.into_iter().enumerate() {
         let c = &mut c[c_view.start + j * c_view.column];
-        match into {
-            Into::Replace => *c = alpha * sum,
-            Into::Add => *c += alpha * sum,
+        match update {
+            Update::Overwrite => *c = alpha * sum,
+            Update::Accumulate => *c += alpha * sum,
         }
     }
 }

@@ -8,11 +8,11 @@ use super::lanes::{Lanes, WIDEST};
 
 /// The effect of a product on the elements of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cpu) enum Into {
+pub(in crate::cpu) enum Update {
     /// Replaces them.
-    Replace,
+    Overwrite,
     /// Adds to them.
-    Add,
+    Accumulate,
 }
 
 /// One small product: `c ← alpha · a b`, or `c ← c + alpha · a b`.
@@ -31,7 +31,7 @@ pub(super) struct Product {
     /// From row to row of the result.
     pub(super) c_row: usize,
     pub(super) alpha: f32,
-    pub(super) into: Into,
+    pub(super) update: Update,
 }
 
 /// The product of `R` rows, at distance `A_ROW`, with a panel of `P` vectors.
@@ -76,9 +76,9 @@ pub(super) unsafe fn product<L: Lanes, const R: usize, const P: usize, const A_R
             let mut j = 0;
             while j < P {
                 let c = x.c.add(i * x.c_row + j * L::N);
-                let value = match x.into {
-                    Into::Replace => L::mul(alpha, sums[i][j]),
-                    Into::Add => L::fma(alpha, sums[i][j], L::load(c)),
+                let value = match x.update {
+                    Update::Overwrite => L::mul(alpha, sums[i][j]),
+                    Update::Accumulate => L::fma(alpha, sums[i][j], L::load(c)),
                 };
                 L::store(c, value);
                 j += 1;

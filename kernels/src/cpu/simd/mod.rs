@@ -11,8 +11,8 @@ mod tests;
 
 use std::sync::OnceLock;
 
-pub(super) use generic::Into;
 use generic::Product;
+pub(super) use generic::Update;
 
 /// The distance of rows in a tile of scores, elements: the widest tile, and a cache line so that rows do not meet in the
 /// same sets of a cache.
@@ -23,7 +23,7 @@ pub(super) const WIDTH: usize = 256;
 
 /// The rows of a left matrix.
 #[derive(Clone, Copy)]
-pub(super) enum Left<'a> {
+pub(super) enum LhsLayout<'a> {
     /// Neighbours in memory; from one column to the next it is as far as said.
     Neighbours(&'a [f32], usize),
     /// [`STRIDE`] from one row to the next; columns are neighbours.
@@ -151,11 +151,11 @@ impl Simd {
         &self,
         (rows, k): (usize, usize),
         alpha: f32,
-        a: Left<'_>,
+        a: LhsLayout<'_>,
         b: &[f32],
         c: &mut [f32],
         c_row: usize,
-        into: Into,
+        update: Update,
     ) {
         if rows == 0 {
             return;
@@ -163,18 +163,18 @@ impl Simd {
         assert!(rows <= self.rows && b.len() >= k * self.columns, "the panel has its rows");
         assert!(c.len() >= (rows - 1) * c_row + self.columns, "the result lies in its slice");
         let (left, a_column, function) = match a {
-            Left::Neighbours(a, column) => (a, column, self.neighbours),
-            Left::Tile(a) => (a, 1, self.tile),
+            LhsLayout::Neighbours(a, column) => (a, column, self.neighbours),
+            LhsLayout::Tile(a) => (a, 1, self.tile),
         };
         let reach = match a {
-            Left::Neighbours(..) => k.saturating_sub(1) * a_column + rows,
-            Left::Tile(_) => (rows - 1) * STRIDE + k,
+            LhsLayout::Neighbours(..) => k.saturating_sub(1) * a_column + rows,
+            LhsLayout::Tile(_) => (rows - 1) * STRIDE + k,
         };
         assert!(k == 0 || left.len() >= reach, "the left matrix lies in its slice");
         let (a, b, c) = (left.as_ptr(), b.as_ptr(), c.as_mut_ptr());
         // SAFETY: the assertions show that all elements lie in their slices, c is borrowed alone, and these functions
         // are handed out only where the machine has their instructions.
-        unsafe { function(rows, Product { k, a, a_column, b, c, c_row, alpha, into }) }
+        unsafe { function(rows, Product { k, a, a_column, b, c, c_row, alpha, update }) }
     }
 
     /// The greatest element; −∞ of nothing. What is not a number may be passed over.

@@ -1,6 +1,6 @@
 //! Every kind of machine that this one can be, against `f64`.
 
-use super::{Into, Left, STRIDE, Simd};
+use super::{LhsLayout, STRIDE, Simd, Update};
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
@@ -21,20 +21,21 @@ fn small_products_are_products() {
             // The same matrix with rows as neighbours.
             let turned: Vec<f32> = (0..k * rows).map(|i| tile[(i % rows) * STRIDE + i / rows]).collect();
             let before = numbers(rows * (simd.columns + 3), 3);
-            for into in [Into::Replace, Into::Add] {
-                let run = |left: Left<'_>| {
+            for update in [Update::Overwrite, Update::Accumulate] {
+                let run = |left: LhsLayout<'_>| {
                     let mut c = before.clone();
-                    simd.product((rows, k), 0.5, left, &b, &mut c, simd.columns + 3, into);
+                    simd.product((rows, k), 0.5, left, &b, &mut c, simd.columns + 3, update);
                     c
                 };
-                let found = run(Left::Tile(&tile));
-                assert_eq!(found, run(Left::Neighbours(&turned, rows)), "{}", simd.name);
+                let found = run(LhsLayout::Tile(&tile));
+                assert_eq!(found, run(LhsLayout::Neighbours(&turned, rows)), "{}", simd.name);
                 for (i, j) in (0..rows).flat_map(|i| (0..simd.columns).map(move |j| (i, j))) {
                     let sum: f64 = (0..k)
                         .map(|p| f64::from(tile[i * STRIDE + p]) * f64::from(b[p * simd.columns + j]))
                         .sum();
                     let at = i * (simd.columns + 3) + j;
-                    let expected = 0.5 * sum + if into == Into::Add { f64::from(before[at]) } else { 0.0 };
+                    let expected =
+                        0.5 * sum + if update == Update::Accumulate { f64::from(before[at]) } else { 0.0 };
                     assert!((f64::from(found[at]) - expected).abs() < 1e-6, "{} {rows}×{k}", simd.name);
                 }
             }

@@ -132,7 +132,7 @@ impl<'d> Nccl<'d> {
         timeout: Option<Duration>,
     ) -> Result<Self, CudaError> {
         let mesh = &schedule.space.mesh;
-        let own = ithaca_device::Communicator::further(schedule);
+        let own = ithaca_device::Communicator::extra_communicators(schedule);
         let n_ranks = index(mesh.ranks());
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {

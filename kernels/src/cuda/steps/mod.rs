@@ -113,17 +113,17 @@ impl Steps<'_> {
     fn frame(&mut self, scope: &Scope) -> Result<(), RunError> {
         let program = self.program;
         let frame = &program.frames[scope.frame];
-        let meet = |steps: &Self| {
-            let mut locals = scope.locals.iter().filter(|_| frame.meets != Streams::default());
-            locals.try_for_each(|&local| steps.locals[local].synchronize_streams(frame.meets))
+        let join = |steps: &Self| {
+            let mut locals = scope.locals.iter().filter(|_| frame.joined_streams != Streams::default());
+            locals.try_for_each(|&local| steps.locals[local].synchronize_streams(frame.joined_streams))
         };
-        meet(self)?;
+        join(self)?;
         for (number, step) in frame.steps.iter().enumerate() {
             let runs = |&&local: &&usize| self.is_at(local, step.places.as_deref());
             let locals: Vec<usize> = scope.locals.iter().filter(runs).copied().collect();
             self.step(scope, number, step, &locals).map_err(|error| self.failed_here(error))?;
         }
-        meet(self)?;
+        join(self)?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use ithaca_ir::order::Run;
 use ithaca_ir::{DimId, Mask, Space, TensorType};
 
 use crate::error::RunError;
-use crate::oracle::value::{Held, Operand};
+use crate::oracle::value::{Operand, OperandRegion};
 use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, length, strides};
@@ -116,9 +116,9 @@ impl Extent {
     pub fn new(
         space: &Space,
         attention: &Attention,
-        (q_ty, q): Held<'_>,
-        (k_ty, k): Held<'_>,
-        (v_ty, v): Held<'_>,
+        (q_ty, q): OperandRegion<'_>,
+        (k_ty, k): OperandRegion<'_>,
+        (v_ty, v): OperandRegion<'_>,
     ) -> Result<Self, RunError> {
         let &Attention { heads, kv_heads, queries, keys, width, .. } = attention;
         let n = q.len();

@@ -227,7 +227,7 @@ fn parts_in_f32_lose_no_more_than_one_device_does() {
             step::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap().outputs;
         match crate::compare::tensors(&found["o"], &exact["o"]) {
             crate::compare::Verdict::Distance { relative, .. } => relative,
-            other => panic!("{other:?}"),
+            crate::compare::Verdict::Mismatch(mismatch) => panic!("{mismatch:?}"),
         }
     };
     let alone = error(1);

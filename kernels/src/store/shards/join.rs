@@ -24,7 +24,7 @@ pub struct Joined {
 }
 
 /// A part, and the file that has it.
-struct Held<'a> {
+struct StoredPart<'a> {
     file: &'a SafeTensorsFile,
     name: String,
     part: Part,
@@ -74,8 +74,8 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
 fn parts<'a>(
     files: &'a [SafeTensorsFile],
     index: &Index,
-) -> Result<BTreeMap<String, Vec<Held<'a>>>, ShardError> {
-    let mut parts: BTreeMap<String, Vec<Held<'a>>> = BTreeMap::new();
+) -> Result<BTreeMap<String, Vec<StoredPart<'a>>>, ShardError> {
+    let mut parts: BTreeMap<String, Vec<StoredPart<'a>>> = BTreeMap::new();
     for (rank, file) in files.iter().enumerate() {
         for (name, part) in Shard::of(file, index, rank as u64)?.parts {
             let invalid = |reason: String| ShardError::Invalid { path: file.path().to_owned(), reason };
@@ -90,7 +90,7 @@ fn parts<'a>(
                 }
                 None => return Err(invalid(format!("`{}` is not in the index", part.of))),
             }
-            parts.entry(part.of.clone()).or_default().push(Held { file, name, part });
+            parts.entry(part.of.clone()).or_default().push(StoredPart { file, name, part });
         }
     }
     Ok(parts)
@@ -99,7 +99,7 @@ fn parts<'a>(
 /// Checks that there are elements enough for a stored tensor.
 fn check(
     entry: &Entry,
-    held: &[Held<'_>],
+    held: &[StoredPart<'_>],
     rest: Option<&SafeTensorsFile>,
     from: &Path,
 ) -> Result<(), ShardError> {
@@ -123,7 +123,7 @@ fn check(
 }
 
 /// The error of elements that no part has. Its memory is bounded by the elements of the parts.
-fn missing(entry: &Entry, held: &[Held<'_>]) -> ShardError {
+fn missing(entry: &Entry, held: &[StoredPart<'_>]) -> ShardError {
     let Entry { name, stored: _, shape } = entry;
     let mut known: Vec<usize> = Vec::new();
     held.iter().for_each(|h| h.part.each(|_, at| known.push(at)));
@@ -136,19 +136,23 @@ fn missing(entry: &Entry, held: &[Held<'_>]) -> ShardError {
 }
 
 /// A stored tensor from its parts.
-fn tensor(entry: &Entry, held: &[Held<'_>], rest: Option<&SafeTensorsFile>) -> Result<Vec<u8>, ShardError> {
+fn tensor(
+    entry: &Entry,
+    held: &[StoredPart<'_>],
+    rest: Option<&SafeTensorsFile>,
+) -> Result<Vec<u8>, ShardError> {
     let size = entry.stored.bytes();
     let mut stored = vec![0; entry.bytes()];
     let mut known = vec![false; stored.len() / size];
-    for Held { file, name, part } in held {
+    for StoredPart { file, name, part } in held {
         let Raw { bytes, .. } = file.raw(name)?;
         let mut differs = None;
         part.each(|i, at| {
             let (new, old) = (&bytes[i * size..(i + 1) * size], &mut stored[at * size..(at + 1) * size]);
-            match std::mem::replace(&mut known[at], true) {
-                true if new != &*old => differs = differs.or(Some(at)),
-                true => {}
-                false => old.copy_from_slice(new),
+            if !std::mem::replace(&mut known[at], true) {
+                old.copy_from_slice(new);
+            } else if new != &*old {
+                differs = differs.or(Some(at));
             }
         });
         if let Some(at) = differs {

@@ -160,7 +160,7 @@ impl<'a> Grouping<'a> {
             return Ok(Vec::new());
         }
         let name = &self.function.name;
-        match cx.ask(Topic::Messages, name.as_str())? {
+        match cx.choose(Topic::Messages, name.as_str())? {
             Choice::ByPrice(_) => {
                 let groups = self.groups(&members, cx);
                 let place = |i: &usize| members.binary_search(i).expect("groups have members").to_string();

@@ -7,8 +7,8 @@ use super::attend::{arrived, gradients};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::relays::{Blocks, relays};
-use super::travel::{Sums, Travellers, accumulate};
-use crate::movement::{Partials, Seat, Step};
+use super::travel::{MovingBlocks, Sums, accumulate};
+use crate::movement::{Partials, RankOffset, Step};
 
 /// Gradients for q, k, v and the bias from `q, k, v, d_o, lse, delta` and the bias. The gradient of the bias is a pending sum
 /// over the ranks; the caller converts element types and layouts.
@@ -56,19 +56,19 @@ fn steps_backward(
     kv: &[ValueId],
     bias: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
-    let mut queries = Travellers::new(rows, |step| &step.queries);
+    let mut queries = MovingBlocks::new(rows, |step| &step.queries);
     let blocks = Blocks::new(b, [kv, rows], [kv, &rows[..1]], partials);
-    let mut keys = Travellers::relayed(kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
+    let mut keys = MovingBlocks::relayed(kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
     // A rank's part of the gradient of the bias stays with it.
     let [mut d_queries, mut d_keys, mut d_bias] = [(); 3].map(|()| Sums::new(accumulate, partials));
     for (i, step) in steps.iter().enumerate() {
         let (rows, kv) = (queries.visit(b, steps, i)?, keys.visit(b, steps, i)?);
-        d_queries.approach(b, &step.queries)?;
-        d_keys.approach(b, &step.keys)?;
+        d_queries.send_ahead(b, &step.queries)?;
+        d_keys.send_ahead(b, &step.keys)?;
         let part = gradients(b, a, &rows, &kv, bias)?;
         d_queries.add(b, &step.queries, &part[..1])?;
         d_keys.add(b, &step.keys, &part[1..3])?;
-        d_bias.add(b, &Seat::new(), &part[3..])?;
+        d_bias.add(b, &RankOffset::new(), &part[3..])?;
     }
     let mut gradients = d_queries.finish(b)?;
     gradients.extend(d_keys.finish(b)?);

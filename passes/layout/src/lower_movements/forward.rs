@@ -8,7 +8,7 @@ use super::attend::{arrived, attend, gathered, split_by};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::relays::{Blocks, relays};
-use super::travel::{Sums, Travellers, merge};
+use super::travel::{MovingBlocks, Sums, merge};
 use crate::movement::{Partials, Step};
 
 /// Output and lse, or the output alone, as the attention returns them; the caller converts element types and layouts.
@@ -63,16 +63,16 @@ fn steps_forward(
     bias: &[ValueId],
     n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
-    let mut queries = Travellers::new(&qkv[..1], |step| &step.queries);
+    let mut queries = MovingBlocks::new(&qkv[..1], |step| &step.queries);
     // Latents are keys and values, and travel once.
     let n_keys = if a.latent { 1 } else { 2 };
     let kv = [&qkv[1..=n_keys], scales].concat();
     let blocks = Blocks::new(b, [&kv, &qkv[..1]], [&[], &qkv[..1]], partials);
-    let mut keys = Travellers::relayed(&kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
+    let mut keys = MovingBlocks::relayed(&kv, |step| &step.keys, relays(&b.space().mesh, steps, blocks));
     let mut sums = Sums::new(merge, partials);
     for (i, step) in steps.iter().enumerate() {
         let (q, kv) = (queries.visit(b, steps, i)?[0], keys.visit(b, steps, i)?);
-        sums.approach(b, &step.queries)?;
+        sums.send_ahead(b, &step.queries)?;
         let part = attend(b, a, [q, kv[0], kv[n_keys - 1]], &[bias, &kv[n_keys..]].concat())?;
         sums.add(b, &step.queries, &part)?;
     }
@@ -89,7 +89,7 @@ fn two_pass(
 ) -> Result<Vec<ValueId>, OpError> {
     let mut a = a.clone();
     a.returns = Returns::Output;
-    let mut keys = Travellers::new(&[k], |step| &step.keys);
+    let mut keys = MovingBlocks::new(&[k], |step| &step.keys);
     let mut rows = Vec::with_capacity(steps.len());
     let mut total: Option<ValueId> = None;
     for i in 0..steps.len() {
@@ -103,7 +103,7 @@ fn two_pass(
         });
     }
     let lse = total.expect("there is a step at home");
-    let mut values = Travellers::new(&[v], |step| &step.keys);
+    let mut values = MovingBlocks::new(&[v], |step| &step.keys);
     let mut sum: Option<ValueId> = None;
     for (i, &scores) in rows.iter().enumerate() {
         let v = values.visit(b, steps, i)?[0];

@@ -9,7 +9,7 @@ use ithaca_ir::ops::Attention;
 use ithaca_ir::order::joined;
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
-use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
+use crate::movement::{Movement, RankOffset, Site, Step, Visits, admit};
 use crate::parts::part;
 use crate::registry::Registry;
 
@@ -196,8 +196,8 @@ impl<'a> Meetings<'a> {
     ) -> impl Iterator<Item = (usize, usize)> + 's {
         // Late ranks have the most pairs, so they come first.
         self.ranks.iter().rev().filter_map(move |&rank| {
-            let held = |seat: &Seat| {
-                let layout = Layout { moved: seat.clone(), ..Layout::default() };
+            let held = |offset: &RankOffset| {
+                let layout = Layout { moved: offset.clone(), ..Layout::default() };
                 let owner = layout.owner(mesh, rank)?;
                 usize::try_from(mesh.coordinate_along(owner, axes)).ok()
             };
@@ -228,10 +228,10 @@ impl<'a> Meetings<'a> {
     }
 }
 
-/// The seat of the same blocks at home, for blocks that some ranks hold at `seat`.
-pub(super) fn home_of(mesh: &Mesh, seat: &Seat) -> Option<Seat> {
-    let mut home = Seat::new();
-    for m in seat {
+/// The offset of the same blocks at home, for blocks that some ranks hold at `offset`.
+pub(super) fn home_of(mesh: &Mesh, offset: &RankOffset) -> Option<RankOffset> {
+    let mut home = RankOffset::new();
+    for m in offset {
         let n = mesh.size(m.axis);
         let Some((start, end)) = m.only else { continue };
         let (first, last) = ((start + m.by) % n, (end - 1 + m.by) % n);
@@ -245,6 +245,6 @@ pub(super) fn home_of(mesh: &Mesh, seat: &Seat) -> Option<Seat> {
 }
 
 /// Whether every rank holds a block.
-pub(super) fn is_full(seat: &Seat) -> bool {
-    seat.iter().all(|m| m.only.is_none())
+pub(super) fn is_full(offset: &RankOffset) -> bool {
+    offset.iter().all(|m| m.only.is_none())
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use ithaca_ir::layout::Move;
 use ithaca_ir::{DType, FunctionBuilder, Mesh, ValueId};
 
-use crate::movement::{Partials, Seat, Step};
+use crate::movement::{Partials, RankOffset, Step};
 
 /// Bytes of a rank's blocks and of what returns from them.
 #[derive(Clone, Copy, Debug)]
@@ -49,16 +49,16 @@ impl Blocks {
 /// The number of ranks above which three choices are compared, and not improved step by step.
 const IMPROVED: u64 = 512;
 
-/// The seats of keys that some ranks hold and that come from an earlier seat of that kind, which is given; the others come
+/// The offsets of keys that some ranks hold and that come from an earlier offset of that kind, which is given; the others come
 /// from home.
-pub(super) fn relays(mesh: &Mesh, steps: &[Step], blocks: Blocks) -> BTreeMap<Seat, Seat> {
-    let seats = || steps.iter().filter(|step| in_part(&step.keys).is_some());
-    let before: Vec<(&Seat, &Seat)> = seats()
-        .zip(seats().skip(1))
+pub(super) fn relays(mesh: &Mesh, steps: &[Step], blocks: Blocks) -> BTreeMap<RankOffset, RankOffset> {
+    let offsets = || steps.iter().filter(|step| in_part(&step.keys).is_some());
+    let before: Vec<(&RankOffset, &RankOffset)> = offsets()
+        .zip(offsets().skip(1))
         .map(|(before, step)| (&step.keys, &before.keys))
-        .filter(|(seat, before)| reaches(mesh, before, seat))
+        .filter(|(offset, before)| reaches(mesh, before, offset))
         .collect();
-    let Some(axis) = before.first().map(|(seat, _)| seat[0].axis) else { return BTreeMap::new() };
+    let Some(axis) = before.first().map(|(offset, _)| offset[0].axis) else { return BTreeMap::new() };
     if steps.iter().flat_map(|s| s.keys.iter().chain(&s.queries)).any(|m| m.axis != axis) {
         return BTreeMap::new();
     }
@@ -87,22 +87,22 @@ pub(super) fn relays(mesh: &Mesh, steps: &[Step], blocks: Blocks) -> BTreeMap<Se
     let [first, others @ ..] = choices;
     let (_, relayed) = others.into_iter().fold(first, |best, next| if next.0 < best.0 { next } else { best });
     let chosen = before.iter().zip(relayed).filter(|(_, is_relayed)| *is_relayed);
-    chosen.map(|(&(seat, before), _)| (seat.clone(), before.clone())).collect()
+    chosen.map(|(&(offset, before), _)| (offset.clone(), before.clone())).collect()
 }
 
 /// The displacement of blocks that some ranks along one axis hold, and these ranks.
-fn in_part(seat: &Seat) -> Option<(u64, Range<u64>)> {
-    match seat[..] {
+fn in_part(offset: &RankOffset) -> Option<(u64, Range<u64>)> {
+    match offset[..] {
         [Move { by, only: Some((start, end)), .. }] => Some((by, start..end)),
         _ => None,
     }
 }
 
-/// Whether each block at `seat` was at `before`, on another rank.
-fn reaches(mesh: &Mesh, before: &Seat, seat: &Seat) -> bool {
-    let (Some((from, held)), Some((by, ranks))) = (in_part(before), in_part(seat)) else { return false };
-    let n = mesh.size(seat[0].axis);
-    before[0].axis == seat[0].axis
+/// Whether each block at `offset` was at `before`, on another rank.
+fn reaches(mesh: &Mesh, before: &RankOffset, offset: &RankOffset) -> bool {
+    let (Some((from, held)), Some((by, ranks))) = (in_part(before), in_part(offset)) else { return false };
+    let n = mesh.size(offset[0].axis);
+    before[0].axis == offset[0].axis
         && from != by
         && ranks.into_iter().all(|r| held.contains(&((r + by + n - from) % n)))
 }
@@ -119,11 +119,11 @@ impl Loads {
         let mut loads =
             Self { sent: vec![0; usize::try_from(n).expect("a mesh is small")], keys: blocks.keys };
         let travels = [
-            ((|step| &step.keys) as fn(&Step) -> &Seat, blocks.keys, blocks.key_sums),
+            ((|step| &step.keys) as fn(&Step) -> &RankOffset, blocks.keys, blocks.key_sums),
             (|step| &step.queries, blocks.queries, blocks.query_sums),
         ];
-        for (seat, bytes, sums) in travels {
-            for (by, ranks) in steps.iter().filter_map(|step| in_part(seat(step))) {
+        for (offset, bytes, sums) in travels {
+            for (by, ranks) in steps.iter().filter_map(|step| in_part(offset(step))) {
                 for rank in ranks {
                     *loads.of(rank + by) += bytes;
                     *loads.of(rank) += sums;
@@ -139,10 +139,10 @@ impl Loads {
         &mut self.sent[usize::try_from(rank % n).expect("a mesh is small")]
     }
 
-    /// Blocks of the seat `i` come from the seat before if they came from home, and the other way round.
-    fn flip(&mut self, relayed: &mut [bool], before: &[(&Seat, &Seat)], i: usize) {
-        let (seat, before) = before[i];
-        let (Some((by, ranks)), Some((from, _))) = (in_part(seat), in_part(before)) else { return };
+    /// Blocks of the offset `i` come from the offset before if they came from home, and the other way round.
+    fn flip(&mut self, relayed: &mut [bool], before: &[(&RankOffset, &RankOffset)], i: usize) {
+        let (offset, before) = before[i];
+        let (Some((by, ranks)), Some((from, _))) = (in_part(offset), in_part(before)) else { return };
         let (n, keys) = (self.sent.len() as u64, self.keys);
         for rank in ranks {
             let (home, last) = (rank + by, rank + by + n - from);

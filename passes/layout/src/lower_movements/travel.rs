@@ -9,48 +9,48 @@ use ithaca_ir::{DType, FunctionBuilder, Mesh, Op, ValueId};
 use smallvec::SmallVec;
 
 use super::plan::{home_of, is_full};
-use crate::movement::{Partials, Seat, Step};
+use crate::movement::{Partials, RankOffset, Step};
 
-/// Values that travel together, with every seat of theirs so far.
-pub(super) struct Travellers {
-    /// The seat of the values in a step.
-    seat: fn(&Step) -> &Seat,
+/// Values that travel together, with every offset of theirs so far.
+pub(super) struct MovingBlocks {
+    /// The offset of the values in a step.
+    offset: fn(&Step) -> &RankOffset,
     places: Vec<Place>,
     /// The number of each place.
-    numbers: BTreeMap<Seat, usize>,
+    numbers: BTreeMap<RankOffset, usize>,
     /// The axes along which places differ.
     axes: AxisList,
-    /// Whether each place is on all ranks, and its seat is spelt in one way only.
+    /// Whether each place is on all ranks, and its offset is spelt in one way only.
     is_plain: bool,
-    /// The earlier seats that some seats come from.
-    relays: BTreeMap<Seat, Seat>,
+    /// The earlier offsets that some offsets come from.
+    relays: BTreeMap<RankOffset, RankOffset>,
 }
 
-/// A seat of values.
+/// An offset of values.
 struct Place {
-    at: Seat,
-    /// The seat before it.
-    from: Seat,
+    at: RankOffset,
+    /// The offset before it.
+    from: RankOffset,
     values: Vec<ValueId>,
 }
 
-impl Travellers {
+impl MovingBlocks {
     /// Values at home.
-    pub(super) fn new(values: &[ValueId], seat: fn(&Step) -> &Seat) -> Self {
-        Self::relayed(values, seat, BTreeMap::new())
+    pub(super) fn new(values: &[ValueId], offset: fn(&Step) -> &RankOffset) -> Self {
+        Self::relayed(values, offset, BTreeMap::new())
     }
 
-    /// Values at home; those of some seats come from the seats given.
+    /// Values at home; those of some offsets come from the offsets given.
     pub(super) fn relayed(
         values: &[ValueId],
-        seat: fn(&Step) -> &Seat,
-        relays: BTreeMap<Seat, Seat>,
+        offset: fn(&Step) -> &RankOffset,
+        relays: BTreeMap<RankOffset, RankOffset>,
     ) -> Self {
-        let home = Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() };
+        let home = Place { at: RankOffset::new(), from: RankOffset::new(), values: values.to_vec() };
         Self {
-            seat,
+            offset,
             places: vec![home],
-            numbers: BTreeMap::from([(Seat::new(), 0)]),
+            numbers: BTreeMap::from([(RankOffset::new(), 0)]),
             axes: AxisList::new(),
             is_plain: true,
             relays,
@@ -65,36 +65,36 @@ impl Travellers {
         i: usize,
     ) -> Result<Vec<ValueId>, OpError> {
         if let Some(next) = steps.get(i + 1) {
-            self.bring(b, (self.seat)(next))?;
+            self.bring(b, (self.offset)(next))?;
         }
-        self.bring(b, (self.seat)(&steps[i]))
+        self.bring(b, (self.offset)(&steps[i]))
     }
 
-    /// The values at `seat`, from the seat that relays say, or else from the nearest earlier seat: along the fewest axes, then
-    /// with the fewest hops. Among equal seats, values continue in their direction rather than turn, so that each block keeps
-    /// to its way round; then the seat nearest to home along the axes of the hop wins, then the latest.
-    fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
-        if let Some(&number) = self.numbers.get(seat) {
+    /// The values at `offset`, from the offset that relays say, or else from the nearest earlier offset: along the fewest axes, then
+    /// with the fewest hops. Among equal offsets, values continue in their direction rather than turn, so that each block keeps
+    /// to its way round; then the offset nearest to home along the axes of the hop wins, then the latest.
+    fn bring(&mut self, b: &mut FunctionBuilder<'_>, offset: &RankOffset) -> Result<Vec<ValueId>, OpError> {
+        if let Some(&number) = self.numbers.get(offset) {
             return Ok(self.places[number].values.clone());
         }
         let mesh = &b.space().mesh;
-        self.is_plain &= is_plain(mesh, seat);
-        let nearest = self.nearest(mesh, seat);
+        self.is_plain &= is_plain(mesh, offset);
+        let nearest = self.nearest(mesh, offset);
         let preference = |place: &&Place| {
-            let next = hops(mesh, &place.at, seat);
+            let next = hops(mesh, &place.at, offset);
             let turns = hops(mesh, &place.from, &place.at) != next;
-            let along: Seat =
+            let along: RankOffset =
                 place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
-            (turns, way(mesh, &Seat::new(), &along).1)
+            (turns, way(mesh, &RankOffset::new(), &along).1)
         };
-        let relay = self.relays.get(seat).and_then(|from| self.numbers.get(from));
+        let relay = self.relays.get(offset).and_then(|from| self.numbers.get(from));
         let source = match relay {
             Some(&number) => &self.places[number],
             None => nearest.into_iter().min_by_key(preference).expect("the first place is home"),
         };
         let from = source.at.clone();
-        let values = source.values.iter().map(|&v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
-        self.add(Place { at: seat.clone(), from, values: values.clone() });
+        let values = source.values.iter().map(|&v| go(b, v, offset)).collect::<Result<Vec<_>, _>>()?;
+        self.add(Place { at: offset.clone(), from, values: values.clone() });
         Ok(values)
     }
 
@@ -108,11 +108,11 @@ impl Travellers {
         self.places.push(place);
     }
 
-    /// The places from which a new seat is nearest, the latest first.
-    fn nearest(&self, mesh: &Mesh, seat: &Seat) -> Vec<&Place> {
+    /// The places from which a new offset is nearest, the latest first.
+    fn nearest(&self, mesh: &Mesh, offset: &RankOffset) -> Vec<&Place> {
         // A ring has as many places as ranks, and nearly always one that is a hop away, than which none is nearer.
         let mut numbers: Vec<usize> =
-            neighbours(mesh, seat, &self.axes).filter_map(|at| self.numbers.get(&at).copied()).collect();
+            neighbours(mesh, offset, &self.axes).filter_map(|at| self.numbers.get(&at).copied()).collect();
         numbers.sort_unstable_by(|a, b| b.cmp(a));
         numbers.dedup();
         let next: Vec<&Place> = numbers.into_iter().map(|number| &self.places[number]).collect();
@@ -120,26 +120,30 @@ impl Travellers {
             return next;
         }
         let sources = || self.places.iter().rev().filter(|place| is_full(&place.at));
-        let nearest = sources().map(|place| way(mesh, &place.at, seat)).min();
-        sources().filter(|place| Some(way(mesh, &place.at, seat)) == nearest).collect()
+        let nearest = sources().map(|place| way(mesh, &place.at, offset)).min();
+        sources().filter(|place| Some(way(mesh, &place.at, offset)) == nearest).collect()
     }
 }
 
-/// Whether a seat is on all ranks, with a move along each of some axes, in their order.
-fn is_plain(mesh: &Mesh, seat: &Seat) -> bool {
+/// Whether an offset is on all ranks, with a move along each of some axes, in their order.
+fn is_plain(mesh: &Mesh, offset: &RankOffset) -> bool {
     let moves = |m: &Move| m.only.is_none() && (1..mesh.size(m.axis)).contains(&m.by);
-    seat.iter().all(moves) && seat.windows(2).all(|pair| pair[0].axis < pair[1].axis)
+    offset.iter().all(moves) && offset.windows(2).all(|pair| pair[0].axis < pair[1].axis)
 }
 
-/// The seats that are one hop from a plain one along one of its axes or of `others`.
-fn neighbours<'a>(mesh: &'a Mesh, seat: &'a Seat, others: &'a AxisList) -> impl Iterator<Item = Seat> + 'a {
-    let own = seat.iter().map(|m| m.axis);
-    let others = others.iter().copied().filter(move |axis| seat.iter().all(|m| m.axis != *axis));
+/// The offsets that are one hop from a plain one along one of its axes or of `others`.
+fn neighbours<'a>(
+    mesh: &'a Mesh,
+    offset: &'a RankOffset,
+    others: &'a AxisList,
+) -> impl Iterator<Item = RankOffset> + 'a {
+    let own = offset.iter().map(|m| m.axis);
+    let others = others.iter().copied().filter(move |axis| offset.iter().all(|m| m.axis != *axis));
     own.chain(others).flat_map(move |axis| {
         let n = mesh.size(axis);
-        let here = seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
+        let here = offset.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
         [1, n - 1].map(|hop| {
-            let mut at: Seat = seat.iter().copied().filter(|m| m.axis != axis).collect();
+            let mut at: RankOffset = offset.iter().copied().filter(|m| m.axis != axis).collect();
             let by = (here + hop) % n;
             if by > 0 {
                 let place = at.iter().position(|m| m.axis > axis).unwrap_or(at.len());
@@ -150,9 +154,9 @@ fn neighbours<'a>(mesh: &'a Mesh, seat: &'a Seat, others: &'a AxisList) -> impl 
     })
 }
 
-/// The axes along which two seats differ, with the hops from the first to the second, up the coordinates.
-fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> SmallVec<[(AxisId, u64); 2]> {
-    let by = |seat: &Seat, axis| seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
+/// The axes along which two offsets differ, with the hops from the first to the second, up the coordinates.
+fn hops(mesh: &Mesh, from: &RankOffset, to: &RankOffset) -> SmallVec<[(AxisId, u64); 2]> {
+    let by = |offset: &RankOffset, axis| offset.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
     let mut axes: AxisList = from.iter().chain(to).map(|m| m.axis).collect();
     axes.sort_unstable();
     axes.dedup();
@@ -163,20 +167,20 @@ fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> SmallVec<[(AxisId, u64); 2]> {
     hops.filter(|&(_, hops)| hops > 0).collect()
 }
 
-/// The distance of two seats: the number of axes along which they differ, and the most hops along one, either way round.
-fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
+/// The distance of two offsets: the number of axes along which they differ, and the most hops along one, either way round.
+fn way(mesh: &Mesh, from: &RankOffset, to: &RankOffset) -> (usize, u64) {
     let hops = hops(mesh, from, to);
     let most = hops.iter().map(|&(axis, up)| up.min(mesh.size(axis) - up)).max();
     (hops.len(), most.unwrap_or(0))
 }
 
-/// Moves `value` to `seat`.
-fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Result<ValueId, OpError> {
+/// Moves `value` to `offset`.
+fn go(b: &mut FunctionBuilder<'_>, value: ValueId, offset: &RankOffset) -> Result<ValueId, OpError> {
     let mut ty = b.ty(value).clone();
-    if ty.layout.moved == *seat {
+    if ty.layout.moved == *offset {
         return Ok(value);
     }
-    ty.layout.moved.clone_from(seat);
+    ty.layout.moved.clone_from(offset);
     b.push_as(Op::Permute, &[value], ty)
 }
 
@@ -185,17 +189,17 @@ fn go(b: &mut FunctionBuilder<'_>, value: ValueId, seat: &Seat) -> Result<ValueI
 fn carry(
     b: &mut FunctionBuilder<'_>,
     values: &[ValueId],
-    seat: &Seat,
+    offset: &RankOffset,
     partials: Partials,
 ) -> Result<Vec<ValueId>, OpError> {
     let rank = values.iter().map(|&v| b.ty(v).dims.len()).max().unwrap_or(0);
     let mut carried = Vec::with_capacity(values.len());
     for &value in values {
         let ty = b.ty(value);
-        let goes_narrow = ty.layout.moved != *seat && ty.dims.len() == rank;
+        let goes_narrow = ty.layout.moved != *offset && ty.dims.len() == rank;
         let wire = if goes_narrow { partials.wire(ty.dtype) } else { ty.dtype };
         let narrow = cast(b, value, wire)?;
-        carried.push(go(b, narrow, seat)?);
+        carried.push(go(b, narrow, offset)?);
     }
     Ok(carried)
 }
@@ -206,7 +210,7 @@ type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> Result<Vec<V
 /// Sums that travel to the ranks that make their summands.
 ///
 /// Where all ranks make summands, the nearest sum travels there and takes them in; where some do, their summands go home.
-/// A seat that is nearer to home than to any sum starts a sum of its own. Blocks that go round both ways thus accumulate
+/// An offset that is nearer to home than to any sum starts a sum of its own. Blocks that go round both ways thus accumulate
 /// both ways, and none crosses the ring between two steps; the number of transfers is the same.
 pub(super) struct Sums {
     join: Join,
@@ -214,9 +218,9 @@ pub(super) struct Sums {
     sums: Vec<Sum>,
 }
 
-/// A sum so far, and its seat.
+/// A sum so far, and its offset.
 struct Sum {
-    at: Seat,
+    at: RankOffset,
     /// In the element type of partials once they have travelled.
     values: Vec<ValueId>,
     /// The types in which they are computed.
@@ -229,42 +233,51 @@ impl Sums {
         Self { join, partials, sums: Vec::new() }
     }
 
-    /// Takes in `values` that were made at `seat`.
+    /// Takes in `values` that were made at `offset`.
     pub(super) fn add(
         &mut self,
         b: &mut FunctionBuilder<'_>,
-        seat: &Seat,
+        offset: &RankOffset,
         values: &[ValueId],
     ) -> Result<(), OpError> {
         let made = Sum::new(b, values);
-        if is_full(seat) {
-            return self.join_nearest(b, Sum { at: seat.clone(), ..made }, seat);
+        if is_full(offset) {
+            return self.join_nearest(b, Sum { at: offset.clone(), ..made }, offset);
         }
-        let Some(home) = home_of(&b.space().mesh, seat) else {
+        let Some(home) = home_of(&b.space().mesh, offset) else {
             return Err(OpError::new(
                 "V28",
                 "blocks of ranks that wrap around the end of a ring cannot go home together",
             ));
         };
         let values = carry(b, values, &home, self.partials)?;
-        self.join_nearest(b, Sum { at: home, values, ..made }, &Seat::new())
+        self.join_nearest(b, Sum { at: home, values, ..made }, &RankOffset::new())
     }
 
-    /// Sends the nearest sum to `seat` while the values that it will take in there are made.
-    pub(super) fn approach(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<(), OpError> {
+    /// Sends the nearest sum to `offset` while the values that it will take in there are made.
+    pub(super) fn send_ahead(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        offset: &RankOffset,
+    ) -> Result<(), OpError> {
         let partials = self.partials;
-        match self.nearest(&b.space().mesh, seat) {
-            Some(sum) if is_full(seat) => sum.travel(b, seat, partials),
+        match self.nearest(&b.space().mesh, offset) {
+            Some(sum) if is_full(offset) => sum.travel(b, offset, partials),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Brings the nearest sum to `seat`, where `made` joins it, or starts a sum of its own.
-    fn join_nearest(&mut self, b: &mut FunctionBuilder<'_>, made: Sum, seat: &Seat) -> Result<(), OpError> {
+    /// Brings the nearest sum to `offset`, where `made` joins it, or starts a sum of its own.
+    fn join_nearest(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        made: Sum,
+        offset: &RankOffset,
+    ) -> Result<(), OpError> {
         let (partials, join) = (self.partials, self.join);
-        match self.nearest(&b.space().mesh, seat) {
+        match self.nearest(&b.space().mesh, offset) {
             Some(sum) => {
-                sum.travel(b, seat, partials)?;
+                sum.travel(b, offset, partials)?;
                 let (before, made) = (sum.computed(b)?, made.computed(b)?);
                 sum.values = join(b, &before, &made)?;
             }
@@ -273,11 +286,11 @@ impl Sums {
         Ok(())
     }
 
-    /// The nearest sum to `seat`, unless home is nearer.
-    fn nearest(&mut self, mesh: &Mesh, seat: &Seat) -> Option<&mut Sum> {
-        let hops = |at: &Seat| way(mesh, at, seat).1;
+    /// The nearest sum to `offset`, unless home is nearer.
+    fn nearest(&mut self, mesh: &Mesh, offset: &RankOffset) -> Option<&mut Sum> {
+        let hops = |at: &RankOffset| way(mesh, at, offset).1;
         let nearest = self.sums.iter_mut().rev().min_by_key(|sum| hops(&sum.at));
-        nearest.filter(|sum| hops(&sum.at) <= hops(&Seat::new()) || *seat == Seat::new())
+        nearest.filter(|sum| hops(&sum.at) <= hops(&RankOffset::new()) || *offset == RankOffset::new())
     }
 
     /// The sum of all, at home.
@@ -298,7 +311,7 @@ impl Sums {
         }
         let mut total: Option<Vec<ValueId>> = None;
         for mut sum in self.sums {
-            sum.travel(b, &Seat::new(), self.partials)?;
+            sum.travel(b, &RankOffset::new(), self.partials)?;
             let values = sum.computed(b)?;
             total = Some(match total {
                 None => values,
@@ -313,7 +326,7 @@ impl Sum {
     /// A sum at home.
     fn new(b: &FunctionBuilder<'_>, values: &[ValueId]) -> Self {
         let types = values.iter().map(|&v| b.ty(v).dtype).collect();
-        Self { at: Seat::new(), values: values.to_vec(), types }
+        Self { at: RankOffset::new(), values: values.to_vec(), types }
     }
 
     /// The values in the types in which they are computed. A kernel that makes them from what arrives waits for it, so they
@@ -325,11 +338,11 @@ impl Sum {
     fn travel(
         &mut self,
         b: &mut FunctionBuilder<'_>,
-        seat: &Seat,
+        offset: &RankOffset,
         partials: Partials,
     ) -> Result<(), OpError> {
-        self.values = carry(b, &self.values, seat, partials)?;
-        self.at.clone_from(seat);
+        self.values = carry(b, &self.values, offset, partials)?;
+        self.at.clone_from(offset);
         Ok(())
     }
 }
@@ -357,30 +370,30 @@ pub(super) fn accumulate(
 mod tests {
     use super::*;
 
-    /// The places that a new seat is nearest to, found among its neighbours, are those found among all.
+    /// The places that a new offset is nearest to, found among its neighbours, are those found among all.
     #[test]
     fn neighbours_are_the_nearest_places() {
         let mesh = Mesh::new([("outer", 3), ("ring", 5), ("pair", 2)]);
         let axes: Vec<AxisId> = mesh.axes.ids().collect();
         for first in 0..4u64 {
-            let mut travellers = Travellers::new(&[], |step| &step.keys);
+            let mut blocks = MovingBlocks::new(&[], |step| &step.keys);
             for i in 1..30 {
-                // In an order that goes through all seats, and leaps.
+                // In an order that goes through all offsets, and leaps.
                 let at = i * [1, 7, 11, 13][first as usize] % 30;
                 let by = [at / 10, at / 2 % 5, at % 2];
                 let moves = axes.iter().zip(by).filter(|(_, by)| *by > 0);
-                let seat: Seat = moves.map(|(&axis, by)| Move { axis, by, only: None }).collect();
-                assert!(is_plain(&mesh, &seat));
-                let found: Vec<Seat> =
-                    travellers.nearest(&mesh, &seat).iter().map(|p| p.at.clone()).collect();
-                let all = || travellers.places.iter().rev();
-                let least = all().map(|place| way(&mesh, &place.at, &seat)).min();
-                let expected: Vec<Seat> = all()
-                    .filter(|place| Some(way(&mesh, &place.at, &seat)) == least)
+                let offset: RankOffset = moves.map(|(&axis, by)| Move { axis, by, only: None }).collect();
+                assert!(is_plain(&mesh, &offset));
+                let found: Vec<RankOffset> =
+                    blocks.nearest(&mesh, &offset).iter().map(|p| p.at.clone()).collect();
+                let all = || blocks.places.iter().rev();
+                let least = all().map(|place| way(&mesh, &place.at, &offset)).min();
+                let expected: Vec<RankOffset> = all()
+                    .filter(|place| Some(way(&mesh, &place.at, &offset)) == least)
                     .map(|place| place.at.clone())
                     .collect();
-                assert_eq!(found, expected, "{seat:?}");
-                travellers.add(Place { at: seat, from: Seat::new(), values: Vec::new() });
+                assert_eq!(found, expected, "{offset:?}");
+                blocks.add(Place { at: offset, from: RankOffset::new(), values: Vec::new() });
             }
         }
     }

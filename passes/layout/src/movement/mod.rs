@@ -134,32 +134,32 @@ pub enum Visits {
 /// use ithaca_layout::movement::{Site, Step};
 /// // Keys from the rank `hops` before, queries at home.
 /// fn from_the_left(site: &Site<'_>, hops: u64) -> Step {
-///     Step::keys(site.seat(&[site.blocks() - hops]))
+///     Step::keys(site.offset(&[site.blocks() - hops]))
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// The block of queries on a rank; its own when empty.
-    pub queries: Seat,
+    pub queries: RankOffset,
     /// The block of keys and values on a rank; its own when empty.
-    pub keys: Seat,
+    pub keys: RankOffset,
 }
 
-/// The displacement of blocks along each axis; empty at home. [`Site::seat`] makes one.
+/// The displacement of blocks along each axis; empty at home. [`Site::offset`] makes one.
 ///
 /// A [`Move`] with `only` applies to some coordinates; the other ranks hold no block during the step, as in `balance`.
 /// The coordinates must be consecutive, and so must their blocks.
-pub type Seat = SmallVec<[Move; 1]>;
+pub type RankOffset = SmallVec<[Move; 1]>;
 
 impl Step {
-    /// Keys and values at `seat`, queries at home.
-    pub fn keys(seat: Seat) -> Self {
-        Self { keys: seat, queries: Seat::new() }
+    /// Keys and values at `offset`, queries at home.
+    pub fn keys(offset: RankOffset) -> Self {
+        Self { keys: offset, queries: RankOffset::new() }
     }
 
-    /// Queries at `seat`, keys and values at home.
-    pub fn queries(seat: Seat) -> Self {
-        Self { queries: seat, keys: Seat::new() }
+    /// Queries at `offset`, keys and values at home.
+    pub fn queries(offset: RankOffset) -> Self {
+        Self { queries: offset, keys: RankOffset::new() }
     }
 }
 
@@ -179,17 +179,17 @@ impl Site<'_> {
         self.options.iter().find(|(key, _)| key == name).map(|&(_, n)| n)
     }
 
-    /// The seat of blocks displaced by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the block
+    /// The offset of blocks displaced by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the block
     /// of `c + by[i]`. So `1` is the next rank's block and `P − 1` the previous one's; axes beyond the length of `by`
     /// stay at home.
-    pub fn seat(&self, by: &[u64]) -> Seat {
+    pub fn offset(&self, by: &[u64]) -> RankOffset {
         let moves = self.axes.iter().zip(by);
-        let mut seat: Seat = moves
+        let mut offset: RankOffset = moves
             .map(|(&axis, &by)| Move { axis, by: by % self.space.mesh.size(axis), only: None })
             .filter(|m| m.by != 0)
             .collect();
-        seat.sort_unstable();
-        seat
+        offset.sort_unstable();
+        offset
     }
 
     /// The positions of block `i` of the queries.

@@ -2,11 +2,11 @@
 
 use ithaca_ir::layout::Move;
 
-use super::{Seat, Site, Step};
+use super::{RankOffset, Site, Step};
 
-/// Every seat once: home first, then backwards, so a rank receives the previous rank's block first; with several axes
+/// Every offset once: home first, then backwards, so a rank receives the previous rank's block first; with several axes
 /// the innermost ring rotates fastest.
-pub(super) fn rotate<'s>(site: &'s Site<'_>) -> impl Iterator<Item = Seat> + 's {
+pub(super) fn rotate<'s>(site: &'s Site<'_>) -> impl Iterator<Item = RankOffset> + 's {
     let sizes: Vec<u64> = site.axes.iter().map(|&a| site.space.mesh.size(a)).collect();
     (0..site.blocks()).map(move |i| {
         let mut rest = i;
@@ -15,7 +15,7 @@ pub(super) fn rotate<'s>(site: &'s Site<'_>) -> impl Iterator<Item = Seat> + 's 
             by.insert(0, (n - rest % n) % n);
             rest /= n;
         }
-        site.seat(&by)
+        site.offset(&by)
     })
 }
 
@@ -24,14 +24,15 @@ pub(super) fn balance(site: &Site<'_>) -> Vec<Step> {
     let n = site.blocks();
     let mut steps = vec![Step::default()];
     let Some(&axis) = site.axes.first() else { return steps };
-    let seat = |by: u64, only: (u64, u64)| Seat::from_slice(&[Move { axis, by: by % n, only: Some(only) }]);
+    let offset =
+        |by: u64, only: (u64, u64)| RankOffset::from_slice(&[Move { axis, by: by % n, only: Some(only) }]);
     for t in 1..=n / 2 {
         // Ranks from t on compute with the keys of the t-th rank before them.
-        steps.push(Step::keys(seat(n - t, (t, n))));
+        steps.push(Step::keys(offset(n - t, (t, n))));
         // The first t ranks have no such keys; they compute with the queries of rank + n − t, unless another rank
         // computes this pair in the same step.
         if 2 * t < n {
-            steps.push(Step::queries(seat(n - t, (0, t))));
+            steps.push(Step::queries(offset(n - t, (0, t))));
         }
     }
     steps

@@ -108,7 +108,7 @@ fn choose(
     cx: &mut Context<'_>,
 ) -> Result<Vec<Step>, OpError> {
     let key = format!("{} -> {}", show(space, from), show(space, to));
-    match cx.ask(Topic::Reshards, key.as_str())? {
+    match cx.choose(Topic::Reshards, key.as_str())? {
         Choice::ByPrice(prices) => {
             let steps = convert(space, from, to, prices);
             cx.record(write(space, &steps));

@@ -9,7 +9,7 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::evaluate::{Evaluate, Evaluated};
-use super::instance::{Missed, instance};
+use super::instance::{RejectedDraw, instance};
 use super::rewrite::{Budget, rewrite};
 use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
@@ -72,7 +72,7 @@ enum Trial {
     /// Both programs agreed, on this number of ranks.
     Agreed(u64),
     Differed(Box<Counterexample>),
-    Missed(Missed, String),
+    Rejected(RejectedDraw, String),
 }
 
 /// The check of one rule.
@@ -83,13 +83,13 @@ struct Check<'a> {
     agreed: usize,
     differed: Vec<Counterexample>,
     /// For each reason, the number of draws without a comparison, and the first message.
-    missed: BTreeMap<Missed, (u64, String)>,
+    rejected: BTreeMap<RejectedDraw, (u64, String)>,
 }
 
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
     let about_layouts = rule.changes_layouts();
     let mut check =
-        Check { rule, evaluator, about_layouts, agreed: 0, differed: Vec::new(), missed: BTreeMap::new() };
+        Check { rule, evaluator, about_layouts, agreed: 0, differed: Vec::new(), rejected: BTreeMap::new() };
     for seed in 0..DRAWS {
         if check.differed.len() >= COUNTEREXAMPLES || check.agreed + check.differed.len() >= PROGRAMS {
             break;
@@ -109,14 +109,14 @@ fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
 
 impl Check<'_> {
     /// Counts a draw; returns whether it gave a comparison that counts.
-    fn count(&mut self, seed: u64, drawn: Result<Module, Missed>) -> bool {
+    fn count(&mut self, seed: u64, drawn: Result<Module, RejectedDraw>) -> bool {
         match trial(self.rule, seed, drawn, self.evaluator) {
             // On one rank all layouts are equal, so a rule about layouts is not tested.
             Trial::Agreed(ranks) if ranks > 1 || !self.about_layouts => self.agreed += 1,
             Trial::Agreed(_) => return false,
             Trial::Differed(found) => self.differed.push(*found),
-            Trial::Missed(reason, example) => {
-                self.missed.entry(reason).or_insert((0, example)).0 += 1;
+            Trial::Rejected(reason, example) => {
+                self.rejected.entry(reason).or_insert((0, example)).0 += 1;
                 return false;
             }
         }
@@ -188,11 +188,11 @@ impl Check<'_> {
         let message = format!(
             "rule `{name}` could not be tried: {agreed} of {DRAWS} random programs gave a comparison, and {PROGRAMS} are needed"
         );
-        let reason = |(reason, (n, example)): (&Missed, &(u64, String))| {
+        let reason = |(reason, (n, example)): (&RejectedDraw, &(u64, String))| {
             let example = if example.is_empty() { String::new() } else { format!(" ({example})") };
             format!("{n} times {}{example}", reason.text())
         };
-        let reasons: Vec<String> = self.missed.iter().map(reason).collect();
+        let reasons: Vec<String> = self.rejected.iter().map(reason).collect();
         Some(self.rule.unused("P66", message).help(format!("other draws: {}", reasons.join("; "))))
     }
 }
@@ -237,10 +237,10 @@ fn elements(module: &Module) -> u64 {
     values.map(|v| module.space.shape(&v.ty).iter().product::<u64>()).sum()
 }
 
-fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn Evaluate) -> Trial {
+fn trial(rule: &Rule, seed: u64, drawn: Result<Module, RejectedDraw>, evaluator: &dyn Evaluate) -> Trial {
     let before = match drawn {
         Ok(module) => module,
-        Err(reason) => return Trial::Missed(reason, String::new()),
+        Err(reason) => return Trial::Rejected(reason, String::new()),
     };
     let mut allow = || true;
     let mut budget = Budget::new(1, 1, &mut allow);
@@ -250,7 +250,7 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
             Some(difference) => {
                 Trial::Differed(Box::new(Counterexample { seed, difference, before, after: None }))
             }
-            None => Trial::Missed(Missed::Replacement, budget.illegal.unwrap_or_default()),
+            None => Trial::Rejected(RejectedDraw::Replacement, budget.illegal.unwrap_or_default()),
         };
     }
     let verdict = rewritten.map_err(|error| error.message).and_then(|after| match verify::verify(&after) {
@@ -259,11 +259,11 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     });
     let after = match verdict {
         Ok(after) => after,
-        Err(message) => return Trial::Missed(Missed::Replacement, message),
+        Err(message) => return Trial::Rejected(RejectedDraw::Replacement, message),
     };
     let expected = match evaluator.outputs(&before, &before, seed) {
         Ok(outputs) => outputs,
-        Err(message) => return Trial::Missed(Missed::Run, message),
+        Err(message) => return Trial::Rejected(RejectedDraw::Run, message),
     };
     let difference = match evaluator.outputs(&after, &before, seed) {
         Ok(found) => difference(&expected, &found),

@@ -23,7 +23,7 @@ const MAX_ELEMENTS: u64 = 2048;
 
 /// Why a draw gave no comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Missed {
+pub(super) enum RejectedDraw {
     /// No operands give the drawn types.
     Types,
     /// The conditions do not hold.
@@ -34,19 +34,19 @@ pub(super) enum Missed {
     Run,
 }
 
-impl Missed {
+impl RejectedDraw {
     pub(super) fn text(self) -> &'static str {
         match self {
-            Missed::Types => "no operands were found for the left side",
-            Missed::Conditions => "the conditions did not hold",
-            Missed::Replacement => "the replacement was not legal there",
-            Missed::Run => "the program could not be run",
+            RejectedDraw::Types => "no operands were found for the left side",
+            RejectedDraw::Conditions => "the conditions did not hold",
+            RejectedDraw::Replacement => "the replacement was not legal there",
+            RejectedDraw::Run => "the program could not be run",
         }
     }
 }
 
 /// A program that returns the results of the rule's left side; with `focus`, one that tests a size.
-pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, Missed> {
+pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, RejectedDraw> {
     let draw = Draw::new(rule, seed, focus);
     let mut builder = ProgramBuilder {
         rule,
@@ -59,18 +59,18 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
     };
     builder.settle();
     let want = builder.draw.ty();
-    builder.app(&rule.left, &want).ok_or(Missed::Types)?;
+    builder.app(&rule.left, &want).ok_or(RejectedDraw::Types)?;
     let known = || builder.leaves.iter().chain(&builder.named);
     let ty = |name: &str| known().find(|(known, _)| known == name).map(|(_, ty)| ty);
     if !all_hold(rule, &builder.bindings, &builder.draw.space, &ty) {
-        return Err(Missed::Conditions);
+        return Err(RejectedDraw::Conditions);
     }
     let most = MAX_ELEMENTS.max(2 * builder.draw.largest());
     let small = |ty: &TensorType| builder.draw.space.shape(ty).iter().product::<u64>() <= most;
     if !builder.leaves.iter().all(|(_, ty)| small(ty)) {
-        return Err(Missed::Types);
+        return Err(RejectedDraw::Types);
     }
-    builder.program().ok_or(Missed::Types)
+    builder.program().ok_or(RejectedDraw::Types)
 }
 
 struct ProgramBuilder<'r> {

@@ -44,7 +44,7 @@ impl Place {
 
 /// Why a match is not replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Declined {
+pub(crate) enum RewriteFailure {
     /// The replacement breaks an invariant here.
     Illegal(String),
     /// The replacement has results of other types.
@@ -69,9 +69,9 @@ pub(crate) fn replacement(
     bindings: &Bindings,
     site: Site<'_>,
     wanted: &[TensorType],
-) -> Result<Replacement, Declined> {
+) -> Result<Replacement, RewriteFailure> {
     let Some(first) = wanted.first() else {
-        return Err(Declined::Illegal("there is no result".to_owned()));
+        return Err(RewriteFailure::Illegal("there is no result".to_owned()));
     };
     let mut maker =
         ReplacementBuilder { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
@@ -98,10 +98,10 @@ pub(crate) fn replacement(
         types.join(", ")
     };
     let types: Vec<TensorType> =
-        results.iter().map(|&place| maker.ty(place)).collect::<Result<_, Declined>>()?;
+        results.iter().map(|&place| maker.ty(place)).collect::<Result<_, RewriteFailure>>()?;
     if types != wanted {
         let message = format!("the replacement gives {} in place of {}", spelled(&types), spelled(wanted));
-        return Err(Declined::TypeMismatch(message));
+        return Err(RewriteFailure::TypeMismatch(message));
     }
     maker.replacement.results = results;
     Ok(maker.replacement)
@@ -124,19 +124,19 @@ struct ReplacementBuilder<'a> {
 }
 
 impl ReplacementBuilder<'_> {
-    fn ty(&self, place: Place) -> Result<TensorType, Declined> {
+    fn ty(&self, place: Place) -> Result<TensorType, RewriteFailure> {
         match place {
             Place::Value(v) => Ok(self.site.program.type_of(v).clone()),
             Place::New(node, i) => {
                 let node = &self.replacement.nodes[node];
-                let illegal = || Declined::Illegal(format!("`{}` has no result {i}", node.op.name()));
+                let illegal = || RewriteFailure::Illegal(format!("`{}` has no result {i}", node.op.name()));
                 node.types.get(i).cloned().ok_or_else(illegal)
             }
         }
     }
 
     /// The requested result of an operation.
-    fn app(&mut self, app: &App, expected: &ExpectedType<'_>) -> Result<Place, Declined> {
+    fn app(&mut self, app: &App, expected: &ExpectedType<'_>) -> Result<Place, RewriteFailure> {
         let meant = |place: Place| match place {
             Place::New(node, _) => Place::New(node, app.result),
             Place::Value(v) => Place::Value(v),
@@ -155,7 +155,7 @@ impl ReplacementBuilder<'_> {
             });
         }
         let types: Vec<TensorType> =
-            operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
+            operands.iter().map(|&place| self.ty(place)).collect::<Result<_, RewriteFailure>>()?;
         let op = self.op(app)?;
         let like = app.like.as_ref().map(|name| self.site.program.type_of(self.bindings.values[&name.text]));
         let expected = like.map_or(*expected, |like| ExpectedType { like, is_result: false });
@@ -171,11 +171,12 @@ impl ReplacementBuilder<'_> {
         Ok(meant(place))
     }
 
-    fn op(&self, app: &App) -> Result<Op, Declined> {
+    fn op(&self, app: &App) -> Result<Op, RewriteFailure> {
         let mut attrs = Vec::new();
         for (key, term) in &app.attrs {
             let computed = value(term, self.bindings);
-            let attr = computed.ok_or_else(|| Declined::Illegal(format!("`{term}` is no number here")))?;
+            let attr =
+                computed.ok_or_else(|| RewriteFailure::Illegal(format!("`{term}` is no number here")))?;
             attrs.push((key.text.clone(), attr));
         }
         if let Rest::Bound(name) = &app.rest {
@@ -187,8 +188,8 @@ impl ReplacementBuilder<'_> {
         }
         match Op::from_attrs(&app.op, Attrs::new(app.op.as_str(), attrs), self.site.cx.names()) {
             Some(Ok(op)) => Ok(op),
-            Some(Err(message)) => Err(Declined::Illegal(message)),
-            None => Err(Declined::Illegal(format!("there is no operation `{}`", app.op))),
+            Some(Err(message)) => Err(RewriteFailure::Illegal(message)),
+            None => Err(RewriteFailure::Illegal(format!("there is no operation `{}`", app.op))),
         }
     }
 
@@ -197,8 +198,8 @@ impl ReplacementBuilder<'_> {
         op: &Op,
         operands: &[TensorType],
         expected: &ExpectedType<'_>,
-    ) -> Result<Vec<TensorType>, Declined> {
-        let illegal = |message: String| Err(Declined::Illegal(message));
+    ) -> Result<Vec<TensorType>, RewriteFailure> {
+        let illegal = |message: String| Err(RewriteFailure::Illegal(message));
         let reshards = matches!(op, Op::Reshard);
         let admitted = match self.site.level {
             Level::Program => !op.is_layout_change(),

@@ -13,7 +13,7 @@ use ithaca_ir::{Function, FunctionBuilder, Level, Module, Op, Output, TensorType
 use ithaca_pass::rebuild::Copy;
 
 use super::matching::{Maker, Program, matches};
-use super::replace::{Declined, Place, Replacement, Site, replacement};
+use super::replace::{Place, Replacement, RewriteFailure, Site, replacement};
 use super::syntax::Rule;
 
 /// The applications of each rule, and their limit.
@@ -160,10 +160,10 @@ impl Sweep<'_> {
             };
             let site = Site { cx: self.cx, level: self.level, program: &program };
             match replacement(rule, &bindings, site, &task.types) {
-                Err(Declined::Illegal(message)) => {
+                Err(RewriteFailure::Illegal(message)) => {
                     budget.illegal.get_or_insert(message);
                 }
-                Err(Declined::TypeMismatch(message)) => {
+                Err(RewriteFailure::TypeMismatch(message)) => {
                     budget.type_mismatch.get_or_insert(message);
                 }
                 Ok(_) if budget.applied[i] >= budget.limit => budget.stopped[i] = true,

@@ -57,7 +57,7 @@ impl Rewriter<'_, '_> {
         pending.partial.dedup();
         if own_tokens != all_tokens {
             let key = format!("@{} {}", self.source.name, show(self.b.space(), &all_rows));
-            let is_by_tokens = match self.cx.ask(Topic::Lookups, key.as_str())? {
+            let is_by_tokens = match self.cx.choose(Topic::Lookups, key.as_str())? {
                 Choice::ByPrice(prices) => {
                     let by_tokens = self.lookup_seconds(node, operands, &own_tokens, &all_rows, prices)
                         + self.conversion_seconds(&all_rows.with_layout(pending), &table[0], prices);

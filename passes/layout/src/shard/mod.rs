@@ -111,7 +111,7 @@ impl Pass for Shard {
             return Ok(module.clone());
         }
         for (dim, order) in &decisions.chosen_orders {
-            if let Choice::ByPrice(_) = cx.ask(Topic::Orders, dim.as_str())? {
+            if let Choice::ByPrice(_) = cx.choose(Topic::Orders, dim.as_str())? {
                 cx.record(order.to_string());
             }
         }
@@ -191,7 +191,7 @@ fn checked(
 }
 
 fn recorded_orders(choices: &Choices) -> Result<ChosenOrders, OpError> {
-    let orders = choices.orders.iter().map(|(dim, text)| {
+    let orders = choices.of(Topic::Orders).iter().map(|(dim, text)| {
         let order = text.parse().map_err(|known| impossible(Topic::Orders, dim, text, known))?;
         Ok((dim.clone(), order))
     });

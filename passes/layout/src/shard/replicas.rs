@@ -128,7 +128,7 @@ pub(super) fn persistent(
         return Ok(persistent);
     }
     for (name, size) in WeightSize::all(module) {
-        let is_persistent = match cx.ask(Topic::Weights, name.as_str())? {
+        let is_persistent = match cx.choose(Topic::Weights, name.as_str())? {
             Choice::ByPrice(_) => {
                 let is_persistent = zero.keeps(size);
                 cx.record(if is_persistent { WHOLE } else { SPLIT }.to_owned());

@@ -81,7 +81,7 @@ pub(super) fn functions(
 }
 
 /// How a result leaves its function.
-struct Left {
+struct FunctionResult {
     value: ValueId,
     /// The type outside attention of a value that stays inside.
     outside: Option<TensorType>,
@@ -89,7 +89,7 @@ struct Left {
 
 impl Rewriter<'_, '_> {
     /// Rewrites the function; returns the number of its attention operations, and its results.
-    fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
+    fn function(&mut self, is_main: bool) -> Result<(usize, Vec<FunctionResult>), OpError> {
         let source = self.source;
         for (i, &param) in source.params.iter().enumerate() {
             let given = self.plan.flows.given(self.id, i).filter(|s| s.function.index() < self.made.len());
@@ -118,14 +118,14 @@ impl Rewriter<'_, '_> {
     }
 
     /// The `i`-th result as it leaves.
-    fn leaving(&mut self, i: usize, old: ValueId, is_main: bool) -> Result<Left, OpError> {
+    fn leaving(&mut self, i: usize, old: ValueId, is_main: bool) -> Result<FunctionResult, OpError> {
         let value = self.value(old)?;
         let ty = self.b.ty(value).clone();
         let layout = match self.plan.flows.passing(self.id, i) {
             Passing::Inside if self.inside.contains_key(&old) => {
                 let known = self.outside.get(&value).cloned();
                 let outside = Some(known.unwrap_or_else(|| settled(&ty)));
-                return Ok(Left { value: self.inside[&old], outside });
+                return Ok(FunctionResult { value: self.inside[&old], outside });
             }
             Passing::Inside | Passing::Kept => self.found(value).layout,
             Passing::Plain if self.is_residual(&ty) && !is_main => self.boundary(&ty).layout,
@@ -135,7 +135,7 @@ impl Rewriter<'_, '_> {
         if is_main {
             value = self.located(value, None)?;
         }
-        Ok(Left { value, outside: None })
+        Ok(FunctionResult { value, outside: None })
     }
 
     fn node(&mut self, i: usize, node: &Node) -> Result<(), OpError> {

@@ -72,7 +72,7 @@ impl Rewriter<'_, '_> {
     ) -> Result<Option<Layout>, OpError> {
         let parts = self.parts(whole, holders);
         let key = show(self.b.space(), &whole.located(None)).to_string();
-        match (self.cx.ask(Topic::Sends, key.as_str())?, parts) {
+        match (self.cx.choose(Topic::Sends, key.as_str())?, parts) {
             (Choice::ByPrice(prices), Some(parts)) => {
                 let part = whole.with_layout(parts.clone());
                 let seconds = |ty: &TensorType| {

@@ -55,7 +55,7 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Point>, Diagnostics> {
             let names: Vec<&str> = line.split(',').map(str::trim).collect();
             mistakes.extend(names.iter().filter(|name| !COLUMNS.contains(name)).map(|name| {
                 let refusal =
-                    Diagnostic::new("M23", format!("there is no column `{name}` in a table of kernels"));
+                    Diagnostic::new("M23", format!("unknown column `{name}` in a table of kernels"));
                 refusal.at(place(line, name, at)).names("columns", name, COLUMNS)
             }));
             columns = Some(names);

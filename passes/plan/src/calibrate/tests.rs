@@ -154,7 +154,7 @@ fn a_table_of_kernels_is_refused_by_cell() {
         ("matmul,bf16", "matmul,int8", "`dtype` is `int8`, and not bf16, f16, f32 or f64"),
         ("matmul,", "conv,", "`kind` is `conv`, and not matmul, attention or memory"),
         ("8192,128", ",128", "a row of `attention` has no `queries`"),
-        ("heads,queries", "haeds,queries", "there is no column `haeds` in a table of kernels"),
+        ("heads,queries", "haeds,queries", "unknown column `haeds` in a table of kernels"),
     ] {
         let mistakes = kernels("k.csv", &table.replacen(from, to, 1)).unwrap_err();
         assert_eq!(mistakes[0].message, message);

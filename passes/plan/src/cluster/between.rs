@@ -146,7 +146,7 @@ impl Between<'_> {
                 let transfer =
                     f64::max(bytes as f64 / level.rate(pattern), to_one as f64 / level.rate_to_one(pattern));
                 let time = CollectiveTime { latency, transfer };
-                levels.push((i, time.times(self.cluster.crowding(self.space.mesh.ranks()))));
+                levels.push((i, time.times(self.cluster.core_contention(self.space.mesh.ranks()))));
             }
             inside = level.ranks();
         }

@@ -76,11 +76,11 @@ impl Cluster {
                     let time = measured.time(collective, p, collective.whole_bytes(p, bytes))?;
                     // The links were measured as they are shared, and the cores as only the group shares them.
                     let alone = CollectiveTime { transfer: time.transfer / level.contention.value, ..time };
-                    Some(alone.times(self.crowding(space.mesh.ranks()) / self.crowding(p)))
+                    Some(alone.times(self.core_contention(space.mesh.ranks()) / self.core_contention(p)))
                 });
                 let computed = || {
                     level_time(level, collective.pattern(), p, inside, here, bytes)
-                        .times(self.crowding(space.mesh.ranks()))
+                        .times(self.core_contention(space.mesh.ranks()))
                 };
                 let time = measured.unwrap_or_else(computed);
                 let direct = (is_whole && collective == Collective::AllReduce)
@@ -141,7 +141,7 @@ impl Cluster {
                     let transfer = bytes / level.rate_to_one(ring) * level.contention.value;
                     level.start(ring) + level.latency.value + transfer
                 });
-                self.crowding(ranks * stride) * seconds.fold(0.0, f64::max)
+                self.core_contention(ranks * stride) * seconds.fold(0.0, f64::max)
             }
         }
     }
@@ -161,7 +161,7 @@ impl Cluster {
         let transfer = bytes / level.rate_to_one(Pattern::Exchange);
         let latency = level.start(Pattern::Ring { rounds: 1 }) + level.message_latency.value;
         let time = CollectiveTime { latency, transfer };
-        Some((reached, time.times(self.crowding(ranks))))
+        Some((reached, time.times(self.core_contention(ranks))))
     }
 
     /// Seconds to count the filled rows of an all-to-all, to clear the rows that will not arrive, and for the host to read the

@@ -318,7 +318,7 @@ impl Cluster {
     }
 
     /// How many times longer work of the processor takes where `ranks` do it at a time, by the cores that they share.
-    pub(crate) fn crowding(&self, ranks: u64) -> f64 {
+    pub(crate) fn core_contention(&self, ranks: u64) -> f64 {
         self.accelerator.shared_cores.as_ref().map_or(1.0, |shared| shared.factor(ranks, 0.0))
     }
 

@@ -2,16 +2,17 @@
 //!
 //! Unknown and missing keys are reported together, so that a new file is mended in one go.
 
+use std::sync::LazyLock;
+
 use ithaca_ir::diagnostic::{counted, nearest};
 use ithaca_ir::{Diagnostic, Span};
 use ithaca_pass::options::names;
+use schemars::schema_for;
+use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
 use super::check::check;
-use super::{
-    Accelerator, AttentionKernel, AttentionRate, CachedRate, Cluster, Efficiency, Level, Measured,
-    MeasuredKernels, Peak, Runtime, ScoreBytes, SharedCores, Sourced,
-};
+use super::{Cluster, Sourced};
 
 /// The cluster in `text`.
 pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
@@ -23,7 +24,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
         |e: toml::de::Error| refuse(format!("`{name}` is not TOML: {}", first_line(e.message())), e.span());
     let document = DeTable::parse(text).map_err(is_not_toml)?;
     let mut keys = Keys::default();
-    keys.compare(&Shape::cluster(), "", document.get_ref());
+    keys.compare(Shape::cluster(), "", document.get_ref());
     if let Some(message) = keys.message(name) {
         let span = keys.unknown.first().map(|unknown| &unknown.span);
         let span = span.or(keys.bare.first().map(|bare| &bare.span));
@@ -49,104 +50,45 @@ fn first_line(message: &str) -> &str {
     message.lines().next().unwrap_or_default()
 }
 
-/// The keys of a table, and the shape of the tables inside.
-struct Shape {
-    keys: &'static [&'static str],
-    /// Keys that may be left out.
-    optional: &'static [&'static str],
-    inside: fn(&str) -> Option<Shape>,
-}
+/// The schema of a table: its keys, and the tables inside.
+#[derive(Clone, Copy)]
+struct Shape(&'static Map<String, Value>);
 
 impl Shape {
     fn cluster() -> Self {
-        let inside = |key: &str| match key {
-            "accelerator" => Some(Self::accelerator()),
-            "levels" => Some(Self::level()),
-            "devices_per_node" | "host_memory_bytes" => Some(Self::number()),
-            "runtime" => Some(Self { keys: names::<Runtime>(), optional: &[], inside: |_| None }),
-            _ => None,
-        };
-        Self { keys: names::<Cluster>(), optional: &["runtime", "host_memory_bytes"], inside }
+        Self(SCHEMA.as_object().expect("a schema of a struct is an object"))
     }
 
-    fn level() -> Self {
-        let inside = |key: &str| match key {
-            "measured" => Some(Self { keys: names::<Measured>(), optional: &[], inside: |_| None }),
-            _ => Self::number_or_name(key),
-        };
-        Self {
-            keys: names::<Level>(),
-            optional: &[
-                "used",
-                "links",
-                "ring_start",
-                "exchange_start",
-                "direct_latency",
-                "scale_loss",
-                "measured",
-            ],
-            inside,
+    /// The schema of a table, or of the tables of a list; nothing for other values.
+    fn of(schema: &'static Value) -> Option<Self> {
+        if let Some(path) = schema["$ref"].as_str() {
+            return Self::of(SCHEMA.pointer(path.trim_start_matches('#'))?);
+        }
+        let inside = schema.get("items").or(schema["anyOf"].get(0));
+        match inside {
+            Some(inside) => Self::of(inside),
+            None => schema.as_object().filter(|table| table.contains_key("properties")).map(Self),
         }
     }
 
-    fn accelerator() -> Self {
-        let inside = |key: &str| match key {
-            "peak" => Some(Self { keys: names::<Peak>(), optional: &[], inside: Self::number_or_name }),
-            "efficiency" => Some(Self {
-                keys: names::<Efficiency>(),
-                optional: &["matmul_terms", "matmul_results", "matmul_limit"],
-                inside: Self::number_or_name,
-            }),
-            "attention" => Some(Self::attention()),
-            "shared_cores" => {
-                Some(Self { keys: names::<SharedCores>(), optional: &[], inside: Self::number_or_name })
-            }
-            "measured" => Some(Self { keys: names::<MeasuredKernels>(), optional: &[], inside: |_| None }),
-            _ => Self::number_or_name(key),
-        };
-        Self {
-            keys: names::<Accelerator>(),
-            optional: &[
-                "host_bandwidth",
-                "graph_launch_seconds",
-                "price_per_hour",
-                "shared_cores",
-                "measured",
-            ],
-            inside,
-        }
+    fn keys(self) -> impl Iterator<Item = &'static str> {
+        self.0["properties"].as_object().into_iter().flat_map(Map::keys).map(String::as_str)
     }
 
-    fn attention() -> Self {
-        let inside = |key: &str| match key {
-            "forward" | "backward" => Some(Self {
-                keys: names::<AttentionRate>(),
-                optional: &["columns", "keys"],
-                inside: Self::number_or_name,
-            }),
-            "cached" => {
-                Some(Self { keys: names::<CachedRate>(), optional: &[], inside: Self::number_or_name })
-            }
-            "scores" => {
-                Some(Self { keys: names::<ScoreBytes>(), optional: &[], inside: Self::number_or_name })
-            }
-            _ => None,
-        };
-        Self { keys: names::<AttentionKernel>(), optional: &["cached", "scores"], inside }
+    fn inside(self, key: &str) -> Option<Self> {
+        Self::of(&self.0["properties"][key])
     }
 
-    fn number_or_name(key: &str) -> Option<Self> {
-        (key != "name").then(Self::number)
+    fn is_optional(self, key: &str) -> bool {
+        !self.0["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
     }
 
-    fn number() -> Self {
-        Self { keys: names::<Sourced<f64>>(), optional: &[], inside: |_| None }
-    }
-
-    fn is_number(&self) -> bool {
-        self.keys == names::<Sourced<f64>>()
+    fn is_number(self) -> bool {
+        self.keys().eq(names::<Sourced<f64>>().iter().copied())
     }
 }
+
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| schema_for!(Cluster).to_value());
 
 /// Keys of a file that are not those of a cluster.
 #[derive(Default)]
@@ -187,32 +129,32 @@ struct Unknown {
 
 impl Keys {
     /// Compares a table at `path` with its shape.
-    fn compare(&mut self, shape: &Shape, path: &str, table: &DeTable<'_>) {
+    fn compare(&mut self, shape: Shape, path: &str, table: &DeTable<'_>) {
         let path_of = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         let mut present = Vec::new();
         for (spanned, value) in table {
             let key: &str = spanned.get_ref();
             present.push(key);
-            if !shape.keys.contains(&key) {
-                let nearest = nearest(key, shape.keys.iter().copied());
+            if !shape.keys().any(|known| known == key) {
+                let nearest = nearest(key, shape.keys());
                 let unknown =
                     Unknown { path: path_of(key), key: key.to_owned(), nearest, span: spanned.span() };
                 self.unknown.push(unknown);
                 continue;
             }
-            let Some(inside) = (shape.inside)(key) else { continue };
+            let Some(inside) = shape.inside(key) else { continue };
             if inside.is_number() && !matches!(value.get_ref(), DeValue::Table(_)) {
-                let is_optional = shape.optional.contains(&key);
+                let is_optional = shape.is_optional(key);
                 let bare = Bare { path: path_of(key), key: key.to_owned(), is_optional, span: value.span() };
                 self.bare.push(bare);
                 continue;
             }
             match value.get_ref() {
-                DeValue::Table(table) => self.compare(&inside, &path_of(key), table),
+                DeValue::Table(table) => self.compare(inside, &path_of(key), table),
                 DeValue::Array(items) => {
                     for (i, item) in items.iter().enumerate() {
                         if let DeValue::Table(table) = item.get_ref() {
-                            self.compare(&inside, &format!("{}[{i}]", path_of(key)), table);
+                            self.compare(inside, &format!("{}[{i}]", path_of(key)), table);
                         }
                     }
                 }
@@ -224,8 +166,8 @@ impl Keys {
                 | DeValue::Datetime(_) => {}
             }
         }
-        let missing = shape.keys.iter().filter(|key| !present.contains(key) && !shape.optional.contains(key));
-        self.missing.extend(missing.map(|key| path_of(key)));
+        let missing = shape.keys().filter(|key| !present.contains(key) && !shape.is_optional(key));
+        self.missing.extend(missing.map(path_of));
     }
 
     /// What is wrong, if something is.
@@ -253,6 +195,7 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::{Accelerator, Efficiency, Level, Peak};
 
     const H100: &str = include_str!("../../clusters/dgx-h100.toml");
 

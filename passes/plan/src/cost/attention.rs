@@ -16,7 +16,7 @@ const MANY_QUERIES: u64 = 64;
 
 /// The part of a rank in an attention.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct LocalAttention {
     /// Pairs of a query and a key that the mask leaves, for one head.
     pub(super) pairs: u128,
     /// Queries of one head.
@@ -32,7 +32,7 @@ pub(super) struct Held {
 /// The operand that is the values.
 const VALUES: usize = 2;
 
-impl Held {
+impl LocalAttention {
     /// That of the busiest rank.
     pub(super) fn most(
         space: &Space,
@@ -73,7 +73,7 @@ impl Held {
 /// The part of the keys in caches that an attention must read; nothing of another operation.
 pub(super) fn seen_keys(space: &Space, op: &Op, operands: &[&TensorType]) -> Option<f64> {
     let seen = |attention: &Attention, operands: &[&TensorType]| {
-        attention.starts.then(|| Held::most(space, attention, operands, &[]).seen())
+        attention.starts.then(|| LocalAttention::most(space, attention, operands, &[]).seen())
     };
     match op {
         Op::Attention(attention) => seen(attention, operands),
@@ -115,7 +115,7 @@ pub(super) fn seconds(
     space: &Space,
     op: &Op,
     operands: &[&TensorType],
-    held: Held,
+    held: LocalAttention,
 ) -> Option<f64> {
     let accelerator = &cluster.accelerator;
     let AttentionKernel { name: _, forward, backward, cached, scores } = accelerator.assumed_attention();

@@ -27,7 +27,7 @@ pub(super) fn most(cluster: &Cluster, schedule: &Schedule, at: Option<At>) -> u6
 
 /// The scores of a frame.
 #[derive(Clone, Debug, Default)]
-struct Held {
+struct SavedScores {
     /// Bytes of scores for each element of arguments and results that are logarithms.
     arguments: BTreeMap<usize, f64>,
     results: BTreeMap<usize, f64>,
@@ -38,11 +38,11 @@ struct Held {
 struct Account<'a> {
     schedule: &'a Schedule,
     scores: &'a ScoreBytes,
-    frames: BTreeMap<FrameId, Held>,
+    frames: BTreeMap<FrameId, SavedScores>,
 }
 
 impl Account<'_> {
-    fn callee(&mut self, id: FrameId) -> Held {
+    fn callee(&mut self, id: FrameId) -> SavedScores {
         if let Some(known) = self.frames.get(&id) {
             return known.clone();
         }
@@ -51,7 +51,7 @@ impl Account<'_> {
         held
     }
 
-    fn of_frame(&mut self, frame: &Frame) -> Held {
+    fn of_frame(&mut self, frame: &Frame) -> SavedScores {
         // Bytes for each element of the buffers that are logarithms.
         let mut rows: BTreeMap<BufferId, f64> = BTreeMap::new();
         let mut during = vec![0.0; frame.tasks.len()];
@@ -82,7 +82,7 @@ impl Account<'_> {
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {}
             }
         }
-        let mut held = Held::default();
+        let mut held = SavedScores::default();
         for (&buffer, &row) in &rows {
             match frame.buffers[buffer].place {
                 Place::Argument(i) => drop(held.arguments.insert(i, row)),

@@ -50,12 +50,6 @@ pub use review::{Review, ReviewOptions, Section, review};
 pub use step::Step;
 
 /// The version of the document that this program reads and writes.
-///
-/// Version 2 adds `dimensions` with their token orders, `attention` with its movements, and the layout options `order`,
-/// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
-/// Version 3 writes the layout options as a pipeline does.
-/// Version 4 adds the `search` and `model_flops`, has no path of the model, and lists alternatives with equal programs once.
-/// Version 5 adds `choices`. Version 6 names the largest part of the memory of an alternative that does not fit.
 pub const VERSION: u32 = 6;
 
 /// A parallel plan.

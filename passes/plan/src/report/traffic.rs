@@ -85,9 +85,9 @@ impl Traffic {
                     at.is_none_or(|at| at.has(&space.mesh, rank)).then_some(*n)
                 };
                 let times: u64 = runs.iter().filter_map(here).sum();
-                let takes_part =
+                let participates =
                     parcels.iter().any(|p| space.holds(&p.from, rank) || space.holds(&p.to, rank));
-                if times == 0 || !takes_part {
+                if times == 0 || !participates {
                     continue;
                 }
                 for (peer, bytes) in sent_to(schedule, &parcels, rank) {

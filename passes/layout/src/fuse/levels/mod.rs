@@ -118,7 +118,7 @@ impl TwoLevel {
             Choose::Always => true,
             Choose::Cheaper => {
                 let name = &module.space.mesh.axes[axis].name;
-                match cx.ask(Topic::Levels, name.as_str())? {
+                match cx.choose(Topic::Levels, name.as_str())? {
                     Choice::ByPrice(prices) => {
                         let is_cheaper = seconds(&two, prices) < seconds(module, prices) * (1.0 - 1e-9);
                         cx.record(if is_cheaper { TWO } else { ONE });
@@ -189,7 +189,7 @@ impl Pass for TwoLevel {
 /// Devices of a node: a fact of the cluster, recorded with the choices.
 fn node_devices(cx: &mut Context<'_>) -> Result<Option<u64>, OpError> {
     const KEY: &str = "devices of a node";
-    match cx.ask(Topic::Levels, KEY)? {
+    match cx.choose(Topic::Levels, KEY)? {
         Choice::ByPrice(prices) => {
             let devices = prices.node_devices();
             cx.record(devices.map_or_else(|| UNKNOWN.to_owned(), |devices| devices.to_string()));

@@ -134,7 +134,7 @@ impl Body {
         if of.is_in_loop() && parts.gathers.is_empty() && parts.tails.is_empty() {
             return Ok(Body { of, issues: Vec::new(), deferred: Vec::new(), assigned: 0, parts });
         }
-        match cx.ask(Topic::Prefetch, key.as_str())? {
+        match cx.choose(Topic::Prefetch, key.as_str())? {
             Choice::ByPrice(prices) => {
                 let body = scheduled(parts, prices);
                 cx.record(body.text());

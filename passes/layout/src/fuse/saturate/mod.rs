@@ -306,7 +306,7 @@ impl Saturate {
             may_change: &may_change,
             pairs: if self.packing == Packing::Folded { pairs } else { Vec::new() },
         };
-        match cx.ask(Topic::Kernels, function.name.as_str())? {
+        match cx.choose(Topic::Kernels, function.name.as_str())? {
             Choice::Recorded(UNCHANGED) => Ok(None),
             Choice::Recorded(text) => candidates.recorded(text).map(Some),
             Choice::ByPrice(_) => {

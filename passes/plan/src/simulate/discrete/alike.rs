@@ -209,10 +209,10 @@ impl Peers {
                     found.groups.push(axes.to_vec());
                 }
             } else {
-                let takes_part = |&rank: &Rank| {
+                let participates = |&rank: &Rank| {
                     transfer.parcels().iter().any(|p| space.holds(&p.from, rank) || space.holds(&p.to, rank))
                 };
-                let ranks = space.mesh.iter_ranks().filter(takes_part);
+                let ranks = space.mesh.iter_ranks().filter(participates);
                 let part = |rank| (rank, cluster.part(space, transfer.parcels(), rank));
                 found.messages.push(ranks.map(part).collect());
             }

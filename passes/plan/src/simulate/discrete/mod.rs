@@ -22,7 +22,7 @@ mod program;
 mod tests;
 
 pub use engine::Record;
-pub use overlap::{Exposure, Held, Obstacle, Overlap, TaskAt};
+pub use overlap::{Exposure, Obstacle, Overlap, TaskAt, WaitPoint};
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;

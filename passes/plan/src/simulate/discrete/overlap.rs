@@ -34,14 +34,14 @@ pub struct Overlap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exposure {
     /// The task that cannot start; at the end of a frame none.
-    pub held: Held,
+    pub at: WaitPoint,
     /// The obstacle.
     pub obstacle: Obstacle,
 }
 
 /// The position at which the compute stream waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Held {
+pub enum WaitPoint {
     /// Before this task.
     Task(TaskAt),
     /// At the end of this frame, at which its streams meet.
@@ -101,15 +101,15 @@ impl Recorder {
             let collective = at(collective);
             let reason = |((held, late), seconds): (Waiting, f64)| {
                 let held_at = match held {
-                    (frame, Some(task)) => Held::Task(at((frame, task))),
-                    (frame, None) => Held::End(FrameId::new(frame)),
+                    (frame, Some(task)) => WaitPoint::Task(at((frame, task))),
+                    (frame, None) => WaitPoint::End(FrameId::new(frame)),
                 };
                 let obstacle = match late {
                     Some(class) => Obstacle::Rank(ranks[class]),
                     None => queued_before(schedule, collective, held_at)
                         .map_or(Obstacle::Transfer, Obstacle::Queued),
                 };
-                (Exposure { held: held_at, obstacle }, seconds)
+                (Exposure { at: held_at, obstacle }, seconds)
             };
             Overlap {
                 collective,
@@ -130,8 +130,8 @@ fn longest_first<K>(items: impl Iterator<Item = (K, f64)>) -> Vec<(K, f64)> {
 }
 
 /// The later collective that `held` waits for, where it does not wait for `collective` itself.
-fn queued_before(schedule: &Schedule, collective: TaskAt, held: Held) -> Option<TaskAt> {
-    let Held::Task(held) = held else { return None };
+fn queued_before(schedule: &Schedule, collective: TaskAt, held: WaitPoint) -> Option<TaskAt> {
+    let WaitPoint::Task(held) = held else { return None };
     if held.frame != collective.frame {
         return None;
     }

@@ -195,7 +195,7 @@ fn an_exposed_transfer_has_a_reason() {
     assert_eq!(kernels.iter().map(|(kernel, _)| *kernel).collect::<Vec<_>>(), [at(1), at(2)]);
     kernels.iter().for_each(|(_, seconds)| near(*seconds, beside.add));
     let [(exposure, seconds)] = one.exposed[..] else { panic!("{:?}", one.exposed) };
-    assert_eq!(exposure, Exposure { held: Held::Task(at(3)), obstacle: Obstacle::Transfer });
+    assert_eq!(exposure, Exposure { at: WaitPoint::Task(at(3)), obstacle: Obstacle::Transfer });
     near(seconds, beside.reduce - 2.0 * beside.add);
     // The last kernel waits for the second of two transfers.
     let queue = fixture(|t| vec![reduce(t, &[], None), reduce(t, &[], Some(0)), add(&[0], None)]);
@@ -277,10 +277,12 @@ fn one_forward_one_backward(stages: usize, micro_batches: usize) -> Vec<(usize, 
     while next.iter().zip(&orders).any(|(next, order)| *next < order.len()) {
         for stage in 0..stages {
             let Some(&(m, forward)) = orders[stage].get(next[stage]) else { continue };
-            let (from, to) = match forward {
-                true => (format!("f{m}_{stage}"), format!("f{m}_{}", stage + 1)),
-                false if stage + 1 == stages => (format!("f{m}_{stages}"), format!("b{m}_{stage}")),
-                false => (format!("b{m}_{}", stage + 1), format!("b{m}_{stage}")),
+            let (from, to) = if forward {
+                (format!("f{m}_{stage}"), format!("f{m}_{}", stage + 1))
+            } else if stage + 1 == stages {
+                (format!("f{m}_{stages}"), format!("b{m}_{stage}"))
+            } else {
+                (format!("b{m}_{}", stage + 1), format!("b{m}_{stage}"))
             };
             if made.contains(&from) {
                 made.push(to.clone());

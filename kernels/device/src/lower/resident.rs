@@ -10,7 +10,7 @@ use ithaca_ir::{DimId, Order, Space, TensorType};
 use super::axes::splitting_axes;
 use crate::merge::{self, Span};
 use crate::ops::view::signed;
-use crate::program::{Held, HeldDim};
+use crate::program::{ResidentDim, ResidentTensor};
 use crate::value::Choice;
 
 /// A dimension of a stored tensor.
@@ -23,8 +23,8 @@ struct Stored {
 }
 
 /// A rank's part of a stored tensor.
-pub(super) fn of_source(space: &Space, ty: &TensorType) -> Held {
-    held(space, ty, None, |dim| {
+pub(super) fn of_source(space: &Space, ty: &TensorType) -> ResidentTensor {
+    resident(space, ty, None, |dim| {
         let size = source::stored_size(space, dim);
         let (copies, of) = match space.dims[dim].copies {
             Some(of) => ((space.size(dim) / space.size(of).max(1)).max(1), of),
@@ -35,21 +35,26 @@ pub(super) fn of_source(space: &Space, ty: &TensorType) -> Held {
 }
 
 /// A rank's part of an output.
-pub(super) fn of_output(space: &Space, ty: &TensorType) -> Held {
-    held(space, ty, ty.layout.at, |dim| {
+pub(super) fn of_output(space: &Space, ty: &TensorType) -> ResidentTensor {
+    resident(space, ty, ty.layout.at, |dim| {
         let size = space.dims[dim].valid.min(space.size(dim));
         Stored { size, copies: 1, of: dim }
     })
 }
 
-fn held(space: &Space, ty: &TensorType, at: Option<At>, stored: impl Fn(DimId) -> Stored) -> Held {
+fn resident(
+    space: &Space,
+    ty: &TensorType,
+    at: Option<At>,
+    stored: impl Fn(DimId) -> Stored,
+) -> ResidentTensor {
     let span = Span::of(&space.mesh, splitting_axes(ty));
     let from = merge::rank_at(&space.mesh, at);
     let boxes: Vec<_> = span.ranks(&space.mesh, from).map(|rank| space.local_box(ty, rank)).collect();
     let dim = |(place, &dim): (usize, &DimId)| {
         let Stored { size, copies, of } = stored(dim);
         let ranges: Vec<&Range<u64>> = boxes.iter().map(|region| &region[place]).collect();
-        HeldDim {
+        ResidentDim {
             name: space.dims[dim].name.clone(),
             size: space.size(dim),
             stored: size,
@@ -66,7 +71,7 @@ fn held(space: &Space, ty: &TensorType, at: Option<At>, stored: impl Fn(DimId) -
             },
         }
     };
-    Held { dtype: ty.dtype, at, dims: ty.dims.iter().enumerate().map(dim).collect() }
+    ResidentTensor { dtype: ty.dtype, at, dims: ty.dims.iter().enumerate().map(dim).collect() }
 }
 
 /// Index, position and length of each run of the indices that a range repeats.

@@ -1,19 +1,20 @@
-//! Judges a step of ranks by its error, beside the error that one rank has in the same precision.
+//! Checks a step of ranks by its error, beside the error that one rank has in the same precision.
 //!
 //! The exact result is that of the whole program in double precision; its distance from the ranks' result is the ranks' error.
 //! Rounding has errors too, and how large they are depends on the program: a sum of large numbers may be zero. So the whole
 //! program is run in the precision of the ranks as well, also with other roundings ([`Rounding::Random`]), and a tensor is
-//! wrong where its error is out of proportion to these ([`Judge::proportion`]). No size of an error is right or wrong by itself.
-//! Ranks in double precision are judged by runs in single precision, whose errors are larger by the ratio of the units: the
+//! wrong where its error is out of proportion to these ([`StepChecker::proportion`]). No size of an error is right or wrong by itself.
+//! Ranks in double precision are compared with runs in single precision, whose errors are larger by the ratio of the units: the
 //! exact result shows no error of its own precision.
 //!
-//! Steps are judged one by one, each from the weights and states with which the ranks began it, and an update from the gradients
+//! Steps are checked one by one, each from the weights and states with which the ranks began it, and an update from the gradients
 //! that the ranks left: errors neither add up from step to step, nor does an optimizer turn those of a gradient into steps.
 
 use ithaca_ir::Module;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::Outputs;
+use crate::compare::{Mismatch, each_pair};
 use crate::error::RunError;
 use crate::oracle::{Interpreted, Results, StepOptions, step_with};
 use crate::real::Real;
@@ -38,9 +39,9 @@ fn beyond_chance(n: u64) -> f64 {
 /// The errors of ranks that add up `parts` parts of each sum are at most this many times those of one rank, per root of `parts`.
 const MARGIN: f64 = 6.0;
 
-/// A whole program, by which steps of ranks are judged.
+/// A whole program, by which steps of ranks are checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Judge<'a> {
+pub struct StepChecker<'a> {
     /// The whole program.
     pub program: &'a Module,
     /// How the ranks store values.
@@ -51,41 +52,20 @@ pub struct Judge<'a> {
 
 /// How a tensor compares.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
+pub struct TensorResult {
     /// The tensor's name.
     pub name: String,
-    /// What was found.
-    pub finding: Finding,
+    /// The errors, if both have one shape, and every element is finite in both or −∞ in both.
+    pub errors: Result<Errors, Mismatch>,
 }
 
-/// The errors of a tensor, or why there are none.
+/// The errors of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Finding {
-    /// Both have one shape, and every element is finite in both or −∞ in both.
-    Errors {
-        /// The error of the ranks.
-        ranks: Size,
-        /// The largest error of one rank in the same precision, at least half a unit in the last place.
-        one_rank: Size,
-    },
-    /// The shapes differ.
-    Shape {
-        /// The computed shape.
-        found: Vec<usize>,
-        /// That of the whole program.
-        expected: Vec<usize>,
-    },
-    /// A computed or an expected element is infinite or NaN.
-    NotFinite {
-        /// The first such element, counted in row-major order.
-        at: usize,
-        /// The computed element.
-        found: f64,
-        /// That of the whole program.
-        expected: f64,
-    },
-    /// The tensor was expected and not computed.
-    Missing,
+pub struct Errors {
+    /// The error of the ranks.
+    pub ranks: Size,
+    /// The largest error of one rank in the same precision, at least half a unit in the last place.
+    pub one_rank: Size,
 }
 
 /// The size of an error.
@@ -107,29 +87,26 @@ impl Size {
     }
 }
 
-impl Judged {
+impl TensorResult {
     /// The error of the ranks as a multiple of one rank's, by norm or by the largest element, whichever is more; infinite where
     /// there is none.
     pub fn ratio(&self) -> f64 {
         let over = |error: f64, of: f64| if error == 0.0 { 0.0 } else { error / of };
-        match self.finding {
-            Finding::Errors { ranks, one_rank } => {
-                over(ranks.largest, one_rank.largest).max(over(ranks.relative, one_rank.relative))
-            }
-            Finding::Shape { .. } | Finding::NotFinite { .. } | Finding::Missing => f64::INFINITY,
-        }
+        self.errors.as_ref().map_or(f64::INFINITY, |Errors { ranks, one_rank }| {
+            over(ranks.largest, one_rank.largest).max(over(ranks.relative, one_rank.relative))
+        })
     }
 }
 
-impl Judge<'_> {
+impl StepChecker<'_> {
     /// The largest ratio of errors that is due to rounding: errors of random signs in `n` parts add up to √n of one.
     pub fn proportion(&self) -> f64 {
         MARGIN * (self.parts.max(1) as f64).sqrt()
     }
 
     /// Whether a tensor is right.
-    pub fn accepts(&self, judged: &Judged) -> bool {
-        judged.ratio() <= self.proportion()
+    pub fn accepts(&self, result: &TensorResult) -> bool {
+        result.ratio() <= self.proportion()
     }
 
     /// Compares the results of a step from `before`, in the order of the whole program's: outputs, then weights and states.
@@ -140,7 +117,7 @@ impl Judge<'_> {
         &self,
         (before, inputs): (&dyn TensorSource, &dyn TensorSource),
         found: &Results<T>,
-    ) -> Result<Vec<Judged>, RunError> {
+    ) -> Result<Vec<TensorResult>, RunError> {
         let gradients = Tensors::from(&found.kept);
         let exact =
             || self.run::<f64>((before, inputs), &gradients, Rounding::Sources(self.storage)).map(all);
@@ -156,20 +133,20 @@ impl Judge<'_> {
         let exact = exact?;
         let found: std::collections::BTreeMap<&String, &Tensor<T>> =
             found.outputs.iter().chain(&found.kept).collect();
-        let mut rows: Vec<Judged> =
-            exact.iter().map(|(name, exact)| judged::<T>(name, exact, &found)).collect();
-        let compare = |rows: &mut Vec<Judged>, sample: &Outputs<f32>| {
+        let mut rows: Vec<TensorResult> =
+            exact.iter().map(|(name, exact)| compared::<T>(name, exact, &found)).collect();
+        let compare = |rows: &mut Vec<TensorResult>, sample: &Outputs<f32>| {
             for row in rows {
                 let error = difference(&sample[&row.name], &exact[&row.name]);
-                if let (Finding::Errors { one_rank, .. }, Ok(error)) = (&mut row.finding, error) {
-                    *one_rank = one_rank.max(error.scaled(T::EPSILON / <f32 as Real>::EPSILON));
+                if let (Ok(errors), Ok(error)) = (&mut row.errors, error) {
+                    errors.one_rank = errors.one_rank.max(error.scaled(T::EPSILON / <f32 as Real>::EPSILON));
                 }
             }
         };
         for sample in first {
             compare(&mut rows, &sample?);
         }
-        let part = |row: &Judged| row.ratio() / self.proportion();
+        let part = |row: &TensorResult| row.ratio() / self.proportion();
         for taken in SAMPLES..ALL_SAMPLES {
             let worst = rows.iter().map(part).fold(0.0, f64::max);
             if worst <= 1.0 || worst >= beyond_chance(taken) {
@@ -199,50 +176,31 @@ fn all<T: Interpreted>(results: Results<T>) -> Outputs<T> {
 }
 
 /// A tensor of the ranks beside the exact one, of which one rank has half a unit in the last place as an error so far.
-fn judged<T: Interpreted>(
+fn compared<T: Interpreted>(
     name: &str,
     exact: &Tensor<f64>,
     found: &std::collections::BTreeMap<&String, &Tensor<T>>,
-) -> Judged {
-    let finding = match found.get(&name.to_owned()) {
-        None => Finding::Missing,
-        Some(found) => match difference(found, exact) {
-            Ok(ranks) => {
-                let half = T::EPSILON / 2.0;
-                let largest =
-                    exact.data.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, x| a.max(x.abs()));
-                // A tensor of zeros has no last place.
-                let relative = if largest > 0.0 { half } else { 0.0 };
-                Finding::Errors { ranks, one_rank: Size { largest: half * largest, relative } }
-            }
-            Err(finding) => finding,
-        },
-    };
-    Judged { name: name.to_owned(), finding }
+) -> TensorResult {
+    let found = found.get(&name.to_owned()).ok_or(Mismatch::Missing);
+    let errors = found.and_then(|found| difference(found, exact)).map(|ranks| {
+        let half = T::EPSILON / 2.0;
+        let largest = exact.data.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, x| a.max(x.abs()));
+        // A tensor of zeros has no last place.
+        let relative = if largest > 0.0 { half } else { 0.0 };
+        Errors { ranks, one_rank: Size { largest: half * largest, relative } }
+    });
+    TensorResult { name: name.to_owned(), errors }
 }
 
 /// The error of a tensor.
-fn difference<T: Interpreted>(found: &Tensor<T>, exact: &Tensor<f64>) -> Result<Size, Finding> {
-    // A scalar may be stored as a vector of one.
-    let alike = found.shape == exact.shape || (found.data.len() == 1 && exact.data.len() == 1);
-    if !alike || found.data.len() != exact.data.len() {
-        return Err(Finding::Shape { found: found.shape.clone(), expected: exact.shape.clone() });
-    }
+fn difference<T: Interpreted>(found: &Tensor<T>, exact: &Tensor<f64>) -> Result<Size, Mismatch> {
     let (mut largest, mut squares, mut norm) = (0f64, 0f64, 0f64);
-    for (at, (found, &exact)) in found.data.iter().zip(&exact.data).enumerate() {
-        let found = found.to_f64();
-        // The logarithm of an empty sum.
-        if found == f64::NEG_INFINITY && exact == f64::NEG_INFINITY {
-            continue;
-        }
-        if !found.is_finite() || !exact.is_finite() {
-            return Err(Finding::NotFinite { at, found, expected: exact });
-        }
+    each_pair(found, exact, |found, exact| {
         let error = (found - exact).abs();
         largest = largest.max(error);
         squares += error * error;
         norm += exact * exact;
-    }
+    })?;
     let relative = if norm > 0.0 { (squares / norm).sqrt() } else { squares.sqrt() };
     Ok(Size { largest, relative })
 }
