@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use lives::lives;
+pub(crate) use lives::lives;
 pub use profile::{Moment, Profile, profile};
 
 /// The layers for which a frame runs, by place.
@@ -121,12 +121,15 @@ impl Memory {
 }
 
 /// The memory of `schedule`, which the schedule verifier accepts, on devices of `cluster`; of a pipeline, of the busiest
-/// stage.
+/// stage, with the host memory of the stage that needs most of it.
 pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
-    let stages = places(schedule).into_iter().zip(of_places(cluster, schedule));
+    let memory = of_places(cluster, schedule);
+    let host = memory.iter().map(|memory| memory.host).max().unwrap_or(0);
     // Of equally busy ones the first.
+    let stages = places(schedule).into_iter().zip(memory);
     let busiest = stages.reduce(|a, b| if b.1.total > a.1.total { b } else { a });
-    busiest.map_or_else(Memory::default, |(at, memory)| at_peak_of(schedule, at, memory))
+    let memory = busiest.map_or_else(Memory::default, |(at, memory)| at_peak_of(schedule, at, memory));
+    Memory { host, ..memory }
 }
 
 /// The memory of a schedule that repeats `times` more what the last of three shorter ones has more than the second; nothing where

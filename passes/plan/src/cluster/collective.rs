@@ -153,6 +153,15 @@ impl Cluster {
         levels.into_iter().map(|(level, _)| level).collect()
     }
 
+    /// The levels that a gather of `ranks` devices, `stride` apart, crosses, with the part of a long transfer for which it uses their links.
+    pub(crate) fn gather_parts(&self, (ranks, stride): (u64, u64)) -> Vec<(usize, f64)> {
+        let long = (1_u64 << 30) as f64;
+        let (space, axis) = group(ranks, stride);
+        let levels = self.along(&space, (Collective::AllGather, axis.into()), long);
+        let longest = levels.iter().map(|(_, time)| time.transfer).fold(0.0, f64::max);
+        levels.into_iter().map(|(level, time)| (level, time.transfer / longest)).collect()
+    }
+
     /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
     fn point_to_point(&self, ranks: u64, bytes: f64) -> Option<(usize, CollectiveTime)> {
         let reached = self.levels.iter().position(|l| l.ranks() >= ranks);

@@ -6,7 +6,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{BufferId, Frame, Place};
 
 /// For each buffer in the frame, the tasks from its first use to its last; an output lives to the end.
-pub(super) fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
+pub(crate) fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
     let mut used: Vec<Option<Range<usize>>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for buffer in task.reads.iter().chain(&task.writes).map(|&b| frame.holder(b)) {

@@ -15,7 +15,8 @@ use crate::cluster::Cluster;
 use crate::memory;
 use crate::planner::ahead::Ahead;
 use crate::planner::tasks::{
-    Gradient, attended, attention, casts, copied, deferred, gradients, last_tasks, products,
+    Gradient, attended, attention, casts, copied, deferred, gradients, last_tasks, peak_without_gradients,
+    products,
 };
 use crate::simulate::{Alone, Simulation, simulate_frames};
 
@@ -185,7 +186,7 @@ impl Block {
         let whole = &frames.last()?.simulation;
         let step = whole.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
-        let is_copy = |axis: &str| [Stream::Host, Stream::ToHost].iter().any(|stream| stream.name() == axis);
+        let is_copy = |axis: &str| Stream::Host.name() == axis;
         // Messages of weights go along all axes of replicas, those of keys along the ones that split a sequence.
         let is_of_weights = |axes: &[&str]| {
             axes.iter().all(|axis| are(prefetched, axis))
@@ -210,13 +211,30 @@ impl Block {
         let without = |called: &Called<'_>, exposed: f64| {
             let Alone { simulation: frame, links, .. } = &frames[called.id.index()];
             let busy = frame.streams.values().chain(links).copied().fold(0.0, f64::max);
-            (frame.seconds - exposed).max(busy).min(frame.seconds)
+            // The last states are handed on once they have arrived.
+            let handed = frame.communication.iter().filter(|((_, axis), _)| Stream::ToHost.name() == axis);
+            let handed: f64 = handed.map(|(_, time)| time.exposed).sum();
+            (frame.seconds - exposed).max(busy + handed).min(frame.seconds)
         };
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
-            let frame = &frames[called.id.index()].simulation;
-            if called.has_layer() { without(called, exposed_gathers(frame)) } else { frame.seconds }
+            let Alone { simulation: frame, links, links_of_weights, .. } = &frames[called.id.index()];
+            if !called.has_layer() {
+                return frame.seconds;
+            }
+            let seconds = without(called, exposed_gathers(frame));
+            if prefetched.is_empty() {
+                return seconds;
+            }
+            // A message of activations has half of a link while one of weights uses it; nobody waits for the part that is hidden.
+            let of_activations: Vec<f64> =
+                links.iter().zip(links_of_weights).map(|(all, weights)| all - weights).collect();
+            let longest = of_activations.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+            let exposed = ((frame.exposed() - exposed_gathers(frame)) / longest).clamp(0.0, 1.0);
+            let shared = of_activations.iter().zip(links_of_weights).map(|(all, weights)| all * weights);
+            let shared = exposed * shared.sum::<f64>();
+            seconds + shared / seconds
         };
         // The first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {
@@ -241,6 +259,7 @@ impl Block {
             return None;
         }
         let mut names: Vec<Stored> = Vec::new();
+        let mut largest = 0;
         for i in 0..n {
             let there = &last[i];
             let [back, complete] = [&backward, &complete].map(|calls| calls.get(n_back.wrapping_sub(1 + i)));
@@ -278,8 +297,14 @@ impl Block {
             let mut most = 0;
             for called in [Some(there), back, complete].into_iter().flatten() {
                 let more = if called.has_layer() { ahead(called).bytes } else { 0 };
-                call.frame = call.frame.max(called.frame.bytes + if called.layers > 1 { more } else { 0 });
-                most = most.max(called.frame.bytes + more);
+                // First looks count gradients by how many ranks sum them.
+                let bytes = match leaves.get(&called.id).filter(|_| called.frame.phase == Phase::Backward) {
+                    Some(casts) => peak_without_gradients(schedule, called.frame, casts),
+                    None => called.frame.bytes,
+                };
+                call.frame = call.frame.max(bytes + if called.layers > 1 { more } else { 0 });
+                most = most.max(bytes + more);
+                largest = largest.max(called.frame.bytes + more);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut call.held);
             }
             call.ahead = most - call.frame;
@@ -339,6 +364,8 @@ impl Block {
                     continue;
                 }
                 owner.seconds.update += seconds(called) * layers as f64 / owner.layers.max(1) as f64;
+                // The first layer waits for its states.
+                owner.alone.update += frames[called.id.index()].simulation.seconds - seconds(called);
                 owner.update_frame = owner.update_frame.max(called.frame.bytes + ahead);
                 hold((schedule, replicas), (called.frame, 1), &mut names, &mut owner.held);
                 // A table that several functions read is updated once.
@@ -351,9 +378,8 @@ impl Block {
         let mut block =
             Self { calls, rest: step - of_calls, arena: 0, inputs: memory.inputs / micro_batches, exposed };
         let saved: u64 = block.calls.iter().map(|c| c.layers * c.saved).sum();
-        let frame = block.calls.iter().map(|c| c.frame + c.ahead).max().unwrap_or(0);
         let update_frame = block.calls.iter().map(|c| c.update_frame).max().unwrap_or(0);
-        block.arena = memory.arena.saturating_sub(update_frame.max(saved + frame));
+        block.arena = memory.arena.saturating_sub(update_frame.max(saved + largest));
         Some(block)
     }
 }

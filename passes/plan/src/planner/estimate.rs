@@ -89,7 +89,7 @@ impl Block {
             stage.forward += times * seconds.forward + alone.forward;
             stage.backward += times * seconds.backward + alone.backward;
             stage.complete += times * seconds.complete + alone.complete;
-            stage.update += times * seconds.update;
+            stage.update += times * seconds.update + alone.update;
             stage.products += times * seconds.products;
             stage.saved += layers * call.saved;
             stage.deferred += layers * call.deferred;

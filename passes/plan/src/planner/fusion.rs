@@ -30,7 +30,7 @@ const TASKS: usize = 1 << 14;
 const CHUNKS: [u64; 3] = [2, 4, 8];
 
 /// The part of their exposed communication that chunks may hide.
-const HIDDEN: f64 = 0.75;
+pub(super) const HIDDEN: f64 = 0.75;
 
 /// Replaces the best candidates by faster ones with other fusion passes.
 pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, fits: &mut [Priced]) {

@@ -8,6 +8,7 @@ use ithaca_ir::{Op, TensorType};
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
+use crate::memory::lives;
 
 /// Bytes of the states that a frame copies from host memory.
 pub(super) fn copied(schedule: &Schedule, frame: &Frame) -> u64 {
@@ -96,6 +97,31 @@ pub(super) fn gradients(
         frame.tasks.iter().zip(casts).filter(|(_, is_cast)| **is_cast).filter_map(gradient).collect();
     found.sort_by(|a, b| a.at.total_cmp(&b.at));
     found
+}
+
+/// The most bytes of a backward function that are alive at once, without the gradients that `casts` make f32 and their messages.
+pub(super) fn peak_without_gradients(schedule: &Schedule, frame: &Frame, casts: &[bool]) -> u64 {
+    let dims = |b: &BufferId| frame.buffers[*b].tensor().map(|ty| &ty.dims);
+    let cast = frame.tasks.iter().zip(casts).filter(|(_, is_cast)| **is_cast);
+    let of_weights: BTreeSet<_> = cast.flat_map(|(task, _)| &task.reads).filter_map(dims).collect();
+    let mut gradients: BTreeSet<BufferId> = BTreeSet::new();
+    for task in &frame.tasks {
+        let moves = !matches!(task.work, Work::Compute(_) | Work::Call { .. });
+        let is_moved = moves && task.reads.iter().any(|&b| gradients.contains(&frame.holder(b)));
+        let is_gradient = |b: &&BufferId| is_moved || dims(b).is_some_and(|dims| of_weights.contains(dims));
+        gradients.extend(task.writes.iter().filter(is_gradient).map(|&b| frame.holder(b)));
+    }
+    let mut changes = vec![0_i64; frame.tasks.len() + 1];
+    for (buffer, tasks) in lives(frame).into_iter().filter(|(b, _)| !gradients.contains(b)) {
+        let bytes = frame.buffers[buffer].bytes(&schedule.space) as i64;
+        changes[tasks.start] += bytes;
+        changes[tasks.end] -= bytes;
+    }
+    let alive = changes.iter().scan(0, |alive, change| {
+        *alive += change;
+        Some(*alive)
+    });
+    alive.max().unwrap_or(0) as u64
 }
 
 /// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.

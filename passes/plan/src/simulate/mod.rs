@@ -89,6 +89,8 @@ pub(crate) struct Alone {
     pub(crate) simulation: Simulation,
     /// Seconds for which its own messages use the busiest link of a rank at each level, where several streams may.
     pub(crate) links: Vec<f64>,
+    /// The same for messages of weights and gradients.
+    pub(crate) links_of_weights: Vec<f64>,
     /// Seconds without the tasks that a second run leaves out.
     pub(crate) without: Option<f64>,
 }
@@ -118,20 +120,26 @@ pub(crate) fn simulate_frames(
     };
     let n = classes.ranks().len();
     let run = |world: &World<'_>, id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
-    let busiest = |steps: &[Step], c: usize, busiest: &mut [f64]| {
-        let mut links: BTreeMap<Link, f64> = BTreeMap::new();
-        for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
-            *links.entry(link).or_default() += seconds;
+    let busiest = |steps: &[&Step]| {
+        let mut busiest = vec![0.0_f64; cluster.levels.len()];
+        for c in 0..n {
+            let mut links: BTreeMap<Link, f64> = BTreeMap::new();
+            for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
+                *links.entry(link).or_default() += seconds;
+            }
+            for ((level, ..), seconds) in links {
+                busiest[level] = busiest[level].max(seconds);
+            }
         }
-        for ((level, ..), seconds) in links {
-            busiest[level] = busiest[level].max(seconds);
-        }
+        busiest
     };
     let whole = world(&steps);
     let alone = |id: FrameId| {
-        let mut links = vec![0.0; cluster.levels.len()];
-        (0..n).for_each(|c| busiest(&steps[id.index()], c, &mut links));
-        Alone { simulation: run(&whole, id), links, without: None }
+        let (tasks, steps) = (&schedule.frames[id].tasks, &steps[id.index()]);
+        let of_weights = tasks.iter().zip(steps).filter(|(task, _)| task.stream == Stream::Weights);
+        let of_weights: Vec<&Step> = of_weights.map(|(_, step)| step).collect();
+        let (links, links_of_weights) = (busiest(&steps.iter().collect::<Vec<_>>()), busiest(&of_weights));
+        Alone { simulation: run(&whole, id), links, links_of_weights, without: None }
     };
     let mut frames: Vec<Alone> = schedule.frames.ids().map(alone).collect();
     if leaves.is_empty() {

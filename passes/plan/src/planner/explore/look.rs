@@ -5,7 +5,9 @@ use ithaca_frameworks::Layout;
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 
+use super::chosen::n_calls;
 use super::inside::{around, data_parallel};
+use super::refine::FEW;
 use super::replicas::{Replicas, Replication};
 use super::{CHUNKS, Inside, Looked, Search, divisors};
 use crate::plan::Choice;
@@ -44,10 +46,12 @@ impl Search<'_> {
                 .map(|target| (target, self.for_target(target, inside, data, stages)));
             let has_replicas = data * inside.copies > 1;
             let replicas = Replicas { all: data * inside.copies, stride: size / inside.copies };
+            let splits_experts = inside.shape()[1] > 1;
             let held = &inside.blocks.first().expect("an inside has a block").1;
             let zeros = self.zeros(has_replicas).iter();
-            let zeros: Vec<(Zero, Vec<Replication>)> =
-                zeros.map(|&zero| (zero, self.replications(held, replicas, zero))).collect();
+            let zeros: Vec<(Zero, Vec<Replication>)> = zeros
+                .map(|&zero| (zero, self.replications(held, (replicas, splits_experts), zero)))
+                .collect();
             for micro_batches in divisors(share) {
                 let is_given =
                     self.is_open(Choice::MicroBatches) || micro_batches == self.training.micro_batches;
@@ -179,7 +183,12 @@ impl Search<'_> {
             (true, _) => {
                 let mut orders = vec![(PipelineOrder::OneForwardOneBackward, 1), (PipelineOrder::ZbH1, 1)];
                 if is_interleaved {
-                    orders.extend(CHUNKS.map(|n| (PipelineOrder::Interleaved, n)));
+                    let order = PipelineOrder::Interleaved;
+                    orders.extend(CHUNKS.map(|n| (order, n)));
+                    // Others are tried with more chunks at last.
+                    let chunks = 2 * CHUNKS[CHUNKS.len() - 1];
+                    let is_short = n_calls(Shape { stages, micro_batches, order, chunks }) <= FEW;
+                    orders.extend(is_short.then_some((order, chunks)));
                 }
                 orders
             }

@@ -16,7 +16,7 @@ use super::{EXACT, Inside, Looked, NEAR, NEAR_NAMED, Refused, Search, TOLERANCE}
 use crate::planner::block::Block;
 use crate::planner::compiler::training_step;
 use crate::planner::estimate::{Estimate, Shape};
-use crate::planner::fusion::{WORTH, choose};
+use crate::planner::fusion::{HIDDEN, WORTH, choose};
 use crate::planner::tried::{Priced, Tried};
 
 /// Layouts that are estimated after the first look.
@@ -31,6 +31,9 @@ const OF_A_FAMILY: usize = 2;
 /// Blocks that are tried with other fusions of collectives, and those of one family.
 const FUSED: usize = 5;
 const FUSED_OF_A_FAMILY: usize = 1;
+
+/// Others that are, those that may gain the most.
+const FURTHER: usize = 3;
 
 /// Blocks and steps that are compiled at once; not a number of threads, on which no result depends.
 const AT_ONCE: usize = 8;
@@ -285,17 +288,31 @@ impl Search<'_> {
         }
         let usable = self.cluster.usable_bytes() as f64;
         let fits = |estimate: &Estimate| self.needed(estimate) <= usable;
-        let mut keys: Vec<(Key, Looked)> = Vec::new();
+        let fitting = || estimated.iter().filter(|look| fits(&look.estimate));
+        let mut keys: Vec<(Key, Looked, f64)> = Vec::new();
         let mut families = Families::default();
         let of_a_family = self.of_a_family(FUSED_OF_A_FAMILY);
-        for look in estimated.iter().filter(|look| fits(&look.estimate)) {
+        let below = |seconds: f64| seconds * (1.0 - WORTH);
+        for look in fitting() {
             let key = Key::of(look);
             let is_of_best = keys.len() < self.limit(FUSED) && families.admits(insides, look, of_a_family);
-            if is_of_best && keys.iter().all(|(known, _)| *known != key) {
-                keys.push((key, look.clone()));
+            if is_of_best && keys.iter().all(|(known, ..)| *known != key) {
+                keys.push((key, look.clone(), below(look.estimate.seconds)));
             }
         }
-        let better = |(key, look): (Key, Looked)| {
+        // Others may gain more than the best do.
+        let best = fitting().map(|look| look.estimate.seconds).fold(f64::INFINITY, f64::min);
+        let expected = |look: &Looked| look.estimate.seconds * (1.0 - HIDDEN * look.exposed);
+        let mut further: Vec<&Looked> = fitting().filter(|look| expected(look) < best).collect();
+        further.sort_by(|a, b| expected(a).total_cmp(&expected(b)));
+        let most = keys.len() + self.limit(FURTHER);
+        for look in further {
+            let key = Key::of(look);
+            if keys.len() < most && keys.iter().all(|(known, ..)| *known != key) {
+                keys.push((key, look.clone(), below(look.estimate.seconds).min(best)));
+            }
+        }
+        let better = |(key, look, limit): (Key, Looked, f64)| {
             let inside = &insides[key.inside];
             let ranks = look.data * inside.size();
             let step = self.step(inside, &key, None, 1);
@@ -303,7 +320,7 @@ impl Search<'_> {
             let mut best: Option<(Estimate, Arc<Block>)> = None;
             let seconds = look.estimate.seconds;
             let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, look.exposed * seconds);
-            let fusion = choose(self.cluster, ranks, first, seconds * (1.0 - WORTH), |fusion| {
+            let fusion = choose(self.cluster, ranks, first, limit, |fusion| {
                 let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
                 let options = ShardOptions { fusion, ..step.options.clone() };
                 let block = self.block(key.sequences * key.data, &training, &options, Sums::Taken).ok()?;
@@ -314,7 +331,7 @@ impl Search<'_> {
                 }
                 Some((estimate.seconds, exposed))
             });
-            let (_, block) = best.filter(|(best, _)| best.seconds < seconds * (1.0 - WORTH))?;
+            let (_, block) = best.filter(|(best, _)| best.seconds < limit)?;
             Some((key, Fusion { prefetch: step.options.fusion.prefetch, ..fusion }, block))
         };
         let found: Vec<(Key, Fusion, Arc<Block>)> = keys.into_par_iter().filter_map(better).collect();
@@ -354,8 +371,8 @@ impl Search<'_> {
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
-    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO. A
-    /// step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled. Returns the
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO, and what it
+    /// needs less of those of the same inside. A step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled. Returns the
     /// families of those that were compiled.
     pub(super) fn exact(
         &self,
@@ -365,25 +382,26 @@ impl Search<'_> {
         tried: &mut Tried,
     ) -> Families {
         let usable = self.cluster.usable_bytes() as f64;
-        let mut more: BTreeMap<(PipelineOrder, Zero), f64> = BTreeMap::new();
+        let mut more: BTreeMap<(PipelineOrder, Zero, Option<usize>), f64> = BTreeMap::new();
         let mut slower: BTreeMap<(PipelineOrder, Zero, usize), f64> = BTreeMap::new();
         let (mut compiled, mut calls, mut is_spent) = (0, 0, false);
         let mut best = tried.fits.iter().map(|one| one.simulation.seconds).fold(f64::INFINITY, f64::min);
         let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
-            let kind = |look: &Looked| (look.shape.order, look.zero);
+            let kind = |look: &Looked| (look.shape.order, look.zero, None);
+            let of_known = |look: &Looked| (look.shape.order, look.zero, Some(look.inside));
             let of_inside = |look: &Looked| (look.shape.order, look.zero, look.inside);
             let key = |look: &Looked| {
-                let memory = self.needed(&look.estimate) * more.get(&kind(look)).copied().unwrap_or(1.0);
+                let ratio = more.get(&of_known(look)).or_else(|| more.get(&kind(look)));
+                let memory = self.needed(&look.estimate) * ratio.copied().unwrap_or(1.0);
                 let slower = slower.get(&of_inside(look)).map_or(1.0, |&ratio| ratio.max(1.0));
-                if memory <= usable { (0, slower * look.estimate.seconds) } else { (1, memory) }
+                // An estimate of memory may be too high, where the time is worth a try.
+                let may_fit = memory <= NEARLY * usable && best.is_finite() && look.estimate.seconds < best;
+                if memory <= usable || may_fit { (0, slower * look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
-            // An estimate of memory may be too high, where the time is worth a try.
-            let may_fit = |look: &Looked| key(look).1 <= NEARLY * usable && look.estimate.seconds < best;
-            let is_hopeless = |look: &Looked| {
-                best.is_finite() && if key(look).0 > 0 { !may_fit(look) } else { key(look).1 > SURE * best }
-            };
+            let is_hopeless =
+                |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
             // One of so many calls is as long as all others together.
             let is_long = |look: &Looked| n_calls(look.shape) > self.calls() / 2;
             let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
@@ -432,8 +450,10 @@ impl Search<'_> {
                 match priced {
                     Ok(priced) => {
                         let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
-                        let known = more.entry(kind(look)).or_insert(1.0);
-                        *known = known.max(ratio);
+                        for (kind, least) in [(kind(look), 1.0), (of_known(look), 0.0)] {
+                            let known = more.entry(kind).or_insert(least);
+                            *known = known.max(ratio);
+                        }
                         let ratio = priced.simulation.seconds / look.estimate.seconds;
                         let known = slower.entry(of_inside(look)).or_insert(f64::INFINITY);
                         *known = known.min(ratio);

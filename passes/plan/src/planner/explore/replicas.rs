@@ -9,8 +9,9 @@ use super::Search;
 use crate::planner::block::{Block, Call, Held, Kind};
 use crate::planner::tasks::Gradient;
 
-/// The part of a layer's exposed communication that chunks are expected to hide.
+/// The part of a layer's exposed communication that chunks are expected to hide, and that of a layer whose experts are split.
 const HIDDEN: f64 = 0.25;
+const HIDDEN_OF_EXPERTS: f64 = 0.5;
 
 /// Ranks that have the same weights and other tokens: how many, and how far apart.
 #[derive(Clone, Copy)]
@@ -23,10 +24,10 @@ pub(super) struct Replicas {
 pub(super) struct Replication {
     zero: Zero,
     all: u64,
-    /// The level of the cluster whose links bound the messages.
-    level: usize,
-    /// Whether collectives of activations may go in chunks.
-    hides: bool,
+    /// The levels of the cluster that the messages cross, with the part of their time for which they use links there.
+    levels: Vec<(usize, f64)>,
+    /// The part of the exposed collectives of activations that chunks hide.
+    hidden: f64,
     /// In MiB, where it is not that of `pack`.
     pub(super) bucket: Option<u64>,
     /// Of a layer of each call.
@@ -63,16 +64,29 @@ impl Search<'_> {
         (least > usual).then(|| least.next_power_of_two().min(MAX_BUCKET))
     }
 
-    /// A stage of ZeRO with the usual bucket, and the one that suits it if there is one.
-    pub(super) fn replications(&self, block: &Block, replicas: Replicas, zero: Zero) -> Vec<Replication> {
+    /// A stage of ZeRO with the usual bucket, and the one that suits it if there is one, where experts are split or not.
+    pub(super) fn replications(
+        &self,
+        block: &Block,
+        (replicas, splits_experts): (Replicas, bool),
+        zero: Zero,
+    ) -> Vec<Replication> {
         let suited = self.bucket(zero, replicas);
         let buckets = std::iter::once(None).chain(suited.map(Some));
         let with = |bucket| {
             let messages = block.calls.iter().map(|call| self.messages(call, replicas, (zero, bucket)));
             let Replicas { all, stride } = replicas;
-            let hides = self.request.chooses_fusion;
-            let level = self.cluster.crossed((all, stride)).into_iter().max().unwrap_or(0);
-            Replication { zero, all, level, hides, bucket, messages: messages.collect() }
+            // Messages of weights use the links in which chunks of activations would travel.
+            let splits_weights =
+                matches!(zero, Zero::Gradients | Zero::Parameters | Zero::ParametersAbove(_));
+            let hidden = match (self.request.chooses_fusion, splits_experts) {
+                (false, _) => 0.0,
+                (true, true) => HIDDEN_OF_EXPERTS,
+                (true, false) if splits_weights => 0.0,
+                (true, false) => HIDDEN,
+            };
+            let levels = self.cluster.gather_parts((all, stride));
+            Replication { zero, all, levels, hidden, bucket, messages: messages.collect() }
         };
         buckets.map(with).collect()
     }
@@ -126,6 +140,17 @@ fn is_split(zero: Zero, held: &Held) -> bool {
 }
 
 impl Replication {
+    /// Of seconds by level, and of those that are exposed.
+    fn on_levels(&self, links: &[f64], exposed: f64) -> OnLevels {
+        let of = |&(level, part): &(usize, f64)| (links.get(level).copied().unwrap_or(0.0), part);
+        let levels = || self.levels.iter().map(of);
+        // Only where messages of weights take longest do they wait for others.
+        let longest =
+            levels().filter(|(_, part)| *part == 1.0).map(|(seconds, _)| seconds).fold(0.0, f64::max);
+        let exposed = (exposed / links.iter().copied().fold(f64::MIN_POSITIVE, f64::max)).min(1.0);
+        OnLevels { longest, product: exposed * levels().map(|(seconds, part)| seconds * part).sum::<f64>() }
+    }
+
     /// A block of one sequence with replicas and a larger micro-batch, roughly.
     pub(super) fn of(&self, block: &Block, (sequences, micro_batches): (u64, u64)) -> Block {
         let &Self { zero, all, .. } = self;
@@ -144,45 +169,53 @@ impl Replication {
             };
             seconds.backward += more;
             seconds.complete += more;
-            // Collectives of activations may go in chunks, which hide them where no messages of weights use the links.
-            if matches!(zero, Zero::Off | Zero::Optimizer) && self.hides {
-                let [forward, backward] = seconds.exposed.map(|exposed| HIDDEN * exposed);
-                seconds.forward -= forward;
-                seconds.backward -= backward;
-                seconds.complete -= backward;
-            }
-            // Messages of weights and of activations take turns on a link.
+            let [forward, backward] = seconds.exposed.map(|exposed| self.hidden * exposed);
+            seconds.forward -= forward;
+            seconds.backward -= backward;
+            seconds.complete -= backward;
+            // Messages of activations have half of a link while one of weights uses it, and all take turns.
             let [forward, backward] =
-                call.links.each_ref().map(|links| links.get(self.level).copied().unwrap_or(0.0));
+                [0, 1].map(|pass| self.on_levels(&call.links[pass], seconds.exposed[pass]));
+            let beside = |links: OnLevels, weights: f64, seconds: f64| {
+                let slower = seconds + links.product * weights / seconds.max(f64::MIN_POSITIVE);
+                slower.max(links.longest + weights)
+            };
+            let reduces = |seconds: f64| {
+                reduced_in(gradients, beside(backward, whole, seconds), backward.longest + whole)
+            };
             match zero {
-                Zero::Off => {
-                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
-                }
-                Zero::Optimizer => {
-                    seconds.update = seconds.update / all as f64 + once;
-                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
-                }
+                Zero::Off | Zero::Optimizer => seconds.complete = reduces(seconds.complete),
                 Zero::Gradients => {
-                    seconds.update = seconds.update / all as f64 + once;
-                    seconds.complete = reduced_in(gradients, seconds.complete, backward + whole);
-                    seconds.backward = reduced_in(gradients, seconds.backward, backward + whole);
+                    seconds.complete = reduces(seconds.complete);
+                    seconds.backward = reduces(seconds.backward);
                 }
                 Zero::Parameters | Zero::ParametersAbove(_) => {
-                    seconds.update = seconds.update / all as f64 + once;
                     // Nothing gathers for the first layer of a call, and nothing reduces for the last.
                     let share = |one: Option<&Gradient>| part_of(gradients, one);
-                    let reduced = reduced_in(gradients, seconds.backward, backward + whole);
-                    let late = (reduced - seconds.backward.max(backward + whole)).max(0.0);
+                    let bound = backward.longest + whole;
+                    let reduced = reduced_in(gradients, seconds.backward, bound);
+                    let late = (reduced - seconds.backward.max(bound)).max(0.0);
                     let late = late + gathered * share(gradients.first());
                     alone.forward += gathered * share(gradients.last());
                     alone.backward += late;
                     alone.complete += late;
-                    seconds.forward = (seconds.forward + unpacked).max(forward + gathered);
-                    seconds.backward = (seconds.backward + 2.0 * unpacked).max(backward + gathered + whole);
-                    seconds.complete = (seconds.complete + 2.0 * unpacked).max(backward + gathered + whole);
-                    call.frame += 2 * copied;
+                    seconds.forward = beside(forward, gathered, seconds.forward + unpacked);
+                    seconds.backward = beside(backward, gathered + whole, seconds.backward + 2.0 * unpacked);
+                    seconds.complete = beside(backward, gathered + whole, seconds.complete + 2.0 * unpacked);
                 }
             }
+            if zero != Zero::Off {
+                seconds.update = seconds.update / all as f64 + once;
+            }
+            // How often a layer's gradients, or the weights that are gathered for it, are there at once, as compiled blocks show.
+            let bytes = gradients.iter().map(|one| one.bytes).sum::<u64>().max(copied) as f64;
+            let times = match zero {
+                Zero::Off => 2.0,
+                Zero::Optimizer => 1.3,
+                Zero::Gradients => 1.0,
+                Zero::Parameters | Zero::ParametersAbove(_) => 1.1,
+            };
+            call.frame += (times * bytes) as u64;
             if zero != Zero::Off {
                 call.update_frame /= all;
             }
@@ -204,6 +237,14 @@ impl Replication {
         }
         block
     }
+}
+
+/// How long messages of activations use the links that those of weights cross: the longest time, and the sum over levels of what is exposed,
+/// each times the part for which those of weights use it.
+#[derive(Clone, Copy)]
+struct OnLevels {
+    longest: f64,
+    product: f64,
 }
 
 /// The part of the bytes of all gradients that one has.

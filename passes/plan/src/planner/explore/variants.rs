@@ -14,7 +14,7 @@ use super::replicas::Replicas;
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
 use crate::planner::estimate::Shape;
-use crate::planner::fusion::WORTH;
+use crate::planner::fusion::{HIDDEN, WORTH};
 use crate::planner::tried::{Priced, Tried};
 
 /// The most steps that are tried in other forms.
@@ -44,14 +44,20 @@ impl Search<'_> {
         replace(tried, |tried| self.reduced_later(tried));
     }
 
-    /// Other forms of the best steps; of those that would not be the best if nothing were exposed, the ones that compile fast.
-    fn of_best(&self, tried: &Tried, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
+    /// Other forms of the best steps, of those that do not wait only of the ones that compile fast; and of so many others that would be the
+    /// best if less were exposed.
+    fn of_best(&self, tried: &Tried, n: usize, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
         let Some(best) = tried.fits.first().map(|best| best.simulation.seconds) else { return Forms::new() };
         let few = |one: &Priced| one.training.as_ref().is_none_or(|training| n_calls(shape(training)) <= FEW);
-        let may_win = |one: &Priced| one.simulation.seconds - one.simulation.exposed() < best;
-        let steps = &tried.fits[..tried.fits.len().min(self.limit(LATER))];
-        let steps = steps.par_iter().enumerate().filter(|(_, one)| few(one) || may_win(one));
-        steps.filter_map(|(i, one)| Some((i, form(one)?))).collect()
+        let without = |part: f64, one: &Priced| one.simulation.seconds - part * one.simulation.exposed();
+        let hoped = |one: &Priced| without(HIDDEN, one);
+        let mut others: Vec<(usize, &Priced)> = tried.fits.iter().enumerate().collect();
+        let mut steps: Vec<(usize, &Priced)> = others.drain(..others.len().min(self.limit(LATER))).collect();
+        steps.retain(|(_, one)| few(one) || without(1.0, one) < best);
+        others.retain(|(_, one)| hoped(one) < best);
+        others.sort_by(|(_, a), (_, b)| hoped(a).total_cmp(&hoped(b)));
+        steps.extend(others.into_iter().take(self.limit(n)));
+        steps.into_par_iter().filter_map(|(i, one)| Some((i, form(one)?))).collect()
     }
 
     /// The same step with another fusion.
@@ -64,7 +70,7 @@ impl Search<'_> {
     /// The best steps whose collectives are in chunks or levels with the usual ones: estimates do not know what chunks do to weights
     /// that are gathered meanwhile.
     fn as_usual(&self, tried: &Tried) -> Forms {
-        self.of_best(tried, |one| {
+        self.of_best(tried, LATER, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let usual = Fusion { bucket: fusion.bucket, ..zero.usual_fusion() };
             let is_unusual = self.request.chooses_fusion && one.options.fusion != usual;
@@ -75,7 +81,7 @@ impl Search<'_> {
     /// The best steps that wait for weights, with messages of weights in other buckets: estimates choose among buckets by how long
     /// messages take, not by what waits for them.
     fn in_buckets(&self, tried: &Tried) -> Forms {
-        self.of_best(tried, |one| {
+        self.of_best(tried, 0, |one| {
             let (ShardOptions { zero, fusion, mesh, .. }, simulation) = (&one.options, &one.simulation);
             let stages = one.training.as_ref()?.stages.max(1);
             let axes = self.replica_axes(&one.options).into_iter().filter_map(|axis| mesh.axis(&axis));
@@ -98,7 +104,7 @@ impl Search<'_> {
     /// The best steps of ZeRO 1 and 2 in which layers reduce the gradients of the layer above: a layer hides more, but the first and
     /// the last of each call are functions of their own. The same for steps whose updates copy states from host memory.
     fn reduced_later(&self, tried: &Tried) -> Forms {
-        self.of_best(tried, |one| {
+        self.of_best(tried, 0, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let is_tried = match zero {
                 Zero::Off => self.training.offload == Offload::Optimizer,
@@ -110,14 +116,14 @@ impl Search<'_> {
         })
     }
 
-    /// The best steps of ZeRO 3 with persistent weights, where these fit and save [`WORTH`]: they take memory.
+    /// The best steps of ZeRO 3, and others that wait longer, with persistent weights, where these fit and save [`WORTH`]: they take memory.
     fn with_persistent(&self, tried: &Tried) -> Forms {
         // No framework has them as they are here.
         let chooses_stage = self.is_open(Choice::Zero);
         if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
             return Forms::new();
         }
-        self.of_best(tried, |one| {
+        self.of_best(tried, LATER, |one| {
             let is_split = one.options.zero == Zero::Parameters;
             let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
             if !chooses_stage && training.micro_batches == 1 {
