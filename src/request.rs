@@ -276,7 +276,7 @@ impl PlanRequest {
         let request = Request { target, ..Request::of_search(search, module, workload, *gpus)? };
         check_names(module, &request.options)?;
         let forward = import::import(&model.config, &model.name, workload)?;
-        check_stage_layers(&forward, &workload.training)?;
+        check_stage_layers(&forward, &workload.training, &request)?;
         if workload.mode == Mode::Train {
             check_chunks(&forward, &workload.training, least_stages(&request))?;
         }
@@ -343,12 +343,23 @@ fn check_micro_batches(Workload { batch, training, .. }: &Workload, mesh: Option
     Ok(())
 }
 
-/// The stated layers of stages are those of the model.
-fn check_stage_layers(forward: &Module, training: &Training) -> Result<()> {
-    let stages = training.stage_layers.len() as u64;
-    let staged = Training { stages, pipeline: PipelineOrder::default(), ..training.clone() };
-    if stages > 0 {
-        differentiate::chunk_layers(forward, &staged).map_err(Diagnostic::from)?;
+/// The stated layers of stages are those of the model, in as many stages as the mesh has or GPUs can be.
+fn check_stage_layers(forward: &Module, training: &Training, request: &Request) -> Result<()> {
+    let Some(stated) = training.stated_stages() else { return Ok(()) };
+    let of_mesh = request.mesh.as_ref().and_then(|mesh| mesh.axis(STAGE_AXIS).map(|axis| mesh.size(axis)));
+    let staged = Training { stages: of_mesh.unwrap_or(stated), ..training.clone() };
+    differentiate::chunk_layers(forward, &staged).map_err(Diagnostic::from)?;
+    if request.mesh.is_none() && !request.gpus.is_multiple_of(stated) {
+        let message = format!(
+            "`stage_layers` states the layers of {}, by which {} GPUs are not divisible",
+            counted(stated, "stage"),
+            request.gpus
+        );
+        let help = format!(
+            "use `--gpus {}`, or state another number of stages",
+            request.gpus.next_multiple_of(stated)
+        );
+        return Err(Diagnostic::new("P53", message).help(help).into());
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, Module, schedule, text};
 use ithaca_passes::compile::{Compiled, compile_with};
-use ithaca_passes::differentiate::{ADAMW, Training};
+use ithaca_passes::differentiate::{ADAMW, Offload, Training};
 use ithaca_passes::import::{self, Mode, STEP, Workload};
 use ithaca_passes::lower::lower;
 use ithaca_passes::plan::{self, Plan};
@@ -153,18 +153,21 @@ fn autograd(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -> Result<S
     }
     let workload = plan.workload_in_stages()?;
     let options = plan.shard_options()?;
-    let Training { stages, micro_batches, optimizer, clip, .. } = workload.training;
+    let Training { stages, micro_batches, optimizer, clip, offload, .. } = workload.training;
     let refused = [
         (stages > 1, "stages of a pipeline"),
         (micro_batches > 1, "micro-batches"),
         (options.zero != Zero::Off, "ZeRO"),
         (optimizer.is_none(), "no optimizer"),
+        (offload != Offload::None, "states in host memory"),
     ];
     if let Some((_, what)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
         let refusal =
             Diagnostic::new("S44", format!("the plan has {what}, which `--autograd` does not emit"));
         return Err(refusal
-            .help("plan with `--zero 0 --micro-batches 1` and without `pp`, or omit `--autograd`")
+            .help(
+                "plan with `--zero 0 --micro-batches 1`, without `pp` and `--offload`, or omit `--autograd`",
+            )
             .into());
     }
     (session.progress)("compiling");

@@ -244,6 +244,16 @@ impl Training {
         }
     }
 
+    /// The stages whose layers are stated, if they are.
+    pub fn stated_stages(&self) -> Option<u64> {
+        let chunks = self.stage_layers.len() as u64;
+        let stages = match self.pipeline {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward | PipelineOrder::ZbH1 => chunks,
+            PipelineOrder::Interleaved => (chunks / self.chunks.max(1)).max(1),
+        };
+        (chunks > 0).then_some(stages)
+    }
+
     /// The options as pipeline text; default values are omitted.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
         let mut written = options::write(self);

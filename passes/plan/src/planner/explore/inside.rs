@@ -150,9 +150,12 @@ impl Search<'_> {
         divisors(outer).into_iter().filter(|&data| self.request.batch.is_multiple_of(data))
     }
 
-    /// The size of an axis of the mesh that the request names.
+    /// The size of an axis of the mesh that the request names; without a mesh, of stages whose layers it states.
     pub(super) fn fixed(&self, axis: &str) -> Option<u64> {
-        self.request.mesh.as_ref().map(|mesh| mesh.axis(axis).map_or(1, |axis| mesh.size(axis)))
+        match &self.request.mesh {
+            Some(mesh) => Some(mesh.axis(axis).map_or(1, |axis| mesh.size(axis))),
+            None => self.training.stated_stages().filter(|_| axis == STAGE_AXIS),
+        }
     }
 
     /// Whether a strategy is tried with so many ranks. One that is named has several, unless the mesh gives it one.
