@@ -27,7 +27,7 @@ const FURTHER: usize = 6;
 const TASKS: usize = 1 << 14;
 
 /// Numbers of chunks that are tried, in this order, as long as more are faster.
-const CHUNKS: [u64; 3] = [2, 4, 8];
+pub(super) const CHUNKS: [u64; 3] = [2, 4, 8];
 
 /// The part of their exposed communication that chunks may hide.
 pub(super) const HIDDEN: f64 = 0.75;

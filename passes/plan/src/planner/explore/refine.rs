@@ -371,8 +371,9 @@ impl Search<'_> {
 
     /// Compiles the best, at most `most` of them where one fits, and three times as many where none does but one may.
     ///
-    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO, and what it
-    /// needs less of those of the same inside. A step takes longer than its estimate by the least ratio of those steps of the same inside that were compiled. Returns the
+    /// The memory that a compiled step needs beyond its estimate is expected of all in the same order with the same stage of ZeRO,
+    /// and what it needs less of those of the same inside. A step takes longer than its estimate by the least ratio of those steps
+    /// of the same inside that were compiled. Returns the
     /// families of those that were compiled.
     pub(super) fn exact(
         &self,

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use ithaca_differentiate::{Offload, PipelineOrder, Training};
-use ithaca_layout::fuse::Fusion;
 use ithaca_layout::fuse::prefetch::Prefetch;
+use ithaca_layout::fuse::{Fusion, Messages};
 use ithaca_layout::shard::{ShardOptions, WeightSize, Zero};
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ use super::replicas::Replicas;
 use super::{CHUNKS, Search};
 use crate::plan::Choice;
 use crate::planner::estimate::Shape;
-use crate::planner::fusion::{HIDDEN, WORTH};
+use crate::planner::fusion::{CHUNKS as PARTS, HIDDEN, WORTH};
 use crate::planner::tried::{Priced, Tried};
 
 /// The most steps that are tried in other forms.
@@ -41,11 +41,12 @@ impl Search<'_> {
             forms.extend(chunked);
             forms
         });
+        replace(tried, |tried| self.in_chunks_beside_persistent(tried));
         replace(tried, |tried| self.reduced_later(tried));
     }
 
-    /// Other forms of the best steps, of those that do not wait only of the ones that compile fast; and of so many others that would be the
-    /// best if less were exposed.
+    /// Other forms of the best steps, of those that do not wait only of the ones that compile fast; and of `n` others that
+    /// would be the best if less were exposed.
     fn of_best(&self, tried: &Tried, n: usize, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
         let Some(best) = tried.fits.first().map(|best| best.simulation.seconds) else { return Forms::new() };
         let few = |one: &Priced| one.training.as_ref().is_none_or(|training| n_calls(shape(training)) <= FEW);
@@ -116,7 +117,8 @@ impl Search<'_> {
         })
     }
 
-    /// The best steps of ZeRO 3, and others that wait longer, with persistent weights, where these fit and save [`WORTH`]: they take memory.
+    /// The best steps of ZeRO 3, and others that wait longer, with persistent weights, where these fit and save [`WORTH`]: they
+    /// take memory.
     fn with_persistent(&self, tried: &Tried) -> Forms {
         // No framework has them as they are here.
         let chooses_stage = self.is_open(Choice::Zero);
@@ -156,6 +158,26 @@ impl Search<'_> {
                 }
             }
             best.filter(|best| best.simulation.seconds < one.simulation.seconds * (1.0 - WORTH))
+        })
+    }
+
+    /// The best steps with persistent weights, with collectives in other numbers of chunks: these were chosen while more weights
+    /// travelled.
+    fn in_chunks_beside_persistent(&self, tried: &Tried) -> Forms {
+        self.of_best(tried, 0, |one| {
+            let ShardOptions { zero, fusion, .. } = one.options;
+            let waits = one.simulation.exposed() > WAITS * one.simulation.seconds;
+            let is_tried = self.request.chooses_fusion
+                && matches!(zero, Zero::ParametersAbove(_))
+                && (waits || matches!(fusion.messages, Messages::Chunked(_)));
+            let others = PARTS.map(Messages::Chunked).into_iter().chain([Messages::Packed]);
+            let others: Vec<Messages> =
+                others.filter(|messages| is_tried && *messages != fusion.messages).collect();
+            let forms = others
+                .into_par_iter()
+                .filter_map(|messages| self.fused_as(one, Fusion { messages, ..fusion }));
+            let fitting = forms.filter(|form| form.memory.over().is_none());
+            fitting.min_by(|a, b| a.simulation.seconds.total_cmp(&b.simulation.seconds))
         })
     }
 
