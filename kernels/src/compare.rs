@@ -42,7 +42,7 @@ pub enum Verdict {
         /// gradient or a moment that of the largest of its kind; 1 where all are zero, which has no scale.
         scale: f64,
     },
-    /// There is none.
+    /// The tensors have no distance.
     Mismatch(Mismatch),
 }
 

@@ -114,7 +114,7 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             lse[half] = i < n_rows ? exponent_of(g.lse.single(row_of(i))) : INFINITY;
             delta[half] = i < n_rows ? g.delta.single(row_of(i)) : 0.0f;
         }
-        // Starts to copy tile t, and what is asked of it, to one of the buffers.
+        // Starts to copy the requested parts of tile t to one of the buffers.
         const auto prefetch_tile = [&](int64_t t, Seen seen, int buffer) {
             const bool is_padded = seen == Seen::Padded;
             fetch_keys_of<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, shared.at_wide, s, t * kKeys, is_padded, width);
@@ -222,7 +222,7 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         const bool drops = s.dropout.rate > 0;
         float lse = 0, delta = 0;
         Asked asked{};
-        // Starts to copy a tile of queries to one of the buffers; what each has beside its rows waits in registers.
+        // Starts to copy a tile of queries to one of the buffers; the values of each beside its rows wait in registers.
         const auto prefetch_tile = [&](int64_t head, int t, Seen seen, int buffer) {
             const int64_t query = (from + t) * kQueries;
             const Line queries = line_of(s.q, front, head), gradients = line_of(s.d_o, front, head);

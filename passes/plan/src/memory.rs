@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-pub(crate) use lives::lives;
+pub(crate) use lives::{alive_bytes, lives};
 pub use profile::{Moment, Profile, profile};
 
 /// The layers for which a frame runs, by place.
@@ -124,12 +124,13 @@ impl Memory {
 /// stage, with the host memory of the stage that needs most of it.
 pub fn of_schedule(cluster: &Cluster, schedule: &Schedule) -> Memory {
     let memory = of_places(cluster, schedule);
-    let host = memory.iter().map(|memory| memory.host).max().unwrap_or(0);
+    let of_host = memory.iter().map(|memory| (memory.host, memory.host_usable)).max();
+    let (host, host_usable) = of_host.unwrap_or_default();
     // Of equally busy ones the first.
     let stages = places(schedule).into_iter().zip(memory);
     let busiest = stages.reduce(|a, b| if b.1.total > a.1.total { b } else { a });
     let memory = busiest.map_or_else(Memory::default, |(at, memory)| at_peak_of(schedule, at, memory));
-    Memory { host, ..memory }
+    Memory { host, host_usable, ..memory }
 }
 
 /// The memory of a schedule that repeats `times` more what the last of three shorter ones has more than the second; nothing where
@@ -342,11 +343,9 @@ impl<'a> Alive<'a> {
 
     /// Bytes that are alive during each task, callees included.
     fn bytes(&self) -> Vec<u64> {
-        let mut held: Vec<u64> =
-            (0..self.frame.tasks.len()).map(|task| self.callee(task).map_or(0, |f| f.bytes)).collect();
-        for (buffer, tasks) in &self.lives {
-            let bytes = self.frame.buffers[*buffer].bytes(&self.schedule.space);
-            held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
+        let mut held = alive_bytes(self.schedule, self.frame, &self.lives);
+        for (task, sum) in held.iter_mut().enumerate() {
+            *sum += self.callee(task).map_or(0, |frame| frame.bytes);
         }
         held
     }

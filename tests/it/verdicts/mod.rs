@@ -80,7 +80,7 @@ impl Case {
     }
 }
 
-/// Takes the steps of a case and checks each; gives the tensor whose error is the largest, as a part of what is allowed.
+/// Takes the steps of a case and checks each; returns the tensor with the largest ratio of its error to its tolerance.
 fn worst<T: Interpreted>(
     checker: &StepChecker<'_>,
     (steps, tensors): (u64, &RandomTensors),

@@ -8,7 +8,7 @@ use ithaca_ir::{Op, TensorType};
 
 use crate::cluster::Cluster;
 use crate::cost::op_seconds;
-use crate::memory::lives;
+use crate::memory::{alive_bytes, lives};
 
 /// Bytes of the states that a frame copies from host memory.
 pub(super) fn copied(schedule: &Schedule, frame: &Frame) -> u64 {
@@ -111,17 +111,9 @@ pub(super) fn peak_without_gradients(schedule: &Schedule, frame: &Frame, casts: 
         let is_gradient = |b: &&BufferId| is_moved || dims(b).is_some_and(|dims| of_weights.contains(dims));
         gradients.extend(task.writes.iter().filter(is_gradient).map(|&b| frame.holder(b)));
     }
-    let mut changes = vec![0_i64; frame.tasks.len() + 1];
-    for (buffer, tasks) in lives(frame).into_iter().filter(|(b, _)| !gradients.contains(b)) {
-        let bytes = frame.buffers[buffer].bytes(&schedule.space) as i64;
-        changes[tasks.start] += bytes;
-        changes[tasks.end] -= bytes;
-    }
-    let alive = changes.iter().scan(0, |alive, change| {
-        *alive += change;
-        Some(*alive)
-    });
-    alive.max().unwrap_or(0) as u64
+    let mut others = lives(frame);
+    others.retain(|(buffer, _)| !gradients.contains(buffer));
+    alive_bytes(schedule, frame, &others).into_iter().max().unwrap_or(0)
 }
 
 /// Bytes that the tasks of a backward function read which no gradient of an argument needs, and those of them that it computes.

@@ -50,6 +50,9 @@ const LONG: f64 = 1.02;
 /// How much longer than a compiled step an estimate must be to be slower for certain.
 const SURE: f64 = 1.06;
 
+/// How much longer than the least estimate another is that is not compiled with it.
+const FAR: f64 = 1.25;
+
 /// How much more than the memory of a device an estimate may show, and a step still be compiled that is faster than the best.
 const NEARLY: f64 = 1.06;
 
@@ -401,8 +404,12 @@ impl Search<'_> {
                 if memory <= usable || may_fit { (0, slower * look.estimate.seconds) } else { (1, memory) }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
-            let is_hopeless =
-                |look: &Looked| best.is_finite() && (key(look).0 > 0 || key(look).1 > SURE * best);
+            let fitting = estimated.iter().map(key).filter(|(class, _)| *class == 0);
+            let least = fitting.map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min);
+            let is_hopeless = |look: &Looked| match key(look) {
+                (0, seconds) => seconds > SURE * best || seconds > FAR * least,
+                _ => best.is_finite(),
+            };
             // One of so many calls is as long as all others together.
             let is_long = |look: &Looked| n_calls(look.shape) > self.calls() / 2;
             let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
@@ -451,8 +458,8 @@ impl Search<'_> {
                 match priced {
                     Ok(priced) => {
                         let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
-                        for (kind, least) in [(kind(look), 1.0), (of_known(look), 0.0)] {
-                            let known = more.entry(kind).or_insert(least);
+                        for (kind, floor) in [(kind(look), 1.0), (of_known(look), 0.0)] {
+                            let known = more.entry(kind).or_insert(floor);
                             *known = known.max(ratio);
                         }
                         let ratio = priced.simulation.seconds / look.estimate.seconds;

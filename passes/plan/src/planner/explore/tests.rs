@@ -107,7 +107,7 @@ fn first_looks_are_near_estimates() {
         searched(&config, (batch, 8192), &request, |search| {
             let (insides, looked) = search.looked(&mut Tried::default());
             let estimated = search.estimated(&insides, &looked, &mut Tried::default());
-            let mut of_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            let mut of_kind: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
             for look in estimated {
                 let same = |first: &&Looked| {
                     let Looked { inside, data, zero, recompute, loss_chunks, shape, .. } = **first;
@@ -117,13 +117,18 @@ fn first_looks_are_near_estimates() {
                 let first = looked.iter().find(same).unwrap();
                 let kind =
                     format!("ZeRO {}, {}, staged {}", look.zero, look.recompute, look.shape.stages > 1);
-                of_kind.entry(kind).or_default().push(look.estimate.seconds / first.estimate.seconds);
+                let seconds = look.estimate.seconds / first.estimate.seconds;
+                let memory = look.estimate.memory as f64 / first.estimate.memory as f64;
+                of_kind.entry(kind).or_default().push([seconds, memory]);
             }
             assert!(of_kind.len() >= 3, "{of_kind:?}");
-            for (kind, mut ratios) in of_kind {
-                ratios.sort_by(f64::total_cmp);
-                let median = ratios[ratios.len() / 2];
-                assert!((0.9..1.1).contains(&median), "{kind}: {median:.3} of {}", ratios.len());
+            for (kind, ratios) in of_kind {
+                for part in [0, 1] {
+                    let mut ratios: Vec<f64> = ratios.iter().map(|ratio| ratio[part]).collect();
+                    ratios.sort_by(f64::total_cmp);
+                    let median = ratios[ratios.len() / 2];
+                    assert!((0.9..1.1).contains(&median), "{kind}, {part}: {median:.3} of {}", ratios.len());
+                }
             }
         });
     }
