@@ -1,7 +1,7 @@
 //! Training by the command line: every model's step agrees with the whole one, options belong together, and a pipeline that
 //! does not fit has repairs.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{refused, repository, said};
 use crate::tier;
@@ -180,8 +180,38 @@ fn numbers_that_do_not_fit_have_numbers_that_do() {
             "--mesh pp=4,dp=2 --pipeline 1f1b --train stage_layers=16+16",
             ["states the layers of 2 chunks, and the pipeline has 4", "each of 4 chunks, 32 in all"],
         ),
+        (
+            "--mesh pp=8 --train stage_layers=8+8+8+6",
+            ["states the layers of 4 chunks, and the pipeline has 8", "each of 8 chunks, 32 in all"],
+        ),
+        (
+            "--train stage_layers=12+10+10",
+            ["states the layers of 3 stages, by which 8 GPUs are not divisible", "use `--gpus 9`"],
+        ),
     ] {
         let refusal = refused(&repository(""), &format!("{plan} {options}"));
         assert!(says.iter().all(|says| refusal.contains(says)), "{options}: {refusal}");
     }
+}
+
+#[test]
+fn stated_layers_of_stages_fix_their_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("plan.json");
+    let plan =
+        "plan examples/llama-3-8b --mode train --gpus 8 --seq 8k --batch 8 --train stage_layers=9+8+8+7 -o";
+    said(&repository(""), &format!("{plan} {}", at.display()));
+    let plan: Value = serde_json::from_slice(&std::fs::read(at).unwrap()).unwrap();
+    assert_eq!(plan["mesh"][0], json!({"axis": "pp", "size": 4}));
+}
+
+#[test]
+fn modules_for_autograd_have_their_states_on_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("plan.json");
+    let plan = "plan examples/llama-3-8b --mode train --seq 8k --batch 8 --mesh tp=8 --strategy megatron-tp-sp --zero 0 \
+                --micro-batches 1 --offload optimizer -o";
+    said(&repository(""), &format!("{plan} {}", at.display()));
+    let refusal = refused(&repository(""), &format!("emit {} --target torch --autograd", at.display()));
+    assert!(refusal.contains("error[S44]: the plan has states in host memory"), "{refusal}");
 }
