@@ -17,8 +17,16 @@ const MAX_BYTES: u64 = 1 << 50;
 
 /// Checks every number of a cluster.
 pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
-    let Cluster { name, summary: _, runtime: _, devices_per_node, host_memory_bytes, accelerator, levels } =
-        cluster;
+    let Cluster {
+        name,
+        devices_per_node,
+        host_memory_bytes,
+        accelerator,
+        levels,
+        summary: _,
+        runtime: _,
+        ranks: _,
+    } = cluster;
     if name.is_empty() {
         return Err(impossible("name", "is empty"));
     }

@@ -68,7 +68,7 @@ impl Cluster {
             let here = if i + 1 == self.levels.len() {
                 Spread { fewest: p, most: p }
             } else {
-                Spread::along(&space.mesh, &axes, level.ranks())
+                Spread::along(&space.mesh, &axes, level.ranks(), self.ranks)
             };
             if here.most > inside.most || here.fewest > inside.fewest {
                 let is_whole = inside.most == 1 && here.fewest == p;
@@ -278,7 +278,7 @@ struct Spread {
 
 impl Spread {
     /// For the groups along `axes`, in blocks of `devices`; bounds where axes with others between them cross blocks unevenly.
-    fn along(mesh: &Mesh, axes: &[AxisId], devices: u64) -> Spread {
+    fn along(mesh: &Mesh, axes: &[AxisId], devices: u64, all: Option<u64>) -> Spread {
         // Axes side by side number ranks as one axis does: its size and stride.
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for axis in mesh.axes.ids().filter(|axis| axes.contains(axis)) {
@@ -288,7 +288,8 @@ impl Spread {
                 None => runs.push((p, stride)),
             }
         }
-        let spreads = runs.into_iter().map(|(p, stride)| Spread::of(mesh.ranks(), p, stride, devices));
+        let ranks = mesh.ranks().max(all.unwrap_or(0));
+        let spreads = runs.into_iter().map(|(p, stride)| Spread::of(ranks, p, stride, devices));
         spreads.fold(Spread { fewest: 1, most: 1 }, |all, run| Spread {
             fewest: all.fewest * run.fewest,
             most: all.most * run.most,

@@ -41,6 +41,9 @@ pub struct Cluster {
     pub accelerator: Accelerator,
     /// How devices are wired, from the inside out.
     pub levels: Vec<Level>,
+    /// Ranks of a plan, of which a mesh may be a part that is anywhere among them; none where every mesh begins at the first device.
+    #[serde(skip)]
+    pub ranks: Option<u64>,
 }
 
 /// A device.

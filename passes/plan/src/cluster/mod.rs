@@ -78,6 +78,7 @@ impl Cluster {
     /// there are none, or the description says how many devices are used, ranks take one device after another.
     #[must_use]
     pub fn spread(mut self, ranks: u64) -> Self {
+        self.ranks = Some(ranks);
         let total = self.devices();
         let Some(i) = self.levels.len().checked_sub(2) else { return self };
         let inside = i.checked_sub(1).map_or(1, |inside| self.levels[inside].ranks());

@@ -80,12 +80,15 @@ pub fn candidates(
         let title = target.framework.title();
         let gpus = counted(request.gpus, "GPU");
         let diagnostic =
-            Diagnostic::new("P34", format!("{title} can run no layout of the request on {gpus}"));
+            Diagnostic::new(OF_FRAMEWORK, format!("{title} can run no layout of the request on {gpus}"));
         let reasons = refusals.into_iter().map(|refusal| refusal.reason).take(2);
         return Err(reasons.fold(diagnostic, Diagnostic::help));
     }
     Ok(admitted)
 }
+
+/// The code where the framework that a plan is for can run no candidate.
+pub(super) const OF_FRAMEWORK: &str = "P34";
 
 /// The most strategies of a product in which experts have an axis of their own: four axes and more are as many meshes as all
 /// others together.

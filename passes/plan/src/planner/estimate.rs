@@ -157,6 +157,12 @@ impl Block {
             .sum()
     }
 
+    /// The part of the passes of a micro-batch in which nothing but collectives runs.
+    pub(super) fn exposed_of_pass(&self) -> f64 {
+        let exposed = |call: &Call| call.layers as f64 * call.seconds.exposed.iter().sum::<f64>();
+        self.calls.iter().map(exposed).sum::<f64>() / self.pass().max(f64::MIN_POSITIVE)
+    }
+
     /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.
     pub(super) fn scaled(&self, times: u64) -> Self {
         let mut scaled = self.clone();

@@ -232,9 +232,17 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     let registry = compiler.registry();
-    grow::add(&mut tried, compiler, cluster, (candidates(&registry, cluster, request)?, request));
+    let may_try_stages = request.may_try_stages();
+    match candidates(&registry, cluster, request) {
+        Ok(candidates) => grow::add(&mut tried, compiler, cluster, (candidates, request)),
+        Err(error) if error.code == candidates::OF_FRAMEWORK && may_try_stages => {
+            let staged = Request { tries_stages: true, ..request.clone() };
+            return try_all(compiler, cluster, &staged).map_err(|_| error);
+        }
+        Err(error) => return Err(error),
+    }
     // Stages of a prefill wait for each other, but each has its own layers only.
-    if tried.fits.is_empty() && !tried.too_large.is_empty() && request.may_try_stages() {
+    if tried.fits.is_empty() && may_try_stages {
         let staged = Request { tries_stages: true, ..request.clone() };
         let mut candidates = candidates(&registry, cluster, &staged)?;
         candidates.retain(|options| options.mesh.axis(STAGE_AXIS).is_some());

@@ -132,7 +132,7 @@ impl Request {
 
     /// Whether this is a search of prefills that does not try stages.
     pub(super) fn may_try_stages(&self) -> bool {
-        let is_open = self.strategy.is_none() && self.mesh.is_none() && self.target.is_none();
+        let is_open = self.strategy.is_none() && self.mesh.is_none();
         is_open && self.steps.is_none() && self.continues.is_none() && !self.tries_stages
     }
 

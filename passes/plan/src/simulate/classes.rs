@@ -2,10 +2,12 @@
 //!
 //! Along most axes all ranks do the same at the same time. They differ along axes that split a sequence which a masked
 //! attention reads, along which parts travel or tokens are fetched, and that split something unevenly. Ranks that differ
-//! along other axes only are taken to be alike; their hops may cross other levels where groups fit no node.
+//! along other axes only are taken to be alike.
 
 use ithaca_ir::schedule::{Content, Schedule, Work};
 use ithaca_ir::{AxisId, Mask, Mesh, Rank, Space, TensorType};
+
+use crate::cluster::Cluster;
 
 /// Representatives of all ranks.
 #[derive(Clone, Debug)]
@@ -26,20 +28,23 @@ pub(super) struct Classes {
 const RANKS: usize = 64;
 
 impl Classes {
-    pub(super) fn of(schedule: &Schedule) -> Self {
+    /// Those of the group of ranks that crosses the most levels of the cluster: where groups fit no node, the others wait for it.
+    pub(super) fn of(cluster: &Cluster, schedule: &Schedule) -> Self {
+        let mesh = &schedule.space.mesh;
         let [axes, stages] = axes(schedule);
-        Self::along(&schedule.space.mesh, axes, &stages, RANKS)
+        let first = farthest(cluster, mesh, &axes);
+        Self::along((mesh, first), axes, &stages, RANKS)
     }
 
     /// All combinations, if there are at most `most`.
     pub(super) fn all(schedule: &Schedule, most: usize) -> Option<Self> {
         let [axes, stages] = axes(schedule);
-        let classes = Self::along(&schedule.space.mesh, axes, &stages, most);
+        let classes = Self::along((&schedule.space.mesh, Rank(0)), axes, &stages, most);
         classes.is_exact().then_some(classes)
     }
 
     /// A sample has ranks of each stage: one waits for the next.
-    fn along(mesh: &Mesh, mut axes: Vec<AxisId>, stages: &[AxisId], most: usize) -> Self {
+    fn along((mesh, first): (&Mesh, Rank), mut axes: Vec<AxisId>, stages: &[AxisId], most: usize) -> Self {
         let degree = |axes: &[AxisId]| usize::try_from(mesh.degree(axes)).unwrap_or(usize::MAX);
         let (mut all, mut step, mut n_stages) = (degree(&axes), 1, 1);
         if all > most {
@@ -49,7 +54,7 @@ impl Classes {
             all /= n_stages;
             step = all.div_ceil((most / n_stages).max(1));
         }
-        let group = mesh.group_along(Rank(0), &axes);
+        let group = mesh.group_along(first, &axes);
         let last = all - 1;
         let within: Vec<usize> = (0..all).step_by(step).chain((last % step != 0).then_some(last)).collect();
         let ranks = (0..n_stages).flat_map(|stage| within.iter().map(move |i| stage * all + i));
@@ -88,6 +93,21 @@ impl Classes {
         let place = |c: usize| self.mesh.coordinate_along(self.ranks[c], &fixed);
         (0..self.ranks.len()).filter(|&other| other != c && place(other) == place(c)).collect()
     }
+}
+
+/// Groups that are looked at for the one that crosses the most levels, and ranks of each.
+const LOOKED_AT: usize = 64;
+
+/// The first rank of the group along some axes whose neighbours are the farthest from each other.
+fn farthest(cluster: &Cluster, mesh: &Mesh, axes: &[AxisId]) -> Rank {
+    let others: Vec<AxisId> = mesh.axes.ids().filter(|axis| !axes.contains(axis)).collect();
+    let crossed = |first: &Rank| -> usize {
+        let group = mesh.group_along(*first, axes);
+        group.windows(2).take(LOOKED_AT).map(|pair| cluster.level_between(pair[0], pair[1])).sum()
+    };
+    let firsts = mesh.group_along(Rank(0), &others).into_iter().take(LOOKED_AT);
+    // The first of several.
+    firsts.rev().max_by_key(crossed).unwrap_or(Rank(0))
 }
 
 /// The axes along which ranks have different work, and those of them that are stages.
@@ -149,7 +169,7 @@ mod tests {
     fn a_sample_has_the_first_and_the_last_rank() {
         let mesh = Mesh::new([("ring", 100), ("u", 2)]);
         let axes = vec![mesh.axis("ring").unwrap()];
-        let classes = Classes::along(&mesh, axes, &[], RANKS);
+        let classes = Classes::along((&mesh, Rank(0)), axes, &[], RANKS);
         assert!(!classes.is_exact());
         assert_eq!((classes.ranks()[0], *classes.ranks().last().unwrap()), (Rank(0), Rank(198)));
         // Every second one is simulated; neighbours are those beyond.
@@ -163,7 +183,7 @@ mod tests {
     fn a_sample_has_ranks_of_every_stage() {
         let mesh = Mesh::new([("cp", 8), ("pp", 16)]);
         let [cp, pp] = ["cp", "pp"].map(|a| mesh.axis(a).unwrap());
-        let classes = Classes::along(&mesh, vec![cp, pp], &[pp], RANKS);
+        let classes = Classes::along((&mesh, Rank(0)), vec![cp, pp], &[pp], RANKS);
         // Of each stage the ranks 0, 2, 4, 6 and 7 of `cp`.
         assert_eq!(classes.ranks()[..6], [0, 32, 64, 96, 112, 1].map(Rank));
         assert_eq!(classes.ranks().len(), 80);
@@ -179,7 +199,7 @@ mod tests {
     fn groups_are_along_axes() {
         let mesh = Mesh::new([("o", 2), ("r", 3), ("u", 2)]);
         let [o, r] = ["o", "r"].map(|a| mesh.axis(a).unwrap());
-        let classes = Classes::along(&mesh, vec![o, r], &[], RANKS);
+        let classes = Classes::along((&mesh, Rank(0)), vec![o, r], &[], RANKS);
         assert!(classes.is_exact());
         assert_eq!(classes.ranks(), [0, 2, 4, 6, 8, 10].map(Rank));
         assert_eq!(classes.group(1, &[r]), [0, 2]);

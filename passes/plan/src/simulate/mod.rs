@@ -103,7 +103,7 @@ pub(crate) fn simulate_frames(
     is_left: &dyn Fn(&Frame, &Task) -> bool,
     leaves: &BTreeMap<FrameId, Vec<bool>>,
 ) -> Vec<Alone> {
-    let classes = Classes::of(schedule);
+    let classes = Classes::of(cluster, schedule);
     let mut steps = steps(cluster, schedule, &classes);
     for (frame, steps) in schedule.frames.values().zip(&mut steps) {
         leave(steps, frame.tasks.iter().map(|task| is_left(frame, task)));
@@ -176,7 +176,7 @@ fn run(
     schedule: &Schedule,
     recorded: Option<&RefCell<Recorder>>,
 ) -> Vec<(Rank, Simulation)> {
-    let classes = Classes::of(schedule);
+    let classes = Classes::of(cluster, schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = steps(cluster, schedule, &classes);
     let used = used_streams(&schedule.frames);
@@ -197,7 +197,7 @@ pub fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline
 
 /// When each task runs on a sample of the ranks, by steps; about `most` runs one by one.
 fn timeline_of_sample(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
-    let recorder = RefCell::new(Recorder::new(schedule, most));
+    let recorder = RefCell::new(Recorder::new(cluster, schedule, most));
     let times = run(cluster, schedule, Some(&recorder));
     recorder.into_inner().timeline(schedule, times)
 }

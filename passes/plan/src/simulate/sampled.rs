@@ -10,6 +10,7 @@ use ithaca_ir::timeline::{self, Collective, Covered, Exposed, Summary, Timeline}
 use super::classes::Classes;
 use super::detail::{Detail, Folded, Run, Writer, Written};
 use super::simulation::Simulation;
+use crate::cluster::Cluster;
 
 /// Ranks of a sample whose runs are written, at most.
 const LISTED: usize = 8;
@@ -71,8 +72,8 @@ pub(super) type Before = ([Option<Folded>; Stream::COUNT], BTreeMap<(usize, usiz
 
 impl Recorder {
     /// Nothing yet; about `most` runs will be listed one by one.
-    pub(super) fn new(schedule: &Schedule, most: usize) -> Self {
-        let classes = Classes::of(schedule);
+    pub(super) fn new(cluster: &Cluster, schedule: &Schedule, most: usize) -> Self {
+        let classes = Classes::of(cluster, schedule);
         let ranks = classes.ranks();
         let (detail, every) = Detail::within(schedule, ranks, most, LISTED);
         let rank = |c: usize| Recorded {

@@ -131,7 +131,8 @@ impl Search<'_> {
             let mut over: Vec<u64> =
                 divisors(data).into_iter().filter(|over| *over > 1 && ranks(over)).collect();
             if self.request.mesh.is_none() {
-                let inside = over.iter().rposition(|over| over * size <= node).unwrap_or(0);
+                // Ranks that do not divide a node are on two of them.
+                let inside = over.iter().rposition(|over| node.is_multiple_of(over * size)).unwrap_or(0);
                 over.drain(..inside);
                 over.retain(|&over| over < data);
             }

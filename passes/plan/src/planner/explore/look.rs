@@ -76,7 +76,7 @@ impl Search<'_> {
                         if loss_chunks > self.training.loss_chunks {
                             block.chunk_loss(loss_chunks);
                         }
-                        let hop = self.hop(&block, size * data);
+                        let (hop, exposed) = (self.hop(&block, size * data), block.exposed_of_pass());
                         let mut cut: Option<(u64, Option<Vec<Stage>>)> = None;
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             if stages > 1 && stages * micro_batches * chunks > MAX_CALLS {
@@ -115,9 +115,10 @@ impl Search<'_> {
                                 loss_chunks,
                                 sequences,
                                 shape,
-                                exposed: 1.0,
+                                exposed,
                                 bucket,
                                 fusion: None,
+                                is_hope: false,
                             });
                         }
                     }

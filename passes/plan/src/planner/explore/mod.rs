@@ -8,6 +8,7 @@
 mod chosen;
 mod inside;
 mod look;
+mod pool;
 mod refine;
 mod replicas;
 mod variants;
@@ -25,7 +26,7 @@ use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
 use super::block::Block;
-use super::candidates::candidates;
+use super::candidates::{OF_FRAMEWORK, candidates};
 use super::compiler::Compiler;
 use super::estimate::{Cut, Estimate, Shape};
 use super::request::{Request, Steps};
@@ -96,12 +97,14 @@ struct Looked {
     /// Sequences of a micro-batch on a data-parallel rank.
     sequences: u64,
     shape: Shape,
-    /// The part of it in which nothing but collectives runs, once it is known.
+    /// The part of it in which nothing but collectives runs.
     exposed: f64,
     /// The bucket of its messages of weights, in MiB, where it is not that of `pack`.
     bucket: Option<u64>,
     /// The fusion of its collectives, where another than the usual one is faster.
     fusion: Option<Fusion>,
+    /// Whether it is estimated only because another fusion may be much faster.
+    is_hope: bool,
 }
 
 struct Search<'a> {
@@ -189,10 +192,16 @@ enum Answer {
 }
 
 fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, Diagnostic> {
-    // Errors of the request itself are those of all candidates.
-    candidates(&search.registry, search.cluster, search.request)?;
+    // Errors of the request itself are those of all candidates. Stages are around them, and may be all that a framework can run.
+    let refused = candidates(&search.registry, search.cluster, search.request).err();
+    if let Some(error) = refused.as_ref().filter(|error| error.code != OF_FRAMEWORK) {
+        return Err(error.clone());
+    }
     let mut tried = Tried::default();
     let (insides, looked) = search.looked(&mut tried);
+    if let Some(error) = refused.filter(|_| looked.is_empty()) {
+        return Err(error);
+    }
     if answer == Answer::WhetherOneFits
         && looked.first().is_none_or(|l| search.needed(&l.estimate) > search.usable())
     {
@@ -204,6 +213,7 @@ fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, 
         let mut estimated = search.estimated(&insides, &left, &mut tried);
         if answer == Answer::Ranked {
             search.fused(&insides, &mut estimated);
+            estimated.retain(|look| !look.is_hope || look.fusion.is_some());
         }
         let usable = search.cluster.usable_bytes() as f64;
         let fitting = estimated.iter().filter(|look| search.needed(&look.estimate) <= usable);
@@ -406,6 +416,9 @@ impl<'a> Search<'a> {
 
 /// How much longer than the best estimate a first look may be.
 const NEAR: f64 = 1.09;
+
+/// The same of a few that expose much of their communication: first looks do not know how much of it chunks hide.
+const NEAR_IF_HIDDEN: f64 = 1.2;
 
 /// The same where the request names a layout: first looks do not know by how much larger micro-batches are faster.
 const NEAR_NAMED: f64 = 1.2;

@@ -1,17 +1,18 @@
 //! From first looks to figures: the best are compiled without stages, and the best of these whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ithaca_differentiate::{Offload, PipelineOrder, Recompute, Training};
+use ithaca_differentiate::{Offload, PipelineOrder, Training};
 use ithaca_ir::Diagnostic;
 use ithaca_layout::fuse::Fusion;
-use ithaca_layout::shard::strategy::{EXPERT_AXIS, STAGE_AXIS};
+use ithaca_layout::shard::strategy::STAGE_AXIS;
 use ithaca_layout::shard::{ShardOptions, Zero};
 use rayon::prelude::*;
 
 use super::chosen::{Chosen, flags, n_calls};
 use super::inside::{Sums, around, data_parallel};
+use super::pool::{Families, Key, Pool};
 use super::{EXACT, Inside, Looked, NEAR, NEAR_NAMED, Refused, Search, TOLERANCE};
 use crate::planner::block::Block;
 use crate::planner::compiler::training_step;
@@ -27,6 +28,9 @@ const AT_A_TIME: usize = 4096;
 
 /// Blocks of a family that are compiled before others are.
 const OF_A_FAMILY: usize = 2;
+
+/// Blocks that are not near, and are estimated because chunks may hide what they expose.
+const HOPED: usize = 2;
 
 /// Blocks that are tried with other fusions of collectives, and those of one family.
 const FUSED: usize = 5;
@@ -55,130 +59,6 @@ const FAR: f64 = 1.25;
 
 /// How much more than the memory of a device an estimate may show, and a step still be compiled that is faster than the best.
 const NEARLY: f64 = 1.06;
-
-/// A block that is compiled.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    inside: usize,
-    data: u64,
-    zero: Zero,
-    recompute: Recompute,
-    loss_chunks: u64,
-    sequences: u64,
-    /// One, or two for any number of them.
-    micro_batches: u64,
-    bucket: Option<u64>,
-}
-
-impl Key {
-    fn of(look: &Looked) -> Self {
-        Self {
-            inside: look.inside,
-            data: look.data,
-            zero: look.zero,
-            recompute: look.recompute,
-            loss_chunks: look.loss_chunks,
-            sequences: look.sequences,
-            micro_batches: look.shape.micro_batches.min(2),
-            bucket: look.bucket,
-        }
-    }
-}
-
-/// Layouts by family: the numbers of data-parallel ranks, of stages, of ranks of a sequence that have the same weights, and of ranks
-/// over which experts are split. The rest, such as the movement of keys, hardly changes the time of a step that messages of weights bound.
-#[derive(Clone, Default)]
-pub(super) struct Families {
-    known: BTreeMap<[u64; 4], BTreeSet<Key>>,
-}
-
-impl Families {
-    fn of(insides: &[Inside], look: &Looked) -> [u64; 4] {
-        let Inside { options, copies, .. } = &insides[look.inside];
-        let experts = options.mesh.axis(EXPERT_AXIS).map_or(1, |axis| options.mesh.size(axis));
-        [look.data, look.shape.stages, *copies, experts]
-    }
-
-    /// Whether a step of the family of this one is known.
-    pub(super) fn has(&self, insides: &[Inside], look: &Looked) -> bool {
-        self.known.contains_key(&Self::of(insides, look))
-    }
-
-    /// Whether a step is one of the first `most` blocks of its family.
-    fn admits(&mut self, insides: &[Inside], look: &Looked, most: usize) -> bool {
-        let family = Self::of(insides, look);
-        // One loss in parts and whole is one.
-        let (known, key) = (self.known.entry(family).or_default(), Key { loss_chunks: 0, ..Key::of(look) });
-        if known.len() < most {
-            known.insert(key);
-            return true;
-        }
-        known.contains(&key)
-    }
-}
-
-/// Steps by the numbers of their blocks, the best first.
-#[derive(Default)]
-struct Pool {
-    all: Vec<(usize, Looked)>,
-    keys: Vec<Key>,
-    numbers: BTreeMap<Key, usize>,
-    /// Whether the steps of a block were estimated, and the block if it is legal.
-    done: Vec<bool>,
-    blocks: Vec<Option<Arc<Block>>>,
-}
-
-impl Pool {
-    /// Adds first looks; `estimate` makes estimates of those whose block is known.
-    fn add(&mut self, looked: Vec<&Looked>, estimate: &dyn Fn(&mut Looked, Option<&Block>)) {
-        let Self { all, keys, numbers, done, blocks } = self;
-        for look in looked {
-            let number = *numbers.entry(Key::of(look)).or_insert_with_key(|key| {
-                keys.push(key.clone());
-                done.push(false);
-                blocks.push(None);
-                keys.len() - 1
-            });
-            let mut look = look.clone();
-            if done[number] {
-                estimate(&mut look, blocks[number].as_deref());
-            }
-            all.push((number, look));
-        }
-    }
-
-    /// Estimates all steps of a block.
-    fn finish(
-        &mut self,
-        number: usize,
-        block: Option<Arc<Block>>,
-        estimate: &dyn Fn(&mut Looked, Option<&Block>),
-    ) {
-        let steps = self.all.iter_mut().filter(|(key, _)| *key == number);
-        steps.for_each(|(_, look)| estimate(look, block.as_deref()));
-        (self.done[number], self.blocks[number]) = (true, block);
-    }
-
-    /// The blocks of the best step with other movements or strategies inside, which were passed over for others of their family;
-    /// those that were not near enough are taken from `rest`.
-    fn siblings(
-        &mut self,
-        insides: &[Inside],
-        rest: &mut Vec<&Looked>,
-        estimate: &dyn Fn(&mut Looked, Option<&Block>),
-    ) -> Vec<usize> {
-        let Some((_, best)) = self.all.iter().find(|(key, _)| self.done[*key]) else { return Vec::new() };
-        let kind = |look: &Looked| {
-            (look.shape, Families::of(insides, look), look.zero, look.recompute, look.loss_chunks)
-        };
-        let of_best = kind(best);
-        let (siblings, others) = rest.drain(..).partition(|look| kind(look) == of_best);
-        *rest = others;
-        self.add(siblings, estimate);
-        let is_sibling = |(key, look): &&(usize, Looked)| !self.done[*key] && kind(look) == of_best;
-        self.all.iter().filter(is_sibling).map(|(key, _)| *key).collect()
-    }
-}
 
 impl Search<'_> {
     /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
@@ -241,6 +121,10 @@ impl Search<'_> {
                 has_siblings = true;
                 next = steps.siblings(insides, &mut rest, &estimate);
                 next.truncate(AT_ONCE.min(left));
+                if self.request.chooses_fusion {
+                    let fits = |look: &Looked| self.needed(&look.estimate) <= usable;
+                    next.extend(steps.hoped(insides, (best, self.limit(HOPED)), fits));
+                }
             }
             if next.is_empty() {
                 break;
@@ -255,7 +139,7 @@ impl Search<'_> {
                     block.map_err(|diagnostic| Box::new((step.options, diagnostic)))
                 })
                 .collect();
-            left -= blocks.iter().flatten().count();
+            left = left.saturating_sub(blocks.iter().flatten().count());
             for (&number, block) in next.iter().zip(blocks) {
                 let block = block.map_err(|refused| tried.refused.push(*refused)).ok();
                 steps.finish(number, block, &estimate);
@@ -312,7 +196,7 @@ impl Search<'_> {
         for look in further {
             let key = Key::of(look);
             if keys.len() < most && keys.iter().all(|(known, ..)| *known != key) {
-                keys.push((key, look.clone(), below(look.estimate.seconds).min(best)));
+                keys.push((key, look.clone(), below(look.estimate.seconds)));
             }
         }
         let better = |(key, look, limit): (Key, Looked, f64)| {

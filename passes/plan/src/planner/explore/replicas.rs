@@ -174,6 +174,7 @@ impl Replication {
             seconds.backward -= backward;
             seconds.complete -= backward;
             // Messages of activations have half of a link while one of weights uses it, and all take turns.
+            seconds.exposed = seconds.exposed.map(|exposed| (1.0 - self.hidden) * exposed);
             let [forward, backward] =
                 [0, 1].map(|pass| self.on_levels(&call.links[pass], seconds.exposed[pass]));
             let beside = |links: OnLevels, weights: f64, seconds: f64| {
