@@ -30,7 +30,7 @@ const AT_A_TIME: usize = 4096;
 const OF_A_FAMILY: usize = 2;
 
 /// Blocks that are not near, and are estimated because chunks may hide what they expose.
-const HOPED: usize = 2;
+const HOPED: usize = 4;
 
 /// Blocks that are tried with other fusions of collectives, and those of one family.
 const FUSED: usize = 5;

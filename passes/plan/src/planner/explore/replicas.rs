@@ -174,9 +174,8 @@ impl Replication {
             seconds.backward -= backward;
             seconds.complete -= backward;
             // Messages of activations have half of a link while one of weights uses it, and all take turns.
-            seconds.exposed = seconds.exposed.map(|exposed| (1.0 - self.hidden) * exposed);
-            let [forward, backward] =
-                [0, 1].map(|pass| self.on_levels(&call.links[pass], seconds.exposed[pass]));
+            let [forward, backward] = [0, 1]
+                .map(|pass| self.on_levels(&call.links[pass], (1.0 - self.hidden) * seconds.exposed[pass]));
             let beside = |links: OnLevels, weights: f64, seconds: f64| {
                 let slower = seconds + links.product * weights / seconds.max(f64::MIN_POSITIVE);
                 slower.max(links.longest + weights)
