@@ -110,14 +110,19 @@ impl PlanRequest {
                 options.fusion = options.fusion.ahead(Prefetch::default());
             }
         }
+        let steps = match workload.mode {
+            Mode::Train => {
+                Some(Steps { training: workload.training.clone(), open: open(workload_args, layout)? })
+            }
+            Mode::Prefill | Mode::Decode => None,
+        };
         let request = Request {
             strategy: subject::requested_strategy(registry, layout, mesh.as_ref())?,
             options,
             mesh,
             narrowing: Narrowing { only, without, max_tp, framework, effort: effort.unwrap_or_default() },
             chooses_fusion: layout.fuse.is_none(),
-            steps: (workload.mode == Mode::Train)
-                .then(|| Steps { training: workload.training.clone(), open: open(workload_args, layout) }),
+            steps,
             // A framework has its own way to keep stages busy.
             chooses_micro_batches: workload.mode != Mode::Train
                 && workload_args.micro_batches.is_none()
@@ -147,7 +152,12 @@ impl PlanRequest {
             Self { workload: Workload { pages, ..self.workload.clone() }, ..self.clone() }
         };
         let most = (all - 1) / unit;
-        let fits = |units: u64| Ok::<_, Failure>(!with(units).fitting(registry)?.is_empty());
+        // More pages than a layout needs there may be more than the host has room for.
+        let fits = |units: u64| {
+            let mut request = with(units);
+            request.cluster.host_memory_bytes = None;
+            Ok::<_, Failure>(!request.fitting(registry)?.is_empty())
+        };
         if most == 0 || fits(0)? {
             return Ok(with(0));
         }
@@ -406,18 +416,18 @@ fn has_host_link(cluster: &Cluster) -> Result<()> {
 }
 
 /// The options of a training step that arguments leave to the search.
-fn open(workload: &WorkloadArgs, layout: &LayoutArgs) -> Vec<Choice> {
-    [
+fn open(workload: &WorkloadArgs, layout: &LayoutArgs) -> Result<Vec<Choice>> {
+    let settings = ineffective::settings(workload, Mode::Train)?;
+    let is_open = |key: &str| settings.iter().all(|setting| setting.key != key);
+    let choices = [
         (Choice::Zero, layout.zero.is_none()),
         (Choice::Persistent, layout.zero.as_deref() == Some("3")),
-        (Choice::Recompute, workload.recompute.is_none()),
-        (Choice::MicroBatches, workload.micro_batches.is_none()),
-        (Choice::Pipeline, workload.pipeline.is_none()),
-        (Choice::LossChunks, workload.loss_chunks.is_none()),
-    ]
-    .into_iter()
-    .filter_map(|(choice, is_open)| is_open.then_some(choice))
-    .collect()
+        (Choice::Recompute, is_open("recompute")),
+        (Choice::MicroBatches, is_open("micro_batches")),
+        (Choice::Pipeline, is_open("pipeline")),
+        (Choice::LossChunks, is_open("loss_chunks")),
+    ];
+    Ok(choices.into_iter().filter_map(|(choice, is_open)| is_open.then_some(choice)).collect())
 }
 
 impl Answer {

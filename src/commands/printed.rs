@@ -59,7 +59,11 @@ pub(super) fn heading(plan: &Plan, name: &str, width: usize) -> String {
             let of_type = cache_type.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
             format!("a token of each of {batch} x {context} tokens{target} in caches{of_type},")
         }
-        (_, Some(context)) => format!("{batch} x {sequence} tokens{target} after {context} cached tokens,"),
+        // Its price is that of the last tokens that the caches have room for.
+        (_, Some(context)) => match context.saturating_sub(*sequence) {
+            0 => format!("{batch} x {sequence} tokens{target} into caches,"),
+            cached => format!("{batch} x {sequence} tokens{target} after {cached} cached tokens,"),
+        },
         (_, None) => format!("{batch} x {sequence} tokens{documents}{target}"),
     };
     let text = format!(

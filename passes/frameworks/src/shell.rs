@@ -4,14 +4,18 @@ use crate::comment::Subject;
 use crate::layout::Layout;
 use crate::setting::{Setting, words};
 
-/// `torchrun` for the ranks of a layout.
+/// `torchrun` for the ranks of a layout, node after node; the last node has the rest.
 pub(crate) fn torchrun(layout: &Layout, subject: &Subject) -> String {
     let ranks = layout.ranks();
     let each = subject.node.clamp(1, ranks.max(1));
+    let processes = match ranks % each {
+        0 => each.to_string(),
+        rest => format!("\"$((NODE_RANK < {} ? {each} : {rest}))\"", ranks / each),
+    };
     match ranks.div_ceil(each) {
         1 => format!("torchrun --nproc-per-node {each}"),
         nodes => format!(
-            "torchrun --nproc-per-node {each} --nnodes {nodes} --node-rank \"$NODE_RANK\" --master-addr \"$MASTER_ADDR\" --master-port \
+            "torchrun --nproc-per-node {processes} --nnodes {nodes} --node-rank \"$NODE_RANK\" --master-addr \"$MASTER_ADDR\" --master-port \
              \"$MASTER_PORT\""
         ),
     }

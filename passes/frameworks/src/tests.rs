@@ -364,6 +364,15 @@ fn gradients_are_summed_as_the_plan_says() {
     }
 }
 
+#[test]
+fn the_last_node_runs_the_ranks_that_are_left() {
+    let (_, facts) = model("llama-3-8b");
+    let layout = layout(&facts, "pipeline+data-parallel", "pp=2,dp=10", &train(20, 8192));
+    let subject = Subject { model: "m".to_owned(), plan: String::new(), node: 8 };
+    let text = export(Framework::Megatron, &layout, &facts, &subject, &[]).text;
+    assert!(text.contains("torchrun --nproc-per-node \"$((NODE_RANK < 2 ? 8 : 4))\" --nnodes 3 "), "{text}");
+}
+
 const ARGUMENTS: &str = "torchrun --nproc-per-node 8 pretrain_gpt.py \\
     --tensor-model-parallel-size 4 --sequence-parallel --context-parallel-size=2 --cp-comm-type a2a \\
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\

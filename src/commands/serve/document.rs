@@ -96,7 +96,10 @@ fn request(steps: Steps<'_>, demand: &Demand) -> String {
 fn answer(chosen: &Deployment, outcome: &Outcome) -> [String; 3] {
     let in_words = |d: &Deployment| format!("{}: {}", counted(d.gpus, "GPU"), words(d));
     let is_other = |d: &&Deployment| d.prefill.is_some() != chosen.prefill.is_some();
-    let pools = if chosen.prefill.is_some() { "one pool needs" } else { "two pools need" };
+    let [pools, misses] = match chosen.prefill {
+        Some(_) => ["one pool needs", "misses"],
+        None => ["two pools need", "miss"],
+    };
     [
         in_words(chosen),
         format!(
@@ -107,7 +110,7 @@ fn answer(chosen: &Deployment, outcome: &Outcome) -> [String; 3] {
         ),
         match outcome.meets.iter().find(is_other) {
             Some(other) => format!("{pools} {}", in_words(other)),
-            None => format!("{pools} more GPUs or miss the targets"),
+            None => format!("{pools} more GPUs or {misses} the targets"),
         },
     ]
 }

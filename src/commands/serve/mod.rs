@@ -194,7 +194,11 @@ fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits
         |target: Option<f64>, flag: &str| target.map_or_else(String::new, |_| format!(" if `{flag}` is met"));
     let is_one_met = outcome.late.is_some() || outcome.slow.is_some();
     let found = [
-        near(outcome.large.as_ref(), &|d| format!("{} meet them", counted(d.gpus, "GPU"))),
+        near(outcome.large.as_ref(), &|d| {
+            let most = pricer.devices();
+            let lacks = if d.gpus > most { format!(", and the cluster has {most}") } else { String::new() };
+            format!("{} meet them{lacks}", counted(d.gpus, "GPU"))
+        }),
         near(outcome.late.as_ref(), &|d| {
             let first = seconds(d.first_token_seconds);
             format!("the first token takes {first} at least{}", kept(demand.token_seconds, "--tpot"))

@@ -43,6 +43,31 @@ fn refusals_for_lack_of_memory_come_soon() {
     }
 }
 
+/// An option that is stated by its key is as fixed as by its flag.
+#[test]
+fn options_of_a_step_are_fixed_by_key_as_by_flag() {
+    let root = repository("");
+    let plan = |options: &str| {
+        let asked = "plan tests/goldens/llama-gqa --mode train --seq 64 --batch 8 --mesh dp=2 --top 1 --json";
+        serde_json::from_str::<Value>(&said(&root, &format!("{asked} {options}"))).unwrap()["workload"].take()
+    };
+    for (key, flag) in [
+        ("recompute=full", "--recompute full"),
+        ("micro_batches=2", "--micro-batches 2"),
+        ("loss_chunks=2", "--loss-chunks 2"),
+    ] {
+        assert_eq!(plan(&format!("--train {key}")), plan(flag), "{key}");
+    }
+}
+
+/// Where sequences do not divide among all GPUs, a framework runs stages.
+#[test]
+fn stages_are_tried_for_a_framework() {
+    let asked = "plan tests/goldens/llama-gqa --mode train --gpus 6 --seq 4096 --batch 7 --for megatron --top 1 --json";
+    let plan: Value = serde_json::from_str(&said(&repository(""), asked)).unwrap();
+    assert!(plan["strategy"].as_str().unwrap().starts_with("pipeline"), "{}", plan["strategy"]);
+}
+
 /// States of the optimizer in host memory leave the device but for those of the weights at work, and are proven there.
 #[test]
 fn states_of_the_optimizer_are_in_host_memory() {

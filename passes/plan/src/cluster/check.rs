@@ -38,6 +38,12 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
     if levels.is_empty() {
         return Err(impossible("levels", "is empty: a cluster has at least one level"));
     }
+    let (node, innermost) = (devices_per_node.value, levels[0].devices.value.max(1));
+    if !node.is_multiple_of(innermost) && !innermost.is_multiple_of(node) {
+        let problem =
+            format!("is {node}, and the innermost level joins {innermost}: one is a multiple of the other");
+        return Err(impossible("devices_per_node", &problem));
+    }
     let (mut inside, mut ranks_inside) = (1, 1);
     for (i, level) in levels.iter().enumerate() {
         check_level(&format!("levels[{i}]"), level)?;

@@ -468,6 +468,19 @@ mod tests {
         assert_near(ratio, 450.0 * 0.747 / (50.0 * 0.8), 0.05);
     }
 
+    /// Ranks of a stage may be anywhere: stages of five are on two nodes, but for the first.
+    #[test]
+    fn a_part_of_the_ranks_takes_as_long_as_the_slowest_such_part() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let sum = |cluster: &Cluster, mesh| all_reduce(cluster, 1 << 30, mesh, "cp");
+        let stage = || Mesh::new([("cp", 5)]);
+        let spread = cluster.clone().spread(20);
+        close(sum(&spread, stage()), sum(&cluster, Mesh::new([("pp", 4), ("cp", 5)])));
+        assert!(sum(&spread, stage()) > 2.0 * sum(&cluster, stage()));
+        let four = || Mesh::new([("cp", 4)]);
+        close(sum(&spread, four()), sum(&cluster, four()));
+    }
+
     #[test]
     fn one_rank_sends_nothing_in_no_time() {
         let cluster = Cluster::named("cpu").unwrap();

@@ -54,7 +54,8 @@ pub fn candidates(
             mesh.axis(TENSOR_AXIS).is_none_or(|axis| mesh.size(axis) <= most)
         };
         let is_named = request.strategy.is_some();
-        let has_own = is_named || product.len() <= OWN_AXIS || !axes.contains(&EXPERT_AXIS);
+        let has_own =
+            is_named || request.mesh.is_some() || product.len() <= OWN_AXIS || !axes.contains(&EXPERT_AXIS);
         let mut meshes = if has_own { of_axes(&axes) } else { Vec::new() };
         if shares && !is_named {
             meshes.extend(of_axes(&others));

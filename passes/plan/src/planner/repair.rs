@@ -197,6 +197,20 @@ fn smaller_states(
     repairs
 }
 
+/// The best step of any layout for a request that names one, as options.
+fn best_step(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    blocks: &Blocks,
+) -> Option<String> {
+    let free = Request { strategy: None, mesh: None, ..request.clone() };
+    let tried = explore::explore(compiler, cluster, &free, blocks).ok()?;
+    let best = tried.fits.into_iter().min_by(Priced::cmp_rank)?;
+    let ShardOptions { strategy, mesh, .. } = &best.options;
+    Some(format!("--strategy {strategy} --mesh {mesh} {}", best.flags).trim_end().to_owned())
+}
+
 /// A refusal of the request itself, before any candidate was tried, with repairs.
 pub(super) fn malformed(
     compiler: &dyn Compiler,
@@ -211,7 +225,12 @@ pub(super) fn malformed(
     let numbers = numbers.filter(|&n| n != request.gpus && n <= MOST_SEARCHED);
     let search = Search::new(compiler, cluster);
     let number = numbers.filter(|&n| search.works(&with_gpus(n))).map(|n| format!("--gpus {n}"));
-    let mut repairs: Vec<String> = number.take(1).chain(search.best(&free)).collect();
+    let best = if request.is_search_of_steps() {
+        best_step(compiler, cluster, request, &Blocks::default())
+    } else {
+        search.best(&free)
+    };
+    let mut repairs: Vec<String> = number.take(1).chain(best).collect();
     if repairs.is_empty() {
         repairs.extend(elsewhere(&search, request));
     }
@@ -267,13 +286,7 @@ fn of_steps(
     let works = |request: &Request| explore::fits(compiler, cluster, request, blocks);
     let mut repairs = Vec::new();
     if request.strategy.is_some() || request.mesh.is_some() {
-        let free = Request { strategy: None, mesh: None, ..request.clone() };
-        let found = explore::explore(compiler, cluster, &free, blocks).ok();
-        let best = found.and_then(|tried| tried.fits.into_iter().min_by(Priced::cmp_rank));
-        repairs.extend(best.map(|best| {
-            let ShardOptions { strategy, mesh, .. } = &best.options;
-            format!("--strategy {strategy} --mesh {mesh} {}", best.flags).trim_end().to_owned()
-        }));
+        repairs.extend(best_step(compiler, cluster, request, blocks));
     }
     if tried.too_large.is_empty() {
         for (heads, sequence, text) in relaxations(request.options.heads, request.options.sequence) {

@@ -196,6 +196,15 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_fit_no_node_are_simulated_on_two() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        for (data, ranks, first) in [(4, 5, 5), (4, 4, 0), (2, 16, 0), (6, 3, 6)] {
+            let mesh = Mesh::new([("dp", data), ("cp", ranks)]);
+            assert_eq!(farthest(&cluster, &mesh, &[mesh.axis("cp").unwrap()]), Rank(first), "{mesh}");
+        }
+    }
+
+    #[test]
     fn groups_are_along_axes() {
         let mesh = Mesh::new([("o", 2), ("r", 3), ("u", 2)]);
         let [o, r] = ["o", "r"].map(|a| mesh.axis(a).unwrap());

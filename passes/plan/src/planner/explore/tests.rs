@@ -255,6 +255,20 @@ fn the_best_of_a_small_space_is_found() {
     });
 }
 
+/// Six ranks of a node of eight are on two nodes by turns, so experts are split over two and three as well.
+#[test]
+fn experts_are_split_over_ranks_that_divide_a_node() {
+    let config = llama(2048, 8192, 8, 32, 8);
+    let request = Request { experts: 6, ..request(24, 24, &["data-parallel-ep"]) };
+    searched(&config, (24, 4096), &request, |search| {
+        let meshes = search.of_size(1).into_iter().filter_map(|(options, _)| {
+            let mesh = options.mesh;
+            (mesh.ranks() == 24).then(|| mesh.axis(EXPERT_AXIS).map_or(1, |axis| mesh.size(axis)))
+        });
+        assert_eq!(meshes.filter(|&ranks| ranks > 1).collect::<BTreeSet<u64>>(), BTreeSet::from([2, 3, 6]));
+    });
+}
+
 /// A stage 3 that is stated gathers weights once a step, as far as memory allows; of one micro-batch it stays as it is.
 #[test]
 fn a_stated_stage_has_persistent_weights_for_several_micro_batches() {
