@@ -33,7 +33,6 @@ impl Search<'_> {
     /// Replaces the best steps by other forms of them that are faster.
     pub(super) fn in_other_forms(&self, tried: &mut Tried) {
         replace(tried, |tried| self.as_usual(tried));
-        replace(tried, |tried| self.in_buckets(tried));
         // The second may compile one long step, on one core.
         replace(tried, |tried| {
             let (mut forms, chunked) =
@@ -42,6 +41,7 @@ impl Search<'_> {
             forms
         });
         replace(tried, |tried| self.in_chunks_beside_persistent(tried));
+        replace(tried, |tried| self.in_buckets(tried));
         replace(tried, |tried| self.reduced_later(tried));
     }
 
