@@ -117,8 +117,8 @@ impl Search<'_> {
         })
     }
 
-    /// The best steps of ZeRO 3, and others that wait longer, with persistent weights, where these fit and save [`WORTH`]: they
-    /// take memory.
+    /// The best steps of ZeRO 2 and 3, and others that wait longer, with persistent weights of ZeRO 3, where these fit and save
+    /// [`WORTH`]: they take memory.
     fn with_persistent(&self, tried: &Tried) -> Forms {
         // No framework has them as they are here.
         let chooses_stage = self.is_open(Choice::Zero);
@@ -126,8 +126,15 @@ impl Search<'_> {
             return Forms::new();
         }
         self.of_best(tried, LATER, |one| {
-            let is_split = one.options.zero == Zero::Parameters;
-            let training = one.training.as_ref().filter(|t| is_split && is_short(t))?;
+            let ShardOptions { zero, fusion, .. } = one.options;
+            let base = match zero {
+                Zero::Parameters => fusion,
+                Zero::Gradients if chooses_stage && self.request.chooses_fusion => {
+                    Fusion { messages: fusion.messages, ..Zero::Parameters.usual_fusion() }
+                }
+                _ => return None,
+            };
+            let training = one.training.as_ref().filter(|t| is_short(t))?;
             if !chooses_stage && training.micro_batches == 1 {
                 return None;
             }
@@ -146,7 +153,7 @@ impl Search<'_> {
             while low < high {
                 let middle = usize::midpoint(low, high);
                 let zero = Zero::ParametersAbove(most[middle]);
-                let options = ShardOptions { zero, ..one.options.clone() };
+                let options = ShardOptions { zero, fusion: base, ..one.options.clone() };
                 let other = self.priced(&Chosen { options, training: training.clone() }).ok()?;
                 if other.memory.over().is_some() {
                     high = middle;
