@@ -194,7 +194,7 @@ impl PlanRequest {
         }
         Ok(Self {
             model: plan.model.clone(),
-            cluster: plan.cluster.clone(),
+            cluster: plan.cluster.clone().spread(plan.gpus),
             workload,
             gpus: plan.gpus,
             search: plan.search.clone(),

@@ -60,6 +60,17 @@ fn options_of_a_step_are_fixed_by_key_as_by_flag() {
     }
 }
 
+/// A plan whose groups of ranks straddle nodes is chosen again for its request, at the same prices.
+#[test]
+fn a_plan_on_part_of_a_node_is_chosen_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = repository("examples/mistral-7b");
+    let only = "--only pipeline,data-parallel,ulysses,megatron-cp-allgather";
+    let asked = format!("plan {} --mode train --gpus 20 --seq 8k --batch 32 {only}", model.display());
+    said(folder.path(), &format!("{asked} --top 1 -o plan.json"));
+    assert!(said(folder.path(), "plan --check plan.json").contains("is the plan that is chosen"));
+}
+
 /// Where sequences do not divide among all GPUs, a framework runs stages.
 #[test]
 fn stages_are_tried_for_a_framework() {

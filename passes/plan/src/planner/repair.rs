@@ -8,7 +8,7 @@ use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 use crate::cluster::Cluster;
 use crate::memory::Memory;
-use crate::planner::candidates::candidates;
+use crate::planner::candidates::{OF_FRAMEWORK, candidates};
 use crate::planner::compiler::Compiler;
 use crate::planner::explore::{self, Blocks};
 use crate::planner::request::{Request, Steps};
@@ -225,7 +225,7 @@ pub(super) fn malformed(
     let numbers = numbers.filter(|&n| n != request.gpus && n <= MOST_SEARCHED);
     let search = Search::new(compiler, cluster);
     let number = numbers.filter(|&n| search.works(&with_gpus(n))).map(|n| format!("--gpus {n}"));
-    let best = if request.is_search_of_steps() {
+    let best = if request.is_search_of_steps() && diagnostic.code == OF_FRAMEWORK {
         best_step(compiler, cluster, request, &Blocks::default())
     } else {
         search.best(&free)
