@@ -25,7 +25,7 @@ pub fn emit(source: &str, timeline: &Timeline) -> String {
         }
         let used: Vec<Stream> =
             spans.iter().map(|span| span.stream).chain(folds.iter().map(|f| f.stream)).collect();
-        trace.process(rank, alike.ranks.unwrap_or(1), &used, None);
+        trace.process(rank, alike.ranks, &used, None);
         let spans = spans.into_iter().map(|span| (span.stream, span.start, event(span, None)));
         let folds = folds.into_iter().map(|fold| (fold.stream, fold.start, folded(fold)));
         trace.events(spans.chain(folds).collect());
@@ -53,7 +53,7 @@ pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
         let own = || numbered.iter().filter(|(_, span)| span.rank == summary.rank);
         let used: Vec<Stream> = own().map(|(_, span)| span.stream).collect();
         trace.process(summary.rank, 1, &used, (!is_one).then_some(&lengths));
-        trace.summary(&summary, None);
+        trace.summary(&summary, 1);
         let event =
             |(step, span): &(u64, Span)| (span.stream, span.start, event(span, (!is_one).then_some(*step)));
         trace.events(own().map(event).collect());
@@ -137,10 +137,10 @@ impl<'a> Trace<'a> {
         self.events.extend(events.iter().map(|(.., event)| event.to_string()));
     }
 
-    fn summary(&mut self, of: &Summary, alike: Option<u64>) {
+    fn summary(&mut self, of: &Summary, alike: u64) {
         let mut summary = summary(of);
-        if let Some(ranks) = alike.filter(|&ranks| ranks > 1) {
-            summary["ranks_alike"] = json!(ranks);
+        if alike > 1 {
+            summary["ranks_alike"] = json!(alike);
         }
         self.ranks.push(summary.to_string());
     }

@@ -72,8 +72,8 @@ pub struct Exposed {
 pub struct Alike {
     /// The first of them.
     pub first: Rank,
-    /// Their number, where it is known: of a sample it is not.
-    pub ranks: Option<u64>,
+    /// Their number.
+    pub ranks: u64,
     /// Sums of the whole step, whether its runs are listed or folded.
     pub summary: Summary,
     /// When each task of `main` runs, by its number: from its first run to the last. None where its runs are not in the timeline.
@@ -98,7 +98,7 @@ impl Timeline {
     pub fn of(spans: Vec<Span>) -> Self {
         let alike = |summary: Summary| {
             let first = summary.rank;
-            Alike { first, ranks: Some(1), summary, within: Vec::new() }
+            Alike { first, ranks: 1, summary, within: Vec::new() }
         };
         let ranks = summaries(&spans).into_iter().map(alike).collect();
         Self { ranks, spans, folds: Vec::new(), exposed: Vec::new() }
@@ -108,20 +108,13 @@ impl Timeline {
     pub fn left_out(&self) -> Option<String> {
         let mut parts = Vec::new();
         let listed: BTreeSet<Rank> = self.spans.iter().map(|span| span.rank).collect();
-        let all: Option<u64> = self.ranks.iter().map(|alike| alike.ranks).sum();
-        match all {
-            Some(all) if all > listed.len() as u64 => {
-                let classes = self.ranks.len();
-                parts.push(format!(
-                    "{} of {all} ranks, for ranks that do alike are listed once",
-                    listed.len()
-                ));
-                if classes > listed.len() {
-                    parts.push(format!("{} of {classes} kinds of ranks", listed.len()));
-                }
+        let all: u64 = self.ranks.iter().map(|alike| alike.ranks).sum();
+        if all > listed.len() as u64 {
+            let classes = self.ranks.len();
+            parts.push(format!("{} of {all} ranks, for ranks that do alike are listed once", listed.len()));
+            if classes > listed.len() {
+                parts.push(format!("{} of {classes} kinds of ranks", listed.len()));
             }
-            None => parts.push(format!("a sample of {} ranks", listed.len())),
-            Some(_) => {}
         }
         let folded: u64 = self.folds.iter().map(|fold| fold.runs).sum();
         if folded > 0 {

@@ -74,6 +74,13 @@ fn refuse_long_program(schedule: &Schedule) -> Result<()> {
     Err(Diagnostic::new("C14", message).help("use a shorter ring, or fewer micro-batches").into())
 }
 
+/// Where a timeline would have thousands of ranks of their own.
+fn too_many_ranks_differ() -> Diagnostic {
+    let message = "the ranks of this plan differ too much to simulate each of them, event by event";
+    Diagnostic::new("C14", message)
+        .help("`--order zigzag` or `striped` gives all ranks of a ring the same work")
+}
+
 /// The code of a plan; its path and that of the output are not used.
 ///
 /// # Errors
@@ -105,7 +112,8 @@ pub(crate) fn emitted(plan: &Plan, args: &EmitArgs, session: &mut Session<'_>) -
         Target::Svg => svg::emit(&compiled.per_rank),
         Target::Mermaid => mermaid::emit(&compiled.per_rank),
         Target::Trace => {
-            trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule, TRACED))
+            let timeline = simulate::timeline(&plan.cluster, &compiled.schedule, TRACED);
+            trace::emit("simulated", &timeline.ok_or_else(too_many_ranks_differ)?)
         }
         Target::Torch => {
             let workload = plan.workload.to_import()?;

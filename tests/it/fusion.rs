@@ -354,7 +354,7 @@ fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
     let options = ShardOptions::new("ulysses", parse_mesh("ulysses=8").unwrap());
     for (tokens, chunks) in [(32_768, 2), (32_768, 4), (131_072, 4)] {
         let chunked = compiled(&llama_3_8b(tokens), &options, Fusion::overlap(chunks));
-        let spans = timeline(&cluster, &chunked.schedule, usize::MAX).spans;
+        let spans = timeline(&cluster, &chunked.schedule, usize::MAX).unwrap().spans;
         for layer in 0..32 {
             let [kernels, messages] =
                 [Stream::Compute, Stream::Comm].map(|stream| of_layer(&spans, stream, layer));
@@ -382,7 +382,7 @@ fn steps_of_a_ring_travel_under_attention() {
     // Keys and values of 7 others travel one by one, or together.
     for (fusion, n) in [(Fusion::NONE, 14), (Fusion::PACK, 7)] {
         let ring = compiled(&llama_3_8b(131_072), &options, fusion);
-        let spans = timeline(&cluster, &ring.schedule, usize::MAX).spans;
+        let spans = timeline(&cluster, &ring.schedule, usize::MAX).unwrap().spans;
         for layer in 0..32 {
             let [kernels, messages] =
                 [Stream::Compute, Stream::Comm].map(|stream| of_layer(&spans, stream, layer));

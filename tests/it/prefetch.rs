@@ -410,7 +410,7 @@ fn weights_and_gradients_of_layers_travel_under_kernels() {
         let module = llama_3_8b(Training { recompute, ..Training::default() });
         let of = |fusion| compiled(&module, &options("data-parallel", "dp=8", fusion), &cluster).schedule;
         let [plain, ahead] = ["pack", "prefetch+pack"].map(of);
-        let spans = timeline(&cluster, &ahead, usize::MAX).spans;
+        let spans = timeline(&cluster, &ahead, usize::MAX).unwrap().spans;
         let on = |stream| spans.iter().filter(move |s| s.rank == Rank(0) && s.stream == stream);
         let kernels: Vec<&Span> = on(Stream::Compute).collect();
         let of_layers: Vec<&Span> = on(Stream::Weights)

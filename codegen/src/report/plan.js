@@ -75,10 +75,15 @@ const KINDS = [["matrix product", "product"], ["attention", "attention"], ["othe
 function timeline() {
   const { ranks, lanes, names, seconds: all, left_out: leftOut } = data.timeline;
   const listed = new Set(lanes.map((lane) => lane.rank));
+  if (!ranks.length) {
+    at("#timeline-hint").textContent = "Not simulated event by event: too many ranks differ.";
+    for (const part of at("#timeline").querySelectorAll(":scope > :not(h2, #timeline-hint)")) part.hidden = true;
+    return;
+  }
   at("#timeline-hint").textContent = `${seconds(all)} by the simulation of events, stream by stream. ` +
     (leftOut ? `Listed: ${leftOut}.` : "Every run of every rank is listed.");
   legend("#timeline-legend", [...KINDS, ["folded runs", "idle"], ["exposed", "exposed"]]);
-  const alike = (row) => (row.ranks === null || row.ranks === undefined ? "" : row.ranks > 1 ? ` and ${row.ranks - 1} like it` : "");
+  const alike = (row) => (row.ranks > 1 ? ` and ${row.ranks - 1} like it` : "");
   const label = (row) => `rank ${row.rank}${alike(row)}${row.place ? ` (${row.place})` : ""}`;
   const choice = at("#kind-of-rank");
   const kinds = [...listed];

@@ -76,7 +76,7 @@ impl Report {
     pub fn new(plan: &Plan, schedule: &Schedule) -> Self {
         let cluster: &Cluster = &plan.cluster;
         let rates = Rates::of(plan);
-        let steps: Timeline = simulate::timeline(cluster, schedule, LISTED);
+        let steps: Timeline = simulate::timeline(cluster, schedule, LISTED).unwrap_or_default();
         Self {
             model: plan.model.name.clone(),
             answer: answer(plan, &rates),

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct Steps {
     /// Seconds until the last rank ends.
     pub seconds: f64,
-    /// Kinds of ranks; the listed ones first, then by rank.
+    /// Kinds of ranks; the listed ones first, then by rank. None where too many ranks differ for a simulation of events.
     pub ranks: Vec<RankRow>,
     /// What is not listed, in words; empty where everything is.
     pub left_out: String,
@@ -27,8 +27,8 @@ pub struct Steps {
 pub struct RankRow {
     /// The first of them.
     pub rank: u64,
-    /// Their number; none of a sample.
-    pub ranks: Option<u64>,
+    /// Their number.
+    pub ranks: u64,
     /// Coordinates of the first.
     pub place: String,
     /// Seconds until it ends.

@@ -18,9 +18,7 @@
 //! machine, a transfer takes time from kernels, so streams take turns.
 
 mod classes;
-mod detail;
 pub mod discrete;
-mod sampled;
 mod shared;
 mod simulation;
 mod steps;
@@ -36,7 +34,6 @@ use std::collections::{BTreeMap, HashMap};
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Task, Work, used_streams};
 use ithaca_ir::timeline::{Covered, Timeline};
 
@@ -46,7 +43,6 @@ pub use simulation::{CommTime, Simulation};
 pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
-use sampled::Recorder;
 use shared::{Link, Links};
 use steps::{Part, Step, steps};
 
@@ -58,7 +54,15 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule) -> Simulation {
 
 /// Times a schedule on each simulated rank, as [`simulate`] does.
 pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simulation)> {
-    run(cluster, schedule, None)
+    let classes = Classes::of(cluster, schedule);
+    let Some(main) = schedule.main() else { return Vec::new() };
+    let steps = steps(cluster, schedule, &classes);
+    let used = used_streams(&schedule.frames);
+    let (ranks, n) = (classes.ranks(), classes.ranks().len());
+    let in_turn = cluster.has_no_idle_core(schedule.space.mesh.ranks());
+    let world = World { schedule, steps: &steps, used: &used, ranks, in_turn, known: RefCell::default() };
+    let run = world.frame(main, (&vec![0.0; n], &vec![true; n]));
+    ranks.iter().copied().zip(run.ranks).collect()
 }
 
 /// How far apart the times may be, in parts, that two schedules have more than the one before.
@@ -114,12 +118,11 @@ pub(crate) fn simulate_frames(
         steps,
         used: &used,
         ranks: classes.ranks(),
-        recorded: None,
         in_turn: cluster.has_no_idle_core(schedule.space.mesh.ranks()),
         known: RefCell::default(),
     };
     let n = classes.ranks().len();
-    let run = |world: &World<'_>, id| last(world.frame(id, 0, (&vec![0.0; n], &vec![true; n])).ranks);
+    let run = |world: &World<'_>, id| last(world.frame(id, (&vec![0.0; n], &vec![true; n])).ranks);
     let busiest = |steps: &[&Step]| {
         let mut busiest = vec![0.0_f64; cluster.levels.len()];
         for c in 0..n {
@@ -170,36 +173,10 @@ fn last(ranks: Vec<Simulation>) -> Simulation {
     ranks.into_iter().reduce(|a, b| if later(&b, &a) { b } else { a }).unwrap_or_default()
 }
 
-/// Runs `main` on each simulated rank; `recorded` takes the runs of its tasks.
-fn run(
-    cluster: &Cluster,
-    schedule: &Schedule,
-    recorded: Option<&RefCell<Recorder>>,
-) -> Vec<(Rank, Simulation)> {
-    let classes = Classes::of(cluster, schedule);
-    let Some(main) = schedule.main() else { return Vec::new() };
-    let steps = steps(cluster, schedule, &classes);
-    let used = used_streams(&schedule.frames);
-    let (ranks, n) = (classes.ranks(), classes.ranks().len());
-    let in_turn = cluster.has_no_idle_core(schedule.space.mesh.ranks());
-    let world =
-        World { schedule, steps: &steps, used: &used, ranks, recorded, in_turn, known: RefCell::default() };
-    let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
-    ranks.iter().copied().zip(run.ranks).collect()
-}
-
 /// When each task runs, by discrete events: ranks that do the same at the same time once, and about `most` runs one by one; the
-/// others are folded. Where more ranks differ than [`discrete::simulate`] takes, on a sample of them.
-pub fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
-    discrete::simulate(cluster, schedule, Record::Spans { most })
-        .map_or_else(|| timeline_of_sample(cluster, schedule, most), discrete::Outcome::timeline)
-}
-
-/// When each task runs on a sample of the ranks, by steps; about `most` runs one by one.
-fn timeline_of_sample(cluster: &Cluster, schedule: &Schedule, most: usize) -> Timeline {
-    let recorder = RefCell::new(Recorder::new(cluster, schedule, most));
-    let times = run(cluster, schedule, Some(&recorder));
-    recorder.into_inner().timeline(schedule, times)
+/// others are folded. Nothing where more ranks differ than [`discrete::simulate`] takes.
+pub fn timeline(cluster: &Cluster, schedule: &Schedule, most: usize) -> Option<Timeline> {
+    discrete::simulate(cluster, schedule, Record::Spans { most }).map(discrete::Outcome::timeline)
 }
 
 /// Layers of a loop that are run one by one; the rest repeat the last of them.
@@ -214,8 +191,6 @@ struct World<'a> {
     used: &'a [Streams],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
-    /// The recorded tasks, for a timeline.
-    recorded: Option<&'a RefCell<Recorder>>,
     /// Whether the streams of a rank take turns, in order of issue, on cores of which none is idle.
     in_turn: bool,
     /// Calls that were run.
@@ -230,7 +205,6 @@ type Took = (Vec<f64>, Vec<Simulation>);
 struct Called {
     callee: FrameId,
     layers: Layers,
-    is_descending: bool,
     behind: Vec<(usize, u64)>,
 }
 
@@ -285,7 +259,7 @@ impl Clock {
 
 impl World<'_> {
     /// Runs a frame that each rank enters at its own time, on the ranks that are `here`.
-    fn frame(&self, id: FrameId, layer: u64, (starts, here): (&[f64], &[bool])) -> Run {
+    fn frame(&self, id: FrameId, (starts, here): (&[f64], &[bool])) -> Run {
         let (frame, steps) = (&self.schedule.frames[id], &self.steps[id.index()]);
         let own = self.used[id.index()];
         let communicating = || own.iter().filter(|&stream| stream != Stream::Compute);
@@ -309,14 +283,8 @@ impl World<'_> {
             let runs: Vec<bool> = self.ranks.iter().zip(here).map(runs).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
-                Work::Call { callee, layers, scan, .. } => {
-                    let enter =
-                        |recorder: &RefCell<Recorder>| recorder.borrow_mut().enter(*callee, number, &runs);
-                    let before = self.recorded.map(enter);
-                    let (ends, done) = self.layers(*callee, (layers, *scan), (&ready, &runs));
-                    if let Some((recorder, before)) = self.recorded.zip(before) {
-                        recorder.borrow_mut().leave(&before);
-                    }
+                Work::Call { callee, layers, .. } => {
+                    let (ends, done) = self.layers(*callee, layers, (&ready, &runs));
                     // The callee has accounted for its own streams; of one that only computes the time is all.
                     for (clock, done) in clocks.iter_mut().zip(&done).filter(|_| meets) {
                         clock.total.add(done, 1.0);
@@ -339,12 +307,6 @@ impl World<'_> {
             // The other ranks continue.
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
-                let is_call = matches!(task.work, Work::Call { .. });
-                if let Some(recorder) = self.recorded.filter(|_| !is_call && end > start) {
-                    let run =
-                        detail::Run { within: number, frame: id.index(), task: number, layer, start, end };
-                    recorder.borrow_mut().write((c, self.ranks[c]), frame, run);
-                }
                 streams.iter().for_each(|stream| clock.ready[stream as usize] = end);
                 match task.stream {
                     _ if meets => clock.calls.push((start, end)),
@@ -357,16 +319,8 @@ impl World<'_> {
             }
         }
         let ends: Vec<f64> = clocks.iter().map(Clock::all_ready).collect();
-        let finish = |(c, (clock, start)): (usize, (Clock, &f64))| {
-            finish(clock, *start, steps, |task, (seconds, exposed)| {
-                if let Some(recorder) = self.recorded {
-                    let stream = frame.tasks[task].stream;
-                    let task = (stream, (id.index(), task));
-                    recorder.borrow_mut().count(c, task, (seconds, exposed));
-                }
-            })
-        };
-        Run { ranks: clocks.into_iter().zip(starts).enumerate().map(finish).collect(), ends }
+        let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, steps);
+        Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
 
     /// Runs a frame once for each layer; returns the end and the time of each rank.
@@ -375,22 +329,18 @@ impl World<'_> {
     fn layers(
         &self,
         callee: FrameId,
-        (layers, scan): (&Layers, Option<Scan>),
+        layers: &Layers,
         (starts, runs): (&[f64], &[bool]),
     ) -> (Vec<f64>, Vec<Simulation>) {
-        if self.recorded.is_some() {
-            return self.each_layer(callee, (layers, scan), (starts, runs));
-        }
         let running = (0..starts.len()).filter(|&c| runs[c]);
         let first = running.clone().map(|c| starts[c]).fold(f64::INFINITY, f64::min);
         let first = if first.is_finite() { first } else { 0.0 };
         let behind = running.map(|c| (c, (starts[c] - first).to_bits())).collect();
-        let is_descending = scan.is_some_and(|scan| scan.order == ScanOrder::Descending);
-        let key = Called { callee, layers: layers.clone(), is_descending, behind };
+        let key = Called { callee, layers: layers.clone(), behind };
         let known = self.known.borrow().get(&key).cloned();
         let (took, totals) = known.unwrap_or_else(|| {
             let from: Vec<f64> = starts.iter().map(|start| start - first).collect();
-            let (ends, totals) = self.each_layer(callee, (layers, scan), (&from, runs));
+            let (ends, totals) = self.each_layer(callee, layers, (&from, runs));
             let took: Vec<f64> = ends.iter().zip(&from).map(|(end, start)| end - start).collect();
             self.known.borrow_mut().insert(key, (took.clone(), totals.clone()));
             (took, totals)
@@ -401,41 +351,21 @@ impl World<'_> {
     fn each_layer(
         &self,
         callee: FrameId,
-        (layers, scan): (&Layers, Option<Scan>),
+        layers: &Layers,
         (starts, runs): (&[f64], &[bool]),
     ) -> (Vec<f64>, Vec<Simulation>) {
         let n = layers.end - layers.start;
         let mut totals = vec![Simulation::default(); starts.len()];
         let mut at = starts.to_vec();
-        let number_of = |layer: u64| match scan.map(|scan| scan.order) {
-            None | Some(ScanOrder::Ascending) => layers.start + layer,
-            Some(ScanOrder::Descending) => layers.end - 1 - layer,
-        };
         let mut layer = 0;
         while layer < n {
-            let number = number_of(layer);
-            let folded = self.recorded.and_then(|recorder| recorder.borrow().before(layer, n));
-            let before = self.recorded.map(|recorder| recorder.borrow_mut().layer(layer, n));
-            let run = self.frame(callee, number, (&at, runs));
-            if let Some((recorder, before)) = self.recorded.zip(before) {
-                recorder.borrow_mut().list(&before);
-            }
+            let run = self.frame(callee, (&at, runs));
             let took: Vec<f64> = run.ends.iter().zip(&at).map(|(end, start)| end - start).collect();
             let running = took.iter().zip(runs).filter(|(_, runs)| **runs).map(|(t, _)| t);
             let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
             // Ranks that stay as far apart as they were do so from now on.
             let alike = most - least <= 1e-9 * most || layer + 1 == LAYERS;
-            // A timeline lists the last layer, and those of them that it does not fold.
-            let times = match (self.recorded, folded) {
-                (None, _) if alike => n - layer,
-                (Some(recorder), Some(folded)) if alike && layer + 2 < n => {
-                    let more = n - 2 - layer;
-                    let until = number_of(n - 2);
-                    recorder.borrow_mut().repeat(&folded, (more, until), (&took, runs));
-                    1 + more
-                }
-                _ => 1,
-            };
+            let times = if alike { n - layer } else { 1 };
             let ranks = totals.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
             for (((total, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
                 let busy = Simulation { seconds: 0.0, ..done.clone() };
@@ -448,9 +378,8 @@ impl World<'_> {
     }
 }
 
-/// The time of a rank in a frame that it entered at `start`; `count` takes the seconds and the exposed seconds of each run of a
-/// collective.
-fn finish(clock: Clock, start: f64, steps: &[Step], mut count: impl FnMut(usize, (f64, f64))) -> Simulation {
+/// The time of a rank in a frame that it entered at `start`.
+fn finish(clock: Clock, start: f64, steps: &[Step]) -> Simulation {
     let seconds = clock.all_ready() - start;
     let Clock { compute, calls, comm, mut total, .. } = clock;
     total.seconds = seconds;
@@ -464,7 +393,6 @@ fn finish(clock: Clock, start: f64, steps: &[Step], mut count: impl FnMut(usize,
             let time = total.communication.entry(steps[task].key.clone()).or_default();
             time.total += end - start;
             time.exposed += exposed;
-            count(task, (end - start, exposed));
             *total.streams.entry(stream).or_default() += end - start;
         }
         covered.add(times);

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Schedule, Stream, Streams};
 
-use super::super::detail::{Detail, Run, Writer};
 use super::alike::on;
+use super::detail::{Detail, Run, Writer};
 use super::links::Links;
 use super::overlap::Recorder;
 use super::program::{Does, Loop, Meeting, Program};

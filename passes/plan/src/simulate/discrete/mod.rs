@@ -13,6 +13,7 @@
 //! cross it at once; a search over hundreds of layouts can afford that one only.
 
 mod alike;
+mod detail;
 mod engine;
 mod links;
 mod overlap;
@@ -29,11 +30,11 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::timeline::{self, Collective, Exposed, Fold, Span, Summary, Timeline};
 
-use super::detail::Written;
 use super::simulation::Simulation;
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
+use detail::Written;
 use engine::{Engine, Time};
 use program::Program;
 
@@ -93,7 +94,7 @@ impl Outcome {
             let Simulation { seconds, compute, streams, communication: _ } = time;
             let streams = streams.into_iter().collect();
             let summary = Summary { rank, seconds, compute, streams, collectives };
-            timeline::Alike { first: rank, ranks: Some(ranks), summary, within }
+            timeline::Alike { first: rank, ranks, summary, within }
         };
         let Self { classes, spans, folds, exposed } = self;
         Timeline { ranks: classes.into_iter().map(alike).collect(), spans, folds, exposed }

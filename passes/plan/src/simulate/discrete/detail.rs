@@ -11,7 +11,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{FrameId, Schedule, Stream, Work};
 use ithaca_ir::timeline::{self, Exposed, Fold, Span};
 
-use super::simulation::span;
+use crate::simulate::simulation::span;
 
 /// Which runs are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,45 +195,6 @@ impl Writer {
         open.runs += 1;
         open.busy += run.end - run.start;
         open.exposed += exposed.iter().map(|(start, end)| end - start).sum::<f64>();
-    }
-
-    /// The folded runs that may go on were exposed for so long.
-    pub(super) fn expose_folded(&mut self, stream: Stream, seconds: f64) {
-        if let Some(open) = &mut self.open[stream as usize] {
-            open.exposed += seconds;
-        }
-    }
-
-    /// The folded runs that may go on.
-    pub(super) fn open(&self) -> [Option<Folded>; Stream::COUNT] {
-        self.open.clone()
-    }
-
-    /// What was folded since `before` is repeated so many times, each a layer that takes so long, up to `layer`.
-    pub(super) fn repeat(
-        &mut self,
-        before: &[Option<Folded>; Stream::COUNT],
-        (times, layer): (u64, u64),
-        took: f64,
-    ) {
-        let later = times as f64 * took;
-        for (open, before) in self.open.iter_mut().zip(before) {
-            let Some(open) = open else { continue };
-            let before = before.as_ref().filter(|before| before.last.within == open.last.within);
-            let (runs, busy, exposed) = before.map_or((0, 0.0, 0.0), |b| (b.runs, b.busy, b.exposed));
-            if open.runs == runs {
-                continue;
-            }
-            open.runs += times * (open.runs - runs);
-            open.busy += times as f64 * (open.busy - busy);
-            open.exposed += times as f64 * (open.exposed - exposed);
-            open.last.layer = layer;
-            open.last.start += later;
-            open.last.end += later;
-        }
-        if let Some((_, until)) = self.within.values_mut().max_by(|a, b| a.1.total_cmp(&b.1)) {
-            *until += later;
-        }
     }
 
     /// Everything, by the names of a schedule.
