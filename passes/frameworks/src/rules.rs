@@ -143,7 +143,7 @@ impl Rules<'_> {
     pub(crate) fn sequence(&mut self, of: u64, what: &str) {
         let (tokens, title) = (self.layout.sequence, self.title);
         self.refuse(
-            !tokens.is_multiple_of(of),
+            self.layout.mode != Mode::Decode && !tokens.is_multiple_of(of),
             || format!("sequences of {tokens} tokens are not divisible by {what}, as {title} needs"),
             Change::Sequence(tokens.next_multiple_of(of.max(1))),
         );

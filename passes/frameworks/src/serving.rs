@@ -259,13 +259,14 @@ pub(crate) fn sglang_text(layout: &Layout, facts: &Facts, subject: &Subject, not
 fn script(layout: &Layout, subject: &Subject, notes: &[String], head: &str, groups: &[&[Setting]]) -> String {
     let mut out = String::from("#!/usr/bin/env bash\n");
     out += &commented(notes, "# ");
-    let per_replica = layout.ranks() / layout.data().max(1);
-    if per_replica > subject.node {
-        let _ = writeln!(
-            out,
-            "# A replica spans {} nodes: start them as the server's manual says.",
-            per_replica.div_ceil(subject.node.max(1))
-        );
+    let (replicas, node) = (layout.data().max(1), subject.node.max(1));
+    let per_replica = layout.ranks() / replicas;
+    let nodes = match node / per_replica.max(1) {
+        0 => format!("A replica spans {} nodes", per_replica.div_ceil(node)),
+        on_a_node => format!("{replicas} replicas need {} nodes", replicas.div_ceil(on_a_node)),
+    };
+    if layout.ranks() > node {
+        let _ = writeln!(out, "# {nodes}: start them as the server's manual says.");
     }
     let _ = writeln!(out, "set -euo pipefail\n: \"${{MODEL:?the path or name of {}}}\"", subject.model);
     out + &shell::command(head, groups)

@@ -101,7 +101,9 @@ impl Registry {
             let Some(strategy) = self.strategy(name) else {
                 let known = self.strategies().map(|s| s.name());
                 let refusal = Diagnostic::new("P10", format!("there is no strategy `{name}`"));
-                return Err(refusal.names("strategies, or several joined by `+`", name, known));
+                // An axis that only one strategy needs, as `tp`, stands for it.
+                let by_axis = self.strategies().find(|s| s.axes() == [name]).map_or(name, |s| s.name());
+                return Err(refusal.names("strategies, or several joined by `+`", by_axis, known));
             };
             for other in &strategies {
                 if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {

@@ -67,7 +67,7 @@ pub(super) struct Call {
     pub(super) seconds: Seconds,
     /// Additional seconds of the call, of its first and last layer: only layers of a call work for each other.
     pub(super) alone: Seconds,
-    /// The gradients of the weights of a layer, for a first look.
+    /// The gradients of the weights of a layer, for a coarse estimate.
     pub(super) gradients: Vec<Gradient>,
     /// Seconds for which messages of a layer use the links of each level, in the forward and in the backward pass.
     pub(super) links: [Vec<f64>; 2],
@@ -88,7 +88,7 @@ pub(super) struct Call {
     /// Bytes of the frame of its update, which copies states from host memory.
     pub(super) update_frame: u64,
     /// Parameters and states.
-    pub(super) held: Vec<Held>,
+    pub(super) held: Vec<StoredTensor>,
 }
 
 /// Seconds of one layer of a call.
@@ -116,7 +116,7 @@ pub(super) struct Seconds {
 
 /// A parameter or a state of a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct StoredTensor {
     /// The number of what is stored: several calls may hold one tensor.
     pub(super) name: usize,
     pub(super) kind: Kind,
@@ -177,7 +177,7 @@ impl Block {
         let (last, complete) = (of_phase(pass, Phase::Forward), of_phase(pass, Phase::Backward));
         let update = of_phase(main, Phase::Update);
         let is_loop = |called: &&Called<'_>| called.carried < usize::MAX;
-        // First looks tell other policies of recomputation from one that saves everything.
+        // Coarse estimates tell other policies of recomputation from one that saves everything.
         let loops = forward.iter().filter(|_| leaves_sums).filter(is_loop);
         let loops = loops.map(|called| (called.id, last_tasks(called.frame, called.carried)));
         let back = backward.iter().filter(|_| leaves_sums).map(|called| (called.id, casts(called.frame)));
@@ -297,7 +297,7 @@ impl Block {
             let mut most = 0;
             for called in [Some(there), back, complete].into_iter().flatten() {
                 let more = if called.has_layer() { ahead(called).bytes } else { 0 };
-                // First looks count gradients by how many ranks sum them.
+                // Coarse estimates count gradients by how many ranks sum them.
                 let bytes = match leaves.get(&called.id).filter(|_| called.frame.phase == Phase::Backward) {
                     Some(casts) => peak_without_gradients(schedule, called.frame, casts),
                     None => called.frame.bytes,
@@ -342,11 +342,11 @@ impl Block {
         backward.iter().for_each(|called| count(called, micro_batches - 1));
         complete.iter().for_each(|called| count(called, 1));
         for called in &update {
-            let mut held: Vec<Held> = Vec::new();
+            let mut held: Vec<StoredTensor> = Vec::new();
             hold((schedule, replicas), (called.frame, 1), &mut names, &mut held);
             // Layers of several kinds, and layers that are calls of their own, have weights of the same name.
             let shared = |call: &Call| {
-                let is_known = |one: &&Held| call.held.iter().any(|known| known.name == one.name);
+                let is_known = |one: &&StoredTensor| call.held.iter().any(|known| known.name == one.name);
                 held.iter().filter(|one| one.kind != Kind::Optimizer).filter(is_known).count()
             };
             let most = calls.iter().map(shared).max().unwrap_or(0);
@@ -432,7 +432,7 @@ fn hold(
     (schedule, replicas): (&Schedule, &[String]),
     (frame, layers): (&Frame, u64),
     names: &mut Vec<Stored>,
-    held: &mut Vec<Held>,
+    held: &mut Vec<StoredTensor>,
 ) {
     for buffer in frame.buffers.values() {
         let Content::Tensor(ty) = &buffer.content else { continue };
@@ -460,7 +460,9 @@ fn hold(
         });
         match held.iter_mut().find(|one| one.name == name) {
             Some(one) => one.bytes = one.bytes.max(bytes),
-            None => held.push(Held { name, kind, bytes, is_per_layer, is_on_host: binding.host, parts }),
+            None => {
+                held.push(StoredTensor { name, kind, bytes, is_per_layer, is_on_host: binding.host, parts })
+            }
         }
     }
     for called in frame.tasks.iter().filter_map(|task| Called::of(schedule, task)) {

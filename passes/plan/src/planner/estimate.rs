@@ -163,7 +163,7 @@ impl Block {
         self.calls.iter().map(exposed).sum::<f64>() / self.pass().max(f64::MIN_POSITIVE)
     }
 
-    /// The step with micro-batches `times` as large, for a first look: kernels are not faster for being larger.
+    /// The step with micro-batches `times` as large, for a coarse estimate: kernels are not faster for being larger.
     pub(super) fn scaled(&self, times: u64) -> Self {
         let mut scaled = self.clone();
         let more = times as f64;
@@ -192,7 +192,7 @@ impl Block {
         scaled
     }
 
-    /// The step with another policy of recomputation than it has, for a first look.
+    /// The step with another policy of recomputation than it has, for a coarse estimate.
     pub(super) fn recomputing(&self, has: Recompute, policy: Recompute) -> Self {
         let mut block = self.clone();
         if has != Recompute::None || policy == Recompute::None {
@@ -221,7 +221,7 @@ impl Block {
         block
     }
 
-    /// With a loss of so many parts, for a first look.
+    /// With a loss of so many parts, for a coarse estimate.
     pub(super) fn chunk_loss(&mut self, parts: u64) {
         if let Some(head) = self.calls.last_mut() {
             head.frame /= parts;

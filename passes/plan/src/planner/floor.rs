@@ -29,12 +29,12 @@ impl Floor {
     }
 
     /// The memory of the busiest rank of a layout.
-    pub(super) fn of_layout(&self, options: &ShardOptions) -> Held {
+    pub(super) fn of_layout(&self, options: &ShardOptions) -> MemoryBounds {
         let mesh = &options.mesh;
         let strategies = self.registry.product(&options.strategy).ok();
         // A mesh that does not fit the strategy is refused elsewhere.
         let placement = strategies.and_then(|s| strategy::placement(&s, mesh, &[]).ok());
-        let Some(placement) = placement else { return Held::default() };
+        let Some(placement) = placement else { return MemoryBounds::default() };
         let Placement { weights, experts, stages, batch, .. } = &placement;
         let splits = |axis: &AxisId| [weights, experts, stages].iter().any(|split| split.contains(axis));
         let apart: u64 = mesh.axes.ids().filter(splits).map(|axis| mesh.size(axis)).product();
@@ -50,7 +50,7 @@ impl Floor {
             [(of_model, parameters), (gradients, kept), (optimizer, kept), (states, ranks), (inputs, ranks)];
         let lasting =
             shares.into_iter().fold(0, |sum: u64, (bytes, parts)| sum.saturating_add(bytes / parts.max(1)));
-        Held {
+        MemoryBounds {
             at_least: lasting.saturating_add(arena / 2 / ranks),
             about: lasting.saturating_add(arena / tokens.max(1)),
         }
@@ -59,7 +59,7 @@ impl Floor {
 
 /// The memory of a rank, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct MemoryBounds {
     /// No less than this.
     pub(super) at_least: u64,
     /// A guess, by which layouts are put in order: activations are split as tokens are.

@@ -10,7 +10,7 @@ use ithaca_layout::shard::ShardOptions;
 use rayon::prelude::*;
 
 use super::compiler::Compiler;
-use super::tried::{Priced, price};
+use super::outcomes::{Priced, price};
 use crate::cluster::Cluster;
 
 /// The part of a step by which a plan in chunks or levels must be faster.

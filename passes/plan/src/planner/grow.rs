@@ -14,8 +14,8 @@ use rayon::prelude::*;
 
 use super::compiler::Compiler;
 use super::floor::Floor;
+use super::outcomes::{Outcomes, Priced};
 use super::request::Request;
-use super::tried::{Priced, Tried};
 use crate::cluster::Cluster;
 use crate::plan::Effort;
 
@@ -39,7 +39,7 @@ const BEAM: usize = 48;
 
 /// Prices candidates in their order, and counts those that are passed over.
 pub(super) fn add(
-    tried: &mut Tried,
+    tried: &mut Outcomes,
     compiler: &dyn Compiler,
     cluster: &Cluster,
     (candidates, request): (Vec<ShardOptions>, &Request),
@@ -82,7 +82,7 @@ pub(super) fn add(
 }
 
 /// Prices legal candidates that grow from the best.
-fn grow(tried: &mut Tried, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
+fn grow(tried: &mut Outcomes, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
     let mut rounds: BTreeMap<usize, Vec<ShardOptions>> = BTreeMap::new();
     for options in candidates {
         // Strategies that share an axis are one factor.
@@ -151,7 +151,7 @@ fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 /// The meshes of layouts that are near the best of all so far, by their strategies.
-fn near(tried: &Tried) -> BTreeMap<Vec<String>, Vec<Mesh>> {
+fn near(tried: &Outcomes) -> BTreeMap<Vec<String>, Vec<Mesh>> {
     let mut near: BTreeMap<Vec<String>, Vec<Mesh>> = BTreeMap::new();
     for (one, _) in costs(tried, NEAR).into_iter().take(BEAM) {
         let names = sorted(strategies(&one.options).into_iter());
@@ -161,7 +161,7 @@ fn near(tried: &Tried) -> BTreeMap<Vec<String>, Vec<Mesh>> {
 }
 
 /// Layouts whose cost is at most so many times that of the best of all so far, the cheapest first.
-fn costs(tried: &Tried, times: f64) -> Vec<(&Priced, f64)> {
+fn costs(tried: &Outcomes, times: f64) -> Vec<(&Priced, f64)> {
     let too_large = tried.too_large.iter().map(|(one, _)| one);
     // One that is too large fits when another strategy takes its share.
     let mut costs: Vec<(&Priced, f64)> = if tried.fits.is_empty() {

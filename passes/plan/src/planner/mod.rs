@@ -16,6 +16,7 @@ mod explore;
 mod floor;
 mod fusion;
 mod grow;
+mod outcomes;
 mod reasons;
 mod repair;
 mod request;
@@ -25,7 +26,6 @@ mod sequences;
 mod table;
 mod target;
 mod tasks;
-mod tried;
 
 use ithaca_ir::Diagnostic;
 use ithaca_layout::shard::ShardOptions;
@@ -34,15 +34,15 @@ use rayon::prelude::*;
 
 use crate::cluster::Cluster;
 use crate::plan::{self, Alternative, Plan, Step, rounded};
-use tried::{Compilation, Tried, price};
+use outcomes::{Compilation, Outcomes, price};
 
 pub use candidates::candidates;
 pub use compiler::{Compiler, Program};
+pub use outcomes::Priced;
 pub use repair::repairs;
 pub use request::{Request, Sparsity, Steps, experts};
 pub use table::{Refusals, Rows, View, table};
 pub use target::Target;
-pub use tried::Priced;
 
 /// The winner, and everything that was tried.
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ impl Ranked {
     }
 }
 
-impl Tried {
+impl Outcomes {
     fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
         let is_one = candidates.len() == 1;
         let price = |options: ShardOptions| {
@@ -229,8 +229,8 @@ impl Tried {
     }
 }
 
-fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
-    let mut tried = Tried::default();
+fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Outcomes, Diagnostic> {
+    let mut tried = Outcomes::default();
     let registry = compiler.registry();
     let may_try_stages = request.may_try_stages();
     match candidates(&registry, cluster, request) {
@@ -246,7 +246,7 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
         let staged = Request { tries_stages: true, ..request.clone() };
         let mut candidates = candidates(&registry, cluster, &staged)?;
         candidates.retain(|options| options.mesh.axis(STAGE_AXIS).is_some());
-        let mut of_stages = Tried::default();
+        let mut of_stages = Outcomes::default();
         grow::add(&mut of_stages, compiler, cluster, (candidates, &staged));
         if !of_stages.fits.is_empty() {
             tried.fits = of_stages.fits;
@@ -257,7 +257,7 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
 }
 
 /// Puts candidates in order, and merges those with the same program.
-fn ranked(mut tried: Tried) -> Tried {
+fn ranked(mut tried: Outcomes) -> Outcomes {
     tried.fits.sort_by(Priced::cmp_rank);
     same::merge(&mut tried.fits);
     tried.too_large.sort_by_key(|(_, over)| *over);

@@ -5,7 +5,7 @@ use ithaca_ir::units::{bytes, seconds};
 use ithaca_layout::shard::ShardOptions;
 
 use crate::plan::{self, Alternative, Outcome, rounded, row, why_chosen};
-use crate::planner::tried::Priced;
+use crate::planner::outcomes::Priced;
 use crate::simulate::{CommTime, Simulation};
 
 /// A candidate that fits, beside the winner.

@@ -11,9 +11,9 @@ use crate::memory::Memory;
 use crate::planner::candidates::{OF_FRAMEWORK, candidates};
 use crate::planner::compiler::Compiler;
 use crate::planner::explore::{self, Blocks};
+use crate::planner::outcomes::{Outcomes, Priced};
 use crate::planner::request::{Request, Steps};
 use crate::planner::search::Search;
-use crate::planner::tried::{Priced, Tried};
 
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;
@@ -82,8 +82,14 @@ pub(super) fn refusal(
     compiler: &dyn Compiler,
     cluster: &Cluster,
     request: &Request,
-    (tried, blocks): (&Tried, &Blocks),
+    (tried, blocks): (&Outcomes, &Blocks),
 ) -> Diagnostic {
+    // A movement that is named wrong is so in every layout; its help says what is right.
+    if let ([], [(_, only)]) = (tried.too_large.as_slice(), tried.refused.as_slice())
+        && only.code == "P47"
+    {
+        return only.clone();
+    }
     let mut repairs = Vec::new();
     if !tried.too_large.is_empty() {
         repairs.extend(smaller_states(compiler, cluster, request, blocks));
@@ -151,7 +157,7 @@ fn of_those_tried(cluster: &Cluster, request: &Request) -> String {
 }
 
 /// What would help where no number of GPUs does.
-fn smaller(cluster: &Cluster, request: &Request, tried: &Tried) -> String {
+fn smaller(cluster: &Cluster, request: &Request, tried: &Outcomes) -> String {
     let length = if request.continues.is_some() { "--context" } else { "--seq" };
     let lasts = |Memory { parameters, gradients, optimizer, .. }: &Memory| parameters + gradients + optimizer;
     if tried.too_large.first().is_some_and(|(priced, _)| priced.memory.lacks_host_memory()) {
@@ -218,6 +224,10 @@ pub(super) fn malformed(
     request: &Request,
     diagnostic: Diagnostic,
 ) -> Diagnostic {
+    // The help names the strategies; a search of steps would be the answer itself.
+    if diagnostic.code == "P10" && request.is_search_of_steps() {
+        return diagnostic;
+    }
     let free = Request { strategy: None, mesh: None, ..request.clone() };
     let with_gpus = |n: u64| Request { gpus: n, ..request.clone() };
     let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
@@ -281,7 +291,7 @@ fn of_steps(
     compiler: &dyn Compiler,
     cluster: &Cluster,
     request: &Request,
-    (tried, blocks): (&Tried, &Blocks),
+    (tried, blocks): (&Outcomes, &Blocks),
 ) -> Vec<String> {
     let works = |request: &Request| explore::fits(compiler, cluster, request, blocks);
     let mut repairs = Vec::new();
@@ -316,7 +326,7 @@ fn of_steps(
     repairs
 }
 
-fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
+fn of_request(search: &Search<'_>, request: &Request, tried: &Outcomes) -> Vec<String> {
     let mut repairs = Vec::new();
     if request.strategy.is_some() || request.mesh.is_some() {
         let free = Request { strategy: None, mesh: None, ..request.clone() };
@@ -341,7 +351,7 @@ fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<Stri
 
 /// The nearest numbers of GPUs below and above for which there is a plan. Where memory is missing, fewer GPUs
 /// do not help, and more are tried by doubling.
-fn other_gpus(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
+fn other_gpus(search: &Search<'_>, request: &Request, tried: &Outcomes) -> Vec<String> {
     let gpus = request.gpus;
     let repair = |n: u64| -> Option<String> {
         let other = Request { gpus: n, mesh: None, ..request.clone() };

@@ -6,7 +6,7 @@
 use ithaca_differentiate::Training;
 
 use crate::plan::{self, MeshAxis, rounded};
-use crate::planner::tried::{Outline, Priced};
+use crate::planner::outcomes::{Outline, Priced};
 
 /// Merges the candidates with the same program, which are sorted by rank.
 pub(super) fn merge(sorted: &mut Vec<Priced>) {

@@ -9,9 +9,9 @@ use std::cell::Cell;
 use crate::cluster::Cluster;
 use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
-use crate::planner::floor::{Floor, Held};
+use crate::planner::floor::{Floor, MemoryBounds};
+use crate::planner::outcomes::{Priced, price};
 use crate::planner::request::Request;
-use crate::planner::tried::{Priced, price};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::CONTEXT_AXES;
@@ -84,7 +84,7 @@ impl<'a> Search<'a> {
             let legal = self.promising(candidates).into_iter().filter(|(_, options)| self.is_legal(options));
             let (easy, tight): (Vec<_>, Vec<_>) =
                 legal.partition(|(held, _)| held.about <= self.cluster.usable_bytes());
-            let options = |all: Vec<(Held, ShardOptions)>| -> Vec<ShardOptions> {
+            let options = |all: Vec<(MemoryBounds, ShardOptions)>| -> Vec<ShardOptions> {
                 all.into_iter().map(|(_, options)| options).collect()
             };
             let share = Cell::new(SHARE);
@@ -127,10 +127,10 @@ impl<'a> Search<'a> {
     }
 
     /// Those that may fit, by estimated memory.
-    fn promising(&self, candidates: Vec<ShardOptions>) -> Vec<(Held, ShardOptions)> {
+    fn promising(&self, candidates: Vec<ShardOptions>) -> Vec<(MemoryBounds, ShardOptions)> {
         let held = |options: ShardOptions| (self.floor.of_layout(&options), options);
         let usable = self.cluster.usable_bytes();
-        let may_fit = |(held, _): &(Held, ShardOptions)| held.at_least <= usable;
+        let may_fit = |(held, _): &(MemoryBounds, ShardOptions)| held.at_least <= usable;
         let mut kept: Vec<_> = candidates.into_iter().map(held).filter(may_fit).collect();
         kept.sort_by_key(|(held, _)| held.about);
         kept

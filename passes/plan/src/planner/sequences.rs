@@ -5,8 +5,8 @@ use ithaca_layout::shard::strategy::STAGE_AXIS;
 use rayon::prelude::*;
 
 use super::compiler::Compiler;
+use super::outcomes::{Outcomes, Priced, price};
 use super::request::Request;
-use super::tried::{Priced, Tried, price};
 use crate::cluster::Cluster;
 
 /// Candidates that are tried with micro-batches.
@@ -22,7 +22,7 @@ const MOST: u64 = 64;
 const ESTIMATED: f64 = 0.95;
 
 /// Replaces candidates with stages by faster ones with micro-batches.
-pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &mut Tried) {
+pub(super) fn refine(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &mut Outcomes) {
     if !request.chooses_micro_batches {
         return;
     }

@@ -2,12 +2,12 @@
 //!
 //! Ranks *inside* a data-parallel group and a stage split one micro-batch; how they do is compiled once, as a step of one
 //! micro-batch of one sequence, and everything else follows from that in closed form ([`first_look`](Search::first_look)). Insides grow from the
-//! smallest, and those of a size are reached from the best of the sizes that divide it. The best by the first look are compiled again with their
+//! smallest, and those of a size are reached from the best of the sizes that divide it. The best by the coarse estimate are compiled again with their
 //! data-parallel ranks, ZeRO stage and micro-batch, still without stages ([`Block`]), and the best of these estimates exactly.
 
 mod chosen;
+mod coarse;
 mod inside;
-mod look;
 mod pool;
 mod refine;
 mod replicas;
@@ -29,8 +29,8 @@ use super::block::Block;
 use super::candidates::{OF_FRAMEWORK, candidates};
 use super::compiler::Compiler;
 use super::estimate::{Cut, Estimate, Shape};
+use super::outcomes::Outcomes;
 use super::request::{Request, Steps};
-use super::tried::Tried;
 use crate::cluster::Cluster;
 use crate::plan::Choice;
 
@@ -43,13 +43,13 @@ const OF_SIZE: usize = 24;
 /// The part of the memory of a device by which insides that do not fit differ.
 const ALIKE: f64 = 0.1;
 
-/// How much longer than the best step so far one may take by the first look whose inside is split further.
+/// How much longer than the best step so far one may take by the coarse estimate whose inside is split further.
 const WORTH: f64 = 1.1;
 
 /// Steps that are compiled whole and simulated, where one of them fits.
 const EXACT: usize = 12;
 
-/// How much more than the memory of a device a first look may show, and a layout still be estimated: it knows no fusion.
+/// How much more than the memory of a device a coarse estimate may show, and a layout still be estimated: it knows no fusion.
 const TOLERANCE: f64 = 1.15;
 
 /// Ranks that compute a micro-batch of a stage together.
@@ -85,9 +85,9 @@ impl Inside {
 /// A layout that breaks a rule.
 type Refused = (ShardOptions, Diagnostic);
 
-/// A step with a first look at it.
+/// A step with a coarse estimate of it.
 #[derive(Clone, Debug)]
-struct Looked {
+struct Candidate {
     inside: usize,
     estimate: Estimate,
     data: u64,
@@ -104,7 +104,7 @@ struct Looked {
     /// The fusion of its collectives, where another than the usual one is faster.
     fusion: Option<Fusion>,
     /// Whether it is estimated only because another fusion may be much faster.
-    is_hope: bool,
+    is_speculative: bool,
 }
 
 struct Search<'a> {
@@ -149,7 +149,7 @@ pub(super) fn explore(
     cluster: &Cluster,
     request: &Request,
     blocks: &Blocks,
-) -> Result<Tried, Diagnostic> {
+) -> Result<Outcomes, Diagnostic> {
     let exact = request.narrowing.effort.of(EXACT);
     explored(&Search::new(compiler, cluster, request, blocks), exact, Answer::Ranked)
 }
@@ -191,42 +191,44 @@ enum Answer {
     WhetherOneFits,
 }
 
-fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Tried, Diagnostic> {
+fn explored(search: &Search<'_>, exact: usize, answer: Answer) -> Result<Outcomes, Diagnostic> {
     // Errors of the request itself are those of all candidates. Stages are around them, and may be all that a framework can run.
     let refused = candidates(&search.registry, search.cluster, search.request).err();
     if let Some(error) = refused.as_ref().filter(|error| error.code != OF_FRAMEWORK) {
         return Err(error.clone());
     }
-    let mut tried = Tried::default();
-    let (insides, looked) = search.looked(&mut tried);
-    if let Some(error) = refused.filter(|_| looked.is_empty()) {
+    let mut tried = Outcomes::default();
+    let (insides, candidates) = search.candidates(&mut tried);
+    if let Some(error) = refused.filter(|_| candidates.is_empty()) {
         return Err(error);
     }
     if answer == Answer::WhetherOneFits
-        && looked.first().is_none_or(|l| search.needed(&l.estimate) > search.usable())
+        && candidates.first().is_none_or(|l| search.needed(&l.estimate) > search.usable())
     {
         return Ok(tried);
     }
-    let mut left = looked;
+    let mut left = candidates;
     let mut before = f64::INFINITY;
     for round in 1..=ROUNDS {
         let mut estimated = search.estimated(&insides, &left, &mut tried);
         if answer == Answer::Ranked {
             search.fused(&insides, &mut estimated);
-            estimated.retain(|look| !look.is_hope || look.fusion.is_some());
+            estimated.retain(|candidate| !candidate.is_speculative || candidate.fusion.is_some());
         }
         let usable = search.cluster.usable_bytes() as f64;
-        let fitting = estimated.iter().filter(|look| search.needed(&look.estimate) <= usable);
-        let hoped = fitting.map(|look| look.estimate.seconds).fold(f64::INFINITY, f64::min);
+        let fitting = estimated.iter().filter(|candidate| search.needed(&candidate.estimate) <= usable);
+        let least = fitting.map(|candidate| candidate.estimate.seconds).fold(f64::INFINITY, f64::min);
         let families = search.exact(&insides, estimated, exact, &mut tried);
         let best = tried.fits.iter().map(|one| one.simulation.seconds).fold(f64::INFINITY, f64::min);
         // Other families were passed over for estimates that did not hold.
-        let is_misled = if round == 1 { best > MISLED * hoped } else { best < GAINED * before };
+        let is_misled = if round == 1 { best > MISLED * least } else { best < GAINED * before };
         if answer == Answer::WhetherOneFits || !is_misled || best.is_infinite() || round == ROUNDS {
             break;
         }
         before = best;
-        left.retain(|look| look.estimate.seconds <= NEAR * best && !families.has(&insides, look));
+        left.retain(|candidate| {
+            candidate.estimate.seconds <= NEAR * best && !families.has(&insides, candidate)
+        });
         if left.is_empty() {
             break;
         }
@@ -274,24 +276,24 @@ impl<'a> Search<'a> {
         self.open.contains(&choice)
     }
 
-    /// The insides of every size, smallest first, and a first look at all their steps: the fastest that may fit first.
-    fn looked(&self, tried: &mut Tried) -> (Vec<Inside>, Vec<Looked>) {
+    /// The insides of every size, smallest first, and a coarse estimate of all their steps: the fastest that may fit first.
+    fn candidates(&self, tried: &mut Outcomes) -> (Vec<Inside>, Vec<Candidate>) {
         let mut found: Vec<Inside> = Vec::new();
-        let mut looked: Vec<Looked> = Vec::new();
-        let mut kept: Vec<Kept> = Vec::new();
+        let mut candidates: Vec<Candidate> = Vec::new();
+        let mut kept: Vec<Seed> = Vec::new();
         // Seconds of the best step that fits.
         let mut best = f64::INFINITY;
         for size in divisors(self.request.gpus) {
             let children = self.made_of(size, &found, &kept, best);
-            let look = |(options, data)| {
+            let compile = |(options, data)| {
                 let inside = self.inside(options, data)?;
-                let looks = self.first_looks(&inside);
-                Ok::<_, Box<Refused>>((inside, looks))
+                let coarse = self.coarse_estimates(&inside);
+                Ok::<_, Box<Refused>>((inside, coarse))
             };
-            let compiled: Vec<_> = children.into_par_iter().map(look).collect();
-            let mut of_size: Vec<Kept> = Vec::new();
+            let compiled: Vec<_> = children.into_par_iter().map(compile).collect();
+            let mut of_size: Vec<Seed> = Vec::new();
             for inside in compiled {
-                let (inside, looks) = match inside {
+                let (inside, coarse) = match inside {
                     Ok(inside) => inside,
                     Err(refused) => {
                         tried.refused.push(*refused);
@@ -299,8 +301,8 @@ impl<'a> Search<'a> {
                     }
                 };
                 let (mut floor, mut fit, mut least) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
-                for look in &looks {
-                    let (seconds, memory) = (look.estimate.seconds, self.needed(&look.estimate));
+                for candidate in &coarse {
+                    let (seconds, memory) = (candidate.estimate.seconds, self.needed(&candidate.estimate));
                     (floor, least) = (floor.min(seconds), least.min(memory));
                     if memory <= self.usable() {
                         fit = fit.min(seconds);
@@ -310,14 +312,16 @@ impl<'a> Search<'a> {
                 // Insides that need nearly as much memory are in order of time.
                 let missing = (least / (ALIKE * self.usable())).ceil();
                 let order = if fit.is_finite() { Order(0.0, fit) } else { Order(missing, floor) };
-                of_size.push(Kept { number: found.len(), order, floor });
-                looked.extend(looks.into_iter().map(|look| Looked { inside: found.len(), ..look }));
+                of_size.push(Seed { number: found.len(), order, floor });
+                candidates.extend(
+                    coarse.into_iter().map(|candidate| Candidate { inside: found.len(), ..candidate }),
+                );
                 found.push(inside);
             }
             of_size.sort_by_key(|one| one.order);
             let is_worth = |Order(missing, seconds): Order| missing == 0.0 && seconds <= WORTH * best;
             // Insides that differ only in how they split sequences are made larger together: which one fits may change.
-            let shape = |one: &Kept| found[one.number].shape();
+            let shape = |one: &Seed| found[one.number].shape();
             let worth = of_size.iter().filter(|one| best.is_infinite() || is_worth(one.order)).map(shape);
             let mut shapes: Vec<[u64; 3]> = Vec::new();
             worth.for_each(|shape| {
@@ -326,15 +330,15 @@ impl<'a> Search<'a> {
                 }
             });
             let most = self.limit(KEPT).min(shapes.len());
-            let is_kept = |one: &&Kept| {
+            let is_kept = |one: &&Seed| {
                 let options = &found[one.number].options;
                 shapes[..most].contains(&shape(one)) || self.is_pure(options)
             };
             kept.extend(of_size.iter().filter(is_kept).copied());
         }
         let usable = self.usable();
-        looked.sort_by_cached_key(|look| self.order(&look.estimate, usable));
-        (found, looked)
+        candidates.sort_by_cached_key(|candidate| self.order(&candidate.estimate, usable));
+        (found, candidates)
     }
 
     /// The order of estimates: those that need no more than `usable` by time, and behind them the others by memory.
@@ -349,7 +353,7 @@ impl<'a> Search<'a> {
         &self,
         size: u64,
         found: &[Inside],
-        kept: &[Kept],
+        kept: &[Seed],
         best: f64,
     ) -> Vec<(ShardOptions, Option<u64>)> {
         if size == 1 || self.request.mesh.is_some() {
@@ -358,7 +362,7 @@ impl<'a> Search<'a> {
         // No size between may have a legal layout.
         let sizes = found.iter().map(Inside::size).filter(|&n| n < size && size.is_multiple_of(n));
         let nearest = sizes.max();
-        let is_next = |one: &&Kept| {
+        let is_next = |one: &&Seed| {
             let parent = found[one.number].size();
             let is_split = size.is_multiple_of(parent) && is_prime(size / parent.max(1));
             let may_be_pure = size <= self.cluster.devices_per_node.value;
@@ -366,11 +370,11 @@ impl<'a> Search<'a> {
                 && (is_split || Some(parent) == nearest)
                 && (one.floor <= WORTH * best || may_be_pure)
         };
-        let next: Vec<&Kept> = kept.iter().filter(is_next).collect();
+        let next: Vec<&Seed> = kept.iter().filter(is_next).collect();
         if next.is_empty() {
             return Vec::new();
         }
-        let is_parent = |one: &Kept, options: &ShardOptions| {
+        let is_parent = |one: &Seed, options: &ShardOptions| {
             (one.floor <= WORTH * best || self.is_pure(options))
                 && is_within(&found[one.number].options.mesh, &options.mesh)
         };
@@ -414,21 +418,21 @@ impl<'a> Search<'a> {
     }
 }
 
-/// How much longer than the best estimate a first look may be.
+/// How much longer than the best estimate a coarse estimate may be.
 const NEAR: f64 = 1.09;
 
-/// The same of a few that expose much of their communication: first looks do not know how much of it chunks hide.
+/// The same of a few that expose much of their communication: coarse estimates do not know how much of it chunks hide.
 const NEAR_IF_HIDDEN: f64 = 1.2;
 
-/// The same where the request names a layout: first looks do not know by how much larger micro-batches are faster.
+/// The same where the request names a layout: coarse estimates do not know by how much larger micro-batches are faster.
 const NEAR_NAMED: f64 = 1.2;
 
 /// Times that estimates are made and the best of them compiled, at most, and how much longer than the best estimate the best step is if
-/// others are looked at.
+/// others are estimated.
 const ROUNDS: usize = 4;
 const MISLED: f64 = 1.06;
 
-/// The part of the best step's time that a better one takes, if yet others are looked at.
+/// The part of the best step's time that a better one takes, if yet others are estimated.
 const GAINED: f64 = 0.99;
 
 /// Chunks of layers of a stage that are tried, where stages are interleaved.
@@ -439,7 +443,7 @@ const MOST_CHUNKS: u64 = 512;
 
 /// An inside from which larger ones are made.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct Seed {
     number: usize,
     order: Order,
     /// Seconds that no larger one is expected to stay below.

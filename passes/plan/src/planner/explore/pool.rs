@@ -7,7 +7,7 @@ use ithaca_differentiate::Recompute;
 use ithaca_layout::shard::Zero;
 use ithaca_layout::shard::strategy::EXPERT_AXIS;
 
-use super::{Inside, Looked, NEAR_IF_HIDDEN};
+use super::{Candidate, Inside, NEAR_IF_HIDDEN};
 use crate::planner::block::Block;
 use crate::planner::fusion::HIDDEN;
 
@@ -26,16 +26,16 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn of(look: &Looked) -> Self {
+    pub(super) fn of(candidate: &Candidate) -> Self {
         Self {
-            inside: look.inside,
-            data: look.data,
-            zero: look.zero,
-            recompute: look.recompute,
-            loss_chunks: look.loss_chunks,
-            sequences: look.sequences,
-            micro_batches: look.shape.micro_batches.min(2),
-            bucket: look.bucket,
+            inside: candidate.inside,
+            data: candidate.data,
+            zero: candidate.zero,
+            recompute: candidate.recompute,
+            loss_chunks: candidate.loss_chunks,
+            sequences: candidate.sequences,
+            micro_batches: candidate.shape.micro_batches.min(2),
+            bucket: candidate.bucket,
         }
     }
 }
@@ -48,22 +48,23 @@ pub(super) struct Families {
 }
 
 impl Families {
-    pub(super) fn of(insides: &[Inside], look: &Looked) -> [u64; 4] {
-        let Inside { options, copies, .. } = &insides[look.inside];
+    pub(super) fn of(insides: &[Inside], candidate: &Candidate) -> [u64; 4] {
+        let Inside { options, copies, .. } = &insides[candidate.inside];
         let experts = options.mesh.axis(EXPERT_AXIS).map_or(1, |axis| options.mesh.size(axis));
-        [look.data, look.shape.stages, *copies, experts]
+        [candidate.data, candidate.shape.stages, *copies, experts]
     }
 
     /// Whether a step of the family of this one is known.
-    pub(super) fn has(&self, insides: &[Inside], look: &Looked) -> bool {
-        self.known.contains_key(&Self::of(insides, look))
+    pub(super) fn has(&self, insides: &[Inside], candidate: &Candidate) -> bool {
+        self.known.contains_key(&Self::of(insides, candidate))
     }
 
     /// Whether a step is one of the first `most` blocks of its family.
-    pub(super) fn admits(&mut self, insides: &[Inside], look: &Looked, most: usize) -> bool {
-        let family = Self::of(insides, look);
+    pub(super) fn admits(&mut self, insides: &[Inside], candidate: &Candidate, most: usize) -> bool {
+        let family = Self::of(insides, candidate);
         // One loss in parts and whole is one.
-        let (known, key) = (self.known.entry(family).or_default(), Key { loss_chunks: 0, ..Key::of(look) });
+        let (known, key) =
+            (self.known.entry(family).or_default(), Key { loss_chunks: 0, ..Key::of(candidate) });
         if known.len() < most {
             known.insert(key);
             return true;
@@ -75,7 +76,7 @@ impl Families {
 /// Steps by the numbers of their blocks, the best first.
 #[derive(Default)]
 pub(super) struct Pool {
-    pub(super) all: Vec<(usize, Looked)>,
+    pub(super) all: Vec<(usize, Candidate)>,
     pub(super) keys: Vec<Key>,
     numbers: BTreeMap<Key, usize>,
     /// Whether the steps of a block were estimated, and the block if it is legal.
@@ -84,21 +85,25 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Adds first looks; `estimate` makes estimates of those whose block is known.
-    pub(super) fn add(&mut self, looked: Vec<&Looked>, estimate: &dyn Fn(&mut Looked, Option<&Block>)) {
+    /// Adds coarse estimates; `estimate` makes estimates of those whose block is known.
+    pub(super) fn add(
+        &mut self,
+        candidates: Vec<&Candidate>,
+        estimate: &dyn Fn(&mut Candidate, Option<&Block>),
+    ) {
         let Self { all, keys, numbers, done, blocks } = self;
-        for look in looked {
-            let number = *numbers.entry(Key::of(look)).or_insert_with_key(|key| {
+        for candidate in candidates {
+            let number = *numbers.entry(Key::of(candidate)).or_insert_with_key(|key| {
                 keys.push(key.clone());
                 done.push(false);
                 blocks.push(None);
                 keys.len() - 1
             });
-            let mut look = look.clone();
+            let mut candidate = candidate.clone();
             if done[number] {
-                estimate(&mut look, blocks[number].as_deref());
+                estimate(&mut candidate, blocks[number].as_deref());
             }
-            all.push((number, look));
+            all.push((number, candidate));
         }
     }
 
@@ -107,10 +112,10 @@ impl Pool {
         &mut self,
         number: usize,
         block: Option<Arc<Block>>,
-        estimate: &dyn Fn(&mut Looked, Option<&Block>),
+        estimate: &dyn Fn(&mut Candidate, Option<&Block>),
     ) {
         let steps = self.all.iter_mut().filter(|(key, _)| *key == number);
-        steps.for_each(|(_, look)| estimate(look, block.as_deref()));
+        steps.for_each(|(_, candidate)| estimate(candidate, block.as_deref()));
         (self.done[number], self.blocks[number]) = (true, block);
     }
 
@@ -119,44 +124,52 @@ impl Pool {
     pub(super) fn siblings(
         &mut self,
         insides: &[Inside],
-        rest: &mut Vec<&Looked>,
-        estimate: &dyn Fn(&mut Looked, Option<&Block>),
+        rest: &mut Vec<&Candidate>,
+        estimate: &dyn Fn(&mut Candidate, Option<&Block>),
     ) -> Vec<usize> {
         let Some((_, best)) = self.all.iter().find(|(key, _)| self.done[*key]) else { return Vec::new() };
-        let kind = |look: &Looked| {
-            (look.shape, Families::of(insides, look), look.zero, look.recompute, look.loss_chunks)
+        let kind = |candidate: &Candidate| {
+            (
+                candidate.shape,
+                Families::of(insides, candidate),
+                candidate.zero,
+                candidate.recompute,
+                candidate.loss_chunks,
+            )
         };
         let of_best = kind(best);
-        let (siblings, others) = rest.drain(..).partition(|look| kind(look) == of_best);
+        let (siblings, others) = rest.drain(..).partition(|candidate| kind(candidate) == of_best);
         *rest = others;
         self.add(siblings, estimate);
-        let is_sibling = |(key, look): &&(usize, Looked)| !self.done[*key] && kind(look) == of_best;
+        let is_sibling =
+            |(key, candidate): &&(usize, Candidate)| !self.done[*key] && kind(candidate) == of_best;
         self.all.iter().filter(is_sibling).map(|(key, _)| *key).collect()
     }
 
     /// The blocks that fit and may take less than `best` where chunks hide what they expose, one of each family without stages of
     /// which none is estimated; `most` of them, which are noted.
-    pub(super) fn hoped(
+    pub(super) fn speculative(
         &mut self,
         insides: &[Inside],
         (best, most): (f64, usize),
-        fits: impl Fn(&Looked) -> bool,
+        fits: impl Fn(&Candidate) -> bool,
     ) -> Vec<usize> {
         let mut families = Families::default();
-        for (_, look) in self.all.iter().filter(|(key, _)| self.done[*key]) {
-            families.admits(insides, look, 1);
+        for (_, candidate) in self.all.iter().filter(|(key, _)| self.done[*key]) {
+            families.admits(insides, candidate, 1);
         }
-        let hoped = |look: &Looked| look.estimate.seconds * (1.0 - HIDDEN * look.exposed);
-        let is_near = |look: &Looked| {
-            let is_near = look.estimate.seconds <= NEAR_IF_HIDDEN * best && hoped(look) < best;
-            look.shape.stages == 1 && is_near && fits(look)
+        let if_hidden =
+            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.exposed);
+        let is_near = |candidate: &Candidate| {
+            let is_near = candidate.estimate.seconds <= NEAR_IF_HIDDEN * best && if_hidden(candidate) < best;
+            candidate.shape.stages == 1 && is_near && fits(candidate)
         };
-        let mut others: Vec<&(usize, Looked)> =
-            self.all.iter().filter(|(key, look)| !self.done[*key] && is_near(look)).collect();
-        others.sort_by(|(_, a), (_, b)| hoped(a).total_cmp(&hoped(b)));
-        others.retain(|(_, look)| families.admits(insides, look, 1));
+        let mut others: Vec<&(usize, Candidate)> =
+            self.all.iter().filter(|(key, candidate)| !self.done[*key] && is_near(candidate)).collect();
+        others.sort_by(|(_, a), (_, b)| if_hidden(a).total_cmp(&if_hidden(b)));
+        others.retain(|(_, candidate)| families.admits(insides, candidate, 1));
         let keys: Vec<usize> = others.into_iter().map(|(key, _)| *key).take(most).collect();
-        self.all.iter_mut().for_each(|(key, look)| look.is_hope |= keys.contains(key));
+        self.all.iter_mut().for_each(|(key, candidate)| candidate.is_speculative |= keys.contains(key));
         keys
     }
 }

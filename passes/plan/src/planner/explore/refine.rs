@@ -1,4 +1,4 @@
-//! From first looks to figures: the best are compiled without stages, and the best of these whole.
+//! From coarse estimates to figures: the best are compiled without stages, and the best of these whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use rayon::prelude::*;
 use super::chosen::{Chosen, flags, n_calls};
 use super::inside::{Sums, around, data_parallel};
 use super::pool::{Families, Key, Pool};
-use super::{EXACT, Inside, Looked, NEAR, NEAR_NAMED, Refused, Search, TOLERANCE};
+use super::{Candidate, EXACT, Inside, NEAR, NEAR_NAMED, Refused, Search, TOLERANCE};
 use crate::planner::block::Block;
 use crate::planner::compiler::training_step;
 use crate::planner::estimate::{Estimate, Shape};
 use crate::planner::fusion::{HIDDEN, WORTH, choose};
-use crate::planner::tried::{Priced, Tried};
+use crate::planner::outcomes::{Outcomes, Priced};
 
-/// Layouts that are estimated after the first look.
+/// Layouts that are estimated after the coarse estimate.
 const ESTIMATED: usize = 40;
 
-/// First looks that are sorted with estimates, where those before them are not enough.
+/// Coarse estimates that are sorted with estimates, where those before them are not enough.
 const AT_A_TIME: usize = 4096;
 
 /// Blocks of a family that are compiled before others are.
 const OF_A_FAMILY: usize = 2;
 
 /// Blocks that are not near, and are estimated because chunks may hide what they expose.
-const HOPED: usize = 4;
+const SPECULATIVE: usize = 4;
 
 /// Blocks that are tried with other fusions of collectives, and those of one family.
 const FUSED: usize = 5;
@@ -61,20 +61,25 @@ const FAR: f64 = 1.25;
 const NEARLY: f64 = 1.06;
 
 impl Search<'_> {
-    /// The best by the first look, with estimates of what is compiled without stages; the fastest that fits first.
+    /// The best by the coarse estimate, with estimates of what is compiled without stages; the fastest that fits first.
     ///
-    /// As long as one of the best was only looked at, it is estimated. `looked` are in order.
-    pub(super) fn estimated(&self, insides: &[Inside], looked: &[Looked], tried: &mut Tried) -> Vec<Looked> {
-        let (mut steps, mut rest) = (Pool::default(), looked.iter().collect::<Vec<&Looked>>());
-        let estimate = |look: &mut Looked, block: Option<&Block>| {
-            let ranks = look.data * insides[look.inside].size();
-            let estimate = block.and_then(|block| self.composed(block, look.shape, ranks));
-            look.exposed = block.map_or(0.0, |block| block.exposed);
-            look.estimate =
+    /// As long as one of the best has only a coarse estimate, it is estimated. `candidates` are in order.
+    pub(super) fn estimated(
+        &self,
+        insides: &[Inside],
+        candidates: &[Candidate],
+        tried: &mut Outcomes,
+    ) -> Vec<Candidate> {
+        let (mut steps, mut rest) = (Pool::default(), candidates.iter().collect::<Vec<&Candidate>>());
+        let estimate = |candidate: &mut Candidate, block: Option<&Block>| {
+            let ranks = candidate.data * insides[candidate.inside].size();
+            let estimate = block.and_then(|block| self.composed(block, candidate.shape, ranks));
+            candidate.exposed = block.map_or(0.0, |block| block.exposed);
+            candidate.estimate =
                 estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
         };
         let usable = self.cluster.usable_bytes() as f64;
-        // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for first looks.
+        // Estimates of steps that copy states from host memory are up to an eighth too low, so none is a bound for coarse estimates.
         let (near, most) = match self.training.offload {
             Offload::None if self.names_layout() => (NEAR_NAMED, usize::MAX),
             Offload::None => (NEAR, self.limit(OF_A_FAMILY)),
@@ -83,23 +88,23 @@ impl Search<'_> {
         let mut left = self.limit(ESTIMATED);
         let mut has_siblings = false;
         loop {
-            let fits = |look: &Looked| TOLERANCE * self.needed(&look.estimate) <= usable;
-            let best = steps.all.iter().filter(|(key, look)| steps.done[*key] && fits(look));
-            let best = best.map(|(_, look)| look.estimate.seconds).fold(f64::INFINITY, f64::min);
-            let is_near = |look: &Looked| look.estimate.seconds <= near * best;
+            let fits = |candidate: &Candidate| TOLERANCE * self.needed(&candidate.estimate) <= usable;
+            let best = steps.all.iter().filter(|(key, candidate)| steps.done[*key] && fits(candidate));
+            let best = best.map(|(_, candidate)| candidate.estimate.seconds).fold(f64::INFINITY, f64::min);
+            let is_near = |candidate: &Candidate| candidate.estimate.seconds <= near * best;
             let mut nearest: Vec<usize> = Vec::new();
             loop {
                 let Pool { all, done, .. } = &mut steps;
-                let order = |(key, look): &(usize, Looked)| {
-                    self.order(&look.estimate, if done[*key] { usable } else { TOLERANCE * usable })
+                let order = |(key, candidate): &(usize, Candidate)| {
+                    self.order(&candidate.estimate, if done[*key] { usable } else { TOLERANCE * usable })
                 };
                 all.sort_by_cached_key(order);
-                let other = rest.first().filter(|look| is_near(look));
-                let other = other.map(|look| self.order(&look.estimate, TOLERANCE * usable));
-                let is_before = |step: &(usize, Looked)| other.is_none_or(|other| order(step) < other);
+                let other = rest.first().filter(|candidate| is_near(candidate));
+                let other = other.map(|candidate| self.order(&candidate.estimate, TOLERANCE * usable));
+                let is_before = |step: &(usize, Candidate)| other.is_none_or(|other| order(step) < other);
                 let mut families = Families::default();
                 let among = all.iter().take_while(|step| is_near(&step.1) && is_before(step));
-                let among = among.filter(|(_, look)| families.admits(insides, look, most));
+                let among = among.filter(|(_, candidate)| families.admits(insides, candidate, most));
                 nearest.clear();
                 nearest.extend(among.take(self.limit(EXACT)).map(|(key, _)| *key));
                 if nearest.len() == self.limit(EXACT) || other.is_none() {
@@ -122,8 +127,8 @@ impl Search<'_> {
                 next = steps.siblings(insides, &mut rest, &estimate);
                 next.truncate(AT_ONCE.min(left));
                 if self.request.chooses_fusion {
-                    let fits = |look: &Looked| self.needed(&look.estimate) <= usable;
-                    next.extend(steps.hoped(insides, (best, self.limit(HOPED)), fits));
+                    let fits = |candidate: &Candidate| self.needed(&candidate.estimate) <= usable;
+                    next.extend(steps.speculative(insides, (best, self.limit(SPECULATIVE)), fits));
                 }
             }
             if next.is_empty() {
@@ -145,10 +150,11 @@ impl Search<'_> {
                 steps.finish(number, block, &estimate);
             }
         }
-        let is_estimated =
-            |(key, look): &(usize, Looked)| steps.done[*key] && look.estimate.seconds.is_finite();
+        let is_estimated = |(key, candidate): &(usize, Candidate)| {
+            steps.done[*key] && candidate.estimate.seconds.is_finite()
+        };
         let Pool { all, .. } = &steps;
-        all.iter().filter(|step| is_estimated(step)).map(|(_, look)| look.clone()).collect()
+        all.iter().filter(|step| is_estimated(step)).map(|(_, candidate)| candidate.clone()).collect()
     }
 
     /// Calls of `main` in all steps that are compiled, at most.
@@ -169,49 +175,52 @@ impl Search<'_> {
     /// Looks for other fusions of collectives that make the best estimates faster.
     ///
     /// Estimates know nothing of weights that are gathered ahead, so prefetching stays as it is.
-    pub(super) fn fused(&self, insides: &[Inside], estimated: &mut [Looked]) {
+    pub(super) fn fused(&self, insides: &[Inside], estimated: &mut [Candidate]) {
         if !self.request.chooses_fusion {
             return;
         }
         let usable = self.cluster.usable_bytes() as f64;
         let fits = |estimate: &Estimate| self.needed(estimate) <= usable;
-        let fitting = || estimated.iter().filter(|look| fits(&look.estimate));
-        let mut keys: Vec<(Key, Looked, f64)> = Vec::new();
+        let fitting = || estimated.iter().filter(|candidate| fits(&candidate.estimate));
+        let mut keys: Vec<(Key, Candidate, f64)> = Vec::new();
         let mut families = Families::default();
         let of_a_family = self.of_a_family(FUSED_OF_A_FAMILY);
         let below = |seconds: f64| seconds * (1.0 - WORTH);
-        for look in fitting() {
-            let key = Key::of(look);
-            let is_of_best = keys.len() < self.limit(FUSED) && families.admits(insides, look, of_a_family);
+        for candidate in fitting() {
+            let key = Key::of(candidate);
+            let is_of_best =
+                keys.len() < self.limit(FUSED) && families.admits(insides, candidate, of_a_family);
             if is_of_best && keys.iter().all(|(known, ..)| *known != key) {
-                keys.push((key, look.clone(), below(look.estimate.seconds)));
+                keys.push((key, candidate.clone(), below(candidate.estimate.seconds)));
             }
         }
         // Others may gain more than the best do.
-        let best = fitting().map(|look| look.estimate.seconds).fold(f64::INFINITY, f64::min);
-        let expected = |look: &Looked| look.estimate.seconds * (1.0 - HIDDEN * look.exposed);
-        let mut further: Vec<&Looked> = fitting().filter(|look| expected(look) < best).collect();
+        let best = fitting().map(|candidate| candidate.estimate.seconds).fold(f64::INFINITY, f64::min);
+        let expected =
+            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.exposed);
+        let mut further: Vec<&Candidate> = fitting().filter(|candidate| expected(candidate) < best).collect();
         further.sort_by(|a, b| expected(a).total_cmp(&expected(b)));
         let most = keys.len() + self.limit(FURTHER);
-        for look in further {
-            let key = Key::of(look);
+        for candidate in further {
+            let key = Key::of(candidate);
             if keys.len() < most && keys.iter().all(|(known, ..)| *known != key) {
-                keys.push((key, look.clone(), below(look.estimate.seconds)));
+                keys.push((key, candidate.clone(), below(candidate.estimate.seconds)));
             }
         }
-        let better = |(key, look, limit): (Key, Looked, f64)| {
+        let better = |(key, candidate, limit): (Key, Candidate, f64)| {
             let inside = &insides[key.inside];
-            let ranks = look.data * inside.size();
+            let ranks = candidate.data * inside.size();
             let step = self.step(inside, &key, None, 1);
             let training = Training { micro_batches: key.micro_batches, ..step.training };
             let mut best: Option<(Estimate, Arc<Block>)> = None;
-            let seconds = look.estimate.seconds;
-            let first = (Fusion { prefetch: None, ..step.options.fusion }, seconds, look.exposed * seconds);
+            let seconds = candidate.estimate.seconds;
+            let first =
+                (Fusion { prefetch: None, ..step.options.fusion }, seconds, candidate.exposed * seconds);
             let fusion = choose(self.cluster, ranks, first, limit, |fusion| {
                 let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
                 let options = ShardOptions { fusion, ..step.options.clone() };
                 let block = self.block(key.sequences * key.data, &training, &options, Sums::Taken).ok()?;
-                let estimate = self.composed(&block, look.shape, ranks).filter(fits)?;
+                let estimate = self.composed(&block, candidate.shape, ranks).filter(fits)?;
                 let exposed = block.exposed * estimate.seconds;
                 if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
                     best = Some((estimate, block));
@@ -223,11 +232,11 @@ impl Search<'_> {
         };
         let found: Vec<(Key, Fusion, Arc<Block>)> = keys.into_par_iter().filter_map(better).collect();
         for (key, fusion, block) in found {
-            for look in estimated.iter_mut().filter(|look| Key::of(look) == key) {
-                let ranks = look.data * insides[look.inside].size();
-                let estimate = self.composed(&block, look.shape, ranks);
-                if let Some(estimate) = estimate.filter(|e| e.seconds < look.estimate.seconds) {
-                    (look.estimate, look.fusion) = (estimate, Some(fusion));
+            for candidate in estimated.iter_mut().filter(|candidate| Key::of(candidate) == key) {
+                let ranks = candidate.data * insides[candidate.inside].size();
+                let estimate = self.composed(&block, candidate.shape, ranks);
+                if let Some(estimate) = estimate.filter(|e| e.seconds < candidate.estimate.seconds) {
+                    (candidate.estimate, candidate.fusion) = (estimate, Some(fusion));
                 }
             }
         }
@@ -265,9 +274,9 @@ impl Search<'_> {
     pub(super) fn exact(
         &self,
         insides: &[Inside],
-        mut estimated: Vec<Looked>,
+        mut estimated: Vec<Candidate>,
         most: usize,
-        tried: &mut Tried,
+        tried: &mut Outcomes,
     ) -> Families {
         let usable = self.cluster.usable_bytes() as f64;
         let mut more: BTreeMap<(PipelineOrder, Zero, Option<usize>), f64> = BTreeMap::new();
@@ -276,32 +285,42 @@ impl Search<'_> {
         let mut best = tried.fits.iter().map(|one| one.simulation.seconds).fold(f64::INFINITY, f64::min);
         let mut families_compiled = Families::default();
         while compiled < if tried.fits.is_empty() { 3 * most } else { most } && !estimated.is_empty() {
-            let kind = |look: &Looked| (look.shape.order, look.zero, None);
-            let of_known = |look: &Looked| (look.shape.order, look.zero, Some(look.inside));
-            let of_inside = |look: &Looked| (look.shape.order, look.zero, look.inside);
-            let key = |look: &Looked| {
-                let ratio = more.get(&of_known(look)).or_else(|| more.get(&kind(look)));
-                let memory = self.needed(&look.estimate) * ratio.copied().unwrap_or(1.0);
-                let slower = slower.get(&of_inside(look)).map_or(1.0, |&ratio| ratio.max(1.0));
+            let kind = |candidate: &Candidate| (candidate.shape.order, candidate.zero, None);
+            let of_known =
+                |candidate: &Candidate| (candidate.shape.order, candidate.zero, Some(candidate.inside));
+            let of_inside = |candidate: &Candidate| (candidate.shape.order, candidate.zero, candidate.inside);
+            let key = |candidate: &Candidate| {
+                let ratio = more.get(&of_known(candidate)).or_else(|| more.get(&kind(candidate)));
+                let memory = self.needed(&candidate.estimate) * ratio.copied().unwrap_or(1.0);
+                let slower = slower.get(&of_inside(candidate)).map_or(1.0, |&ratio| ratio.max(1.0));
                 // An estimate of memory may be too high, where the time is worth a try.
-                let may_fit = memory <= NEARLY * usable && best.is_finite() && look.estimate.seconds < best;
-                if memory <= usable || may_fit { (0, slower * look.estimate.seconds) } else { (1, memory) }
+                let may_fit =
+                    memory <= NEARLY * usable && best.is_finite() && candidate.estimate.seconds < best;
+                if memory <= usable || may_fit {
+                    (0, slower * candidate.estimate.seconds)
+                } else {
+                    (1, memory)
+                }
             };
             estimated.sort_by(|a, b| key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1)));
             let fitting = estimated.iter().map(key).filter(|(class, _)| *class == 0);
             let least = fitting.map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min);
-            let is_hopeless = |look: &Looked| match key(look) {
+            let is_hopeless = |candidate: &Candidate| match key(candidate) {
                 (0, seconds) => seconds > SURE * best || seconds > FAR * least,
                 _ => best.is_finite(),
             };
             // One of so many calls is as long as all others together.
-            let is_long = |look: &Looked| n_calls(look.shape) > self.calls() / 2;
-            let short = estimated.iter().filter(|look| !is_long(look) && key(look).0 == 0);
-            let short = short.map(|look| key(look).1).fold(f64::INFINITY, f64::min);
+            let is_long = |candidate: &Candidate| n_calls(candidate.shape) > self.calls() / 2;
+            let short = estimated.iter().filter(|candidate| !is_long(candidate) && key(candidate).0 == 0);
+            let short = short.map(|candidate| key(candidate).1).fold(f64::INFINITY, f64::min);
             let mut families = families_compiled.clone();
-            estimated.sort_by_cached_key(|look| {
-                let is_of_family = families.admits(insides, look, self.of_a_family(OF_A_FAMILY));
-                (is_hopeless(look), is_long(look) && short <= LONG * key(look).1, !is_of_family)
+            estimated.sort_by_cached_key(|candidate| {
+                let is_of_family = families.admits(insides, candidate, self.of_a_family(OF_A_FAMILY));
+                (
+                    is_hopeless(candidate),
+                    is_long(candidate) && short <= LONG * key(candidate).1,
+                    !is_of_family,
+                )
             });
             // Where nothing is expected to fit by far, a few are enough to say what is missing.
             let is_far =
@@ -309,21 +328,25 @@ impl Search<'_> {
             if is_hopeless(&estimated[0]) || is_far {
                 break;
             }
-            let mut chosen: Vec<Looked> = Vec::new();
-            while let Some(look) =
-                estimated.first().filter(|look| chosen.len() < AT_ONCE.min(most) && !is_hopeless(look))
+            let mut chosen: Vec<Candidate> = Vec::new();
+            while let Some(candidate) = estimated
+                .first()
+                .filter(|candidate| chosen.len() < AT_ONCE.min(most) && !is_hopeless(candidate))
             {
                 let is_first = compiled + chosen.len() == 0;
                 // A long one leaves half of them to others, and what is left to shorter ones.
-                let n =
-                    if is_first { n_calls(look.shape).min(self.calls() / 2) } else { n_calls(look.shape) };
+                let n = if is_first {
+                    n_calls(candidate.shape).min(self.calls() / 2)
+                } else {
+                    n_calls(candidate.shape)
+                };
                 is_spent |= calls + n > self.calls();
                 if is_spent && n > FEW {
                     estimated.remove(0);
                     continue;
                 }
                 calls += n;
-                families_compiled.admits(insides, look, usize::MAX);
+                families_compiled.admits(insides, candidate, usize::MAX);
                 chosen.push(estimated.remove(0));
             }
             if chosen.is_empty() {
@@ -332,33 +355,35 @@ impl Search<'_> {
             compiled += chosen.len();
             let priced: Vec<(Chosen, Result<Priced, Diagnostic>)> = chosen
                 .par_iter()
-                .map(|look| {
-                    let step = self.whole(&insides[look.inside], look);
+                .map(|candidate| {
+                    let step = self.whole(&insides[candidate.inside], candidate);
                     let priced = self.priced(&step);
                     (step, priced)
                 })
                 .collect();
-            for (look, (step, priced)) in chosen.iter().zip(priced) {
+            for (candidate, (step, priced)) in chosen.iter().zip(priced) {
                 match priced {
                     Ok(priced) => {
-                        let ratio = priced.memory.total as f64 / look.estimate.memory.max(1) as f64;
-                        for (kind, floor) in [(kind(look), 1.0), (of_known(look), 0.0)] {
+                        let ratio = priced.memory.total as f64 / candidate.estimate.memory.max(1) as f64;
+                        for (kind, floor) in [(kind(candidate), 1.0), (of_known(candidate), 0.0)] {
                             let known = more.entry(kind).or_insert(floor);
                             *known = known.max(ratio);
                         }
-                        let ratio = priced.simulation.seconds / look.estimate.seconds;
-                        let known = slower.entry(of_inside(look)).or_insert(f64::INFINITY);
+                        let ratio = priced.simulation.seconds / candidate.estimate.seconds;
+                        let known = slower.entry(of_inside(candidate)).or_insert(f64::INFINITY);
                         *known = known.min(ratio);
                         match priced.memory.over() {
                             None => {
                                 best = best.min(priced.simulation.seconds);
                                 tried.fits.push(priced);
                                 // More parts of a loss save memory, and hardly any time.
-                                let whole =
-                                    |look: &Looked| (Key { loss_chunks: 0, ..Key::of(look) }, look.shape);
-                                let is_same = |other: &Looked| whole(other) == whole(look);
-                                estimated
-                                    .retain(|other| other.loss_chunks <= look.loss_chunks || !is_same(other));
+                                let whole = |candidate: &Candidate| {
+                                    (Key { loss_chunks: 0, ..Key::of(candidate) }, candidate.shape)
+                                };
+                                let is_same = |other: &Candidate| whole(other) == whole(candidate);
+                                estimated.retain(|other| {
+                                    other.loss_chunks <= candidate.loss_chunks || !is_same(other)
+                                });
                             }
                             Some(over) => tried.too_large.push((priced, over)),
                         }
@@ -371,9 +396,9 @@ impl Search<'_> {
     }
 
     /// The step as it is compiled.
-    pub(super) fn whole(&self, inside: &Inside, look: &Looked) -> Chosen {
-        let Shape { stages, micro_batches, order, chunks } = look.shape;
-        let step = self.step(inside, &Key::of(look), look.fusion, stages);
+    pub(super) fn whole(&self, inside: &Inside, candidate: &Candidate) -> Chosen {
+        let Shape { stages, micro_batches, order, chunks } = candidate.shape;
+        let step = self.step(inside, &Key::of(candidate), candidate.fusion, stages);
         let chunks = if order == PipelineOrder::Interleaved { chunks } else { self.training.chunks };
         Chosen { training: Training { micro_batches, pipeline: order, chunks, ..step.training }, ..step }
     }

@@ -1,4 +1,4 @@
-//! Ranks that have the same weights: how their messages and stages of ZeRO change a block, for a first look.
+//! Ranks that have the same weights: how their messages and stages of ZeRO change a block, for a coarse estimate.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use ithaca_layout::fuse::{MAX_BUCKET, Pack};
 use ithaca_layout::shard::Zero;
 
 use super::Search;
-use crate::planner::block::{Block, Call, Held, Kind};
+use crate::planner::block::{Block, Call, Kind, StoredTensor};
 use crate::planner::tasks::Gradient;
 
 /// The part of a layer's exposed communication that chunks are expected to hide, and that of a layer whose experts are split.
@@ -98,8 +98,8 @@ impl Search<'_> {
         (zero, bucket): (Zero, Option<u64>),
     ) -> Messages {
         // Seconds to gather such tensors of a kind of which ranks have copies, each a message where there are no buckets.
-        let gather = |kind: Kind, such: &dyn Fn(&Held) -> bool| -> f64 {
-            let is_such = |held: &&Held| held.kind == kind && held.parts < all && such(held);
+        let gather = |kind: Kind, such: &dyn Fn(&StoredTensor) -> bool| -> f64 {
+            let is_such = |held: &&StoredTensor| held.kind == kind && held.parts < all && such(held);
             let held = || call.held.iter().filter(is_such);
             let numbers: BTreeSet<u64> = held().map(|held| held.parts).collect();
             let of = |parts: u64| {
@@ -118,7 +118,7 @@ impl Search<'_> {
             Zero::Gradients | Zero::Parameters | Zero::ParametersAbove(_) => Kind::Parameters,
         };
         let is_copied =
-            |held: &&Held| held.kind == Kind::Parameters && held.parts < all && is_split(zero, held);
+            |held: &&StoredTensor| held.kind == Kind::Parameters && held.parts < all && is_split(zero, held);
         let copied: u64 = call.held.iter().filter(is_copied).map(|held| held.bytes).sum();
         Messages {
             reduced: gather(reduced, &|_| true),
@@ -131,7 +131,7 @@ impl Search<'_> {
 }
 
 /// Whether ranks have parts of a weight.
-fn is_split(zero: Zero, held: &Held) -> bool {
+fn is_split(zero: Zero, held: &StoredTensor) -> bool {
     match zero {
         Zero::Off | Zero::Optimizer | Zero::Gradients => false,
         Zero::Parameters => true,

@@ -79,14 +79,14 @@ fn estimates_are_near_what_is_compiled() {
     let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
     for (config, gpus, (batch, tokens)) in corpus {
         searched(config, (batch, tokens), &request(gpus, batch, &[]), |search| {
-            let (insides, looked) = search.looked(&mut Tried::default());
-            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
-            for look in estimated.iter().take(12) {
-                let step = search.whole(&insides[look.inside], look);
+            let (insides, candidates) = search.candidates(&mut Outcomes::default());
+            let estimated = search.estimated(&insides, &candidates, &mut Outcomes::default());
+            for candidate in estimated.iter().take(12) {
+                let step = search.whole(&insides[candidate.inside], candidate);
                 let Ok(priced) = search.priced(&step) else { continue };
                 let (seconds, memory) = (priced.simulation.seconds, priced.memory.total as f64);
-                of_time.push((look.estimate.seconds / seconds).ln().abs());
-                of_memory.push((look.estimate.memory as f64 / memory).ln().abs());
+                of_time.push((candidate.estimate.seconds / seconds).ln().abs());
+                of_memory.push((candidate.estimate.memory as f64 / memory).ln().abs());
             }
         });
     }
@@ -95,7 +95,7 @@ fn estimates_are_near_what_is_compiled() {
     assert!(time < 0.05 && memory < 0.02, "time {time:.4} {of_time:.3?}, memory {memory:.4} {of_memory:.3?}");
 }
 
-/// First looks decide what is estimated: none of a kind may be so far off that the others of its kind are never reached.
+/// Coarse estimates decide what is estimated: none of a kind may be so far off that the others of its kind are never reached.
 #[test]
 fn first_looks_are_near_estimates() {
     let mut corpus = vec![(llama(8192, 28672, 80, 64, 8), 64, 64)];
@@ -105,20 +105,25 @@ fn first_looks_are_near_estimates() {
     for (config, gpus, batch) in corpus {
         let request = request(gpus, batch, &[]);
         searched(&config, (batch, 8192), &request, |search| {
-            let (insides, looked) = search.looked(&mut Tried::default());
-            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
+            let (insides, candidates) = search.candidates(&mut Outcomes::default());
+            let estimated = search.estimated(&insides, &candidates, &mut Outcomes::default());
             let mut of_kind: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
-            for look in estimated {
-                let same = |first: &&Looked| {
-                    let Looked { inside, data, zero, recompute, loss_chunks, shape, .. } = **first;
-                    (inside, data, zero, recompute) == (look.inside, look.data, look.zero, look.recompute)
-                        && (loss_chunks, shape) == (look.loss_chunks, look.shape)
+            for candidate in estimated {
+                let same = |first: &&Candidate| {
+                    let Candidate { inside, data, zero, recompute, loss_chunks, shape, .. } = **first;
+                    (inside, data, zero, recompute)
+                        == (candidate.inside, candidate.data, candidate.zero, candidate.recompute)
+                        && (loss_chunks, shape) == (candidate.loss_chunks, candidate.shape)
                 };
-                let first = looked.iter().find(same).unwrap();
-                let kind =
-                    format!("ZeRO {}, {}, staged {}", look.zero, look.recompute, look.shape.stages > 1);
-                let seconds = look.estimate.seconds / first.estimate.seconds;
-                let memory = look.estimate.memory as f64 / first.estimate.memory as f64;
+                let first = candidates.iter().find(same).unwrap();
+                let kind = format!(
+                    "ZeRO {}, {}, staged {}",
+                    candidate.zero,
+                    candidate.recompute,
+                    candidate.shape.stages > 1
+                );
+                let seconds = candidate.estimate.seconds / first.estimate.seconds;
+                let memory = candidate.estimate.memory as f64 / first.estimate.memory as f64;
                 of_kind.entry(kind).or_default().push([seconds, memory]);
             }
             assert!(of_kind.len() >= 3, "{of_kind:?}");
@@ -143,13 +148,15 @@ fn steps_of_layers_by_turns_are_estimated() {
     config["layer_types"].as_array_mut().unwrap().truncate(12);
     let request = Request { experts: 32, ..request(8, 16, &[]) };
     searched(&config, (16, 8192), &request, |search| {
-        let (insides, looked) = search.looked(&mut Tried::default());
-        let estimated = search.estimated(&insides, &looked, &mut Tried::default());
+        let (insides, candidates) = search.candidates(&mut Outcomes::default());
+        let estimated = search.estimated(&insides, &candidates, &mut Outcomes::default());
         let (mut of_time, mut of_memory) = (Vec::new(), Vec::new());
-        for look in estimated.iter().take(6) {
-            let Ok(priced) = search.priced(&search.whole(&insides[look.inside], look)) else { continue };
-            of_time.push((look.estimate.seconds / priced.simulation.seconds).ln().abs());
-            of_memory.push((look.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
+        for candidate in estimated.iter().take(6) {
+            let Ok(priced) = search.priced(&search.whole(&insides[candidate.inside], candidate)) else {
+                continue;
+            };
+            of_time.push((candidate.estimate.seconds / priced.simulation.seconds).ln().abs());
+            of_memory.push((candidate.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
         }
         let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
         let (time, memory) = (mean(&of_time), mean(&of_memory));
@@ -170,15 +177,15 @@ fn steps_whose_states_are_in_host_memory_are_estimated() {
         let steps = Some(Steps { training: training.clone(), open: OPEN.to_vec() });
         let request = Request { steps, ..request(gpus, 8, &[]) };
         searched(&config, (8, tokens), &request, |search| {
-            let (insides, looked) = search.looked(&mut Tried::default());
-            let estimated = search.estimated(&insides, &looked, &mut Tried::default());
-            for look in estimated.iter().take(12) {
-                let step = search.whole(&insides[look.inside], look);
+            let (insides, candidates) = search.candidates(&mut Outcomes::default());
+            let estimated = search.estimated(&insides, &candidates, &mut Outcomes::default());
+            for candidate in estimated.iter().take(12) {
+                let step = search.whole(&insides[candidate.inside], candidate);
                 let Ok(priced) = search.priced(&step) else { continue };
-                let host = look.estimate.host as f64 / priced.memory.host as f64;
+                let host = candidate.estimate.host as f64 / priced.memory.host as f64;
                 assert!((host - 1.0).abs() < 0.02, "{host}");
-                of_time.push((look.estimate.seconds / priced.simulation.seconds).ln().abs());
-                of_memory.push((look.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
+                of_time.push((candidate.estimate.seconds / priced.simulation.seconds).ln().abs());
+                of_memory.push((candidate.estimate.memory as f64 / priced.memory.total as f64).ln().abs());
             }
         });
     }
@@ -199,8 +206,8 @@ fn steps_of_other_forms_are_estimated() {
         let steps = Some(Steps { training: training.clone(), open });
         let request = Request { steps, ..request(2, 4, &["data-parallel"]) };
         searched(&config, (4, 4096), &request, |search| {
-            let (insides, looked) = search.looked(&mut Tried::default());
-            let best = search.estimated(&insides, &looked, &mut Tried::default()).remove(0);
+            let (insides, candidates) = search.candidates(&mut Outcomes::default());
+            let best = search.estimated(&insides, &candidates, &mut Outcomes::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -220,8 +227,8 @@ fn steps_with_persistent_weights_are_estimated() {
     for zero in [0, 1 << 20, 1 << 22].map(Zero::ParametersAbove) {
         let options = ShardOptions { zero, fusion: zero.usual_fusion(), ..request.options.clone() };
         searched(&config, (32, 2048), &Request { options, ..request.clone() }, |search| {
-            let (insides, looked) = search.looked(&mut Tried::default());
-            let best = search.estimated(&insides, &looked, &mut Tried::default()).remove(0);
+            let (insides, candidates) = search.candidates(&mut Outcomes::default());
+            let best = search.estimated(&insides, &candidates, &mut Outcomes::default()).remove(0);
             let exact = search.priced(&search.whole(&insides[best.inside], &best)).unwrap();
             let time = best.estimate.seconds / exact.simulation.seconds - 1.0;
             let memory = best.estimate.memory as f64 / exact.memory.total as f64 - 1.0;
@@ -241,14 +248,14 @@ fn the_best_of_a_small_space_is_found() {
     };
     let (gpus, batch) = if is_full() { (4, 8) } else { (2, 4) };
     searched(&config, (batch, 4096), &request(gpus, batch, only), |search| {
-        let mut tried = Tried::default();
-        let (insides, looked) = search.looked(&mut tried);
-        let all = looked.par_iter().filter_map(|look| {
-            let priced = search.priced(&search.whole(&insides[look.inside], look)).ok()?;
+        let mut tried = Outcomes::default();
+        let (insides, candidates) = search.candidates(&mut tried);
+        let all = candidates.par_iter().filter_map(|candidate| {
+            let priced = search.priced(&search.whole(&insides[candidate.inside], candidate)).ok()?;
             priced.memory.over().is_none().then_some(priced.simulation.seconds)
         });
         let best = all.reduce(|| f64::INFINITY, f64::min);
-        let estimated = search.estimated(&insides, &looked, &mut tried);
+        let estimated = search.estimated(&insides, &candidates, &mut tried);
         search.exact(&insides, estimated, EXACT, &mut tried);
         let found = tried.fits.iter().map(|priced| priced.simulation.seconds).fold(f64::INFINITY, f64::min);
         assert!(found <= 1.01 * best, "{found} is found, and {best} is best");
@@ -303,11 +310,12 @@ fn persistent_weights_make_the_best_steps_faster_where_they_fit() {
     let strategy = Some("data-parallel".to_owned());
     let request = Request { steps: Some(steps), mesh, strategy, ..request(8, 64, &[]) };
     searched(&config, (64, 1024), &request, |search| {
-        let (insides, looked) = search.looked(&mut Tried::default());
-        let looked = looked.into_iter();
-        let split: Vec<Looked> = looked.filter(|look| look.zero == Zero::Parameters).collect();
-        let estimated = search.estimated(&insides, &split, &mut Tried::default());
-        let mut tried = Tried::default();
+        let (insides, candidates) = search.candidates(&mut Outcomes::default());
+        let candidates = candidates.into_iter();
+        let split: Vec<Candidate> =
+            candidates.filter(|candidate| candidate.zero == Zero::Parameters).collect();
+        let estimated = search.estimated(&insides, &split, &mut Outcomes::default());
+        let mut tried = Outcomes::default();
         search.exact(&insides, estimated, 1, &mut tried);
         let before = tried.fits[0].clone();
         search.in_other_forms(&mut tried);
@@ -328,7 +336,7 @@ fn stated((strategy, mesh): (&str, Mesh), batch: u64, zero: Zero, training: Trai
 }
 
 /// Sums of gradients over ranks of a sequence are one message with those over data-parallel ranks, and nothing waits behind them in a
-/// first look, where these ranks are on two nodes.
+/// coarse estimate, where these ranks are on two nodes.
 #[test]
 fn a_first_look_at_a_sequence_over_two_nodes_is_near_its_estimate() {
     let mesh = Mesh::new([("pp", 4), ("cp", 2), ("tp", 8)]);
@@ -336,10 +344,13 @@ fn a_first_look_at_a_sequence_over_two_nodes_is_near_its_estimate() {
     let training = Training { micro_batches: 16, stages: 4, ..Training::default() };
     let request = stated(layout, 16, Zero::Optimizer, training);
     searched(&llama(8192, 28672, 16, 64, 8), (16, 8192), &request, |search| {
-        let (insides, looked) = search.looked(&mut Tried::default());
-        let look = looked[0].estimate.seconds;
-        let estimated = search.estimated(&insides, &looked, &mut Tried::default())[0].estimate.seconds;
-        assert!((look / estimated - 1.0).abs() < 0.1, "{look} by the first look, and {estimated} estimated");
+        let (insides, candidates) = search.candidates(&mut Outcomes::default());
+        let candidate = candidates[0].estimate.seconds;
+        let estimated = search.estimated(&insides, &candidates, &mut Outcomes::default())[0].estimate.seconds;
+        assert!(
+            (candidate / estimated - 1.0).abs() < 0.1,
+            "{candidate} by the coarse estimate, and {estimated} estimated"
+        );
     });
 }
 

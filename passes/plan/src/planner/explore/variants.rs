@@ -15,7 +15,7 @@ use super::{CHUNKS, Search};
 use crate::plan::Choice;
 use crate::planner::estimate::Shape;
 use crate::planner::fusion::{CHUNKS as PARTS, HIDDEN, WORTH};
-use crate::planner::tried::{Priced, Tried};
+use crate::planner::outcomes::{Outcomes, Priced};
 
 /// The most steps that are tried in other forms.
 const LATER: usize = 3;
@@ -31,7 +31,7 @@ type Forms = Vec<(usize, Priced)>;
 
 impl Search<'_> {
     /// Replaces the best steps by other forms of them that are faster.
-    pub(super) fn in_other_forms(&self, tried: &mut Tried) {
+    pub(super) fn in_other_forms(&self, tried: &mut Outcomes) {
         replace(tried, |tried| self.as_usual(tried));
         // The second may compile one long step, on one core.
         replace(tried, |tried| {
@@ -47,16 +47,16 @@ impl Search<'_> {
 
     /// Other forms of the best steps, of those that do not wait only of the ones that compile fast; and of `n` others that
     /// would be the best if less were exposed.
-    fn of_best(&self, tried: &Tried, n: usize, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
+    fn of_best(&self, tried: &Outcomes, n: usize, form: impl Fn(&Priced) -> Option<Priced> + Sync) -> Forms {
         let Some(best) = tried.fits.first().map(|best| best.simulation.seconds) else { return Forms::new() };
         let few = |one: &Priced| one.training.as_ref().is_none_or(|training| n_calls(shape(training)) <= FEW);
         let without = |part: f64, one: &Priced| one.simulation.seconds - part * one.simulation.exposed();
-        let hoped = |one: &Priced| without(HIDDEN, one);
+        let if_hidden = |one: &Priced| without(HIDDEN, one);
         let mut others: Vec<(usize, &Priced)> = tried.fits.iter().enumerate().collect();
         let mut steps: Vec<(usize, &Priced)> = others.drain(..others.len().min(self.limit(LATER))).collect();
         steps.retain(|(_, one)| few(one) || without(1.0, one) < best);
-        others.retain(|(_, one)| hoped(one) < best);
-        others.sort_by(|(_, a), (_, b)| hoped(a).total_cmp(&hoped(b)));
+        others.retain(|(_, one)| if_hidden(one) < best);
+        others.sort_by(|(_, a), (_, b)| if_hidden(a).total_cmp(&if_hidden(b)));
         steps.extend(others.into_iter().take(self.limit(n)));
         steps.into_par_iter().filter_map(|(i, one)| Some((i, form(one)?))).collect()
     }
@@ -70,7 +70,7 @@ impl Search<'_> {
 
     /// The best steps whose collectives are in chunks or levels with the usual ones: estimates do not know what chunks do to weights
     /// that are gathered meanwhile.
-    fn as_usual(&self, tried: &Tried) -> Forms {
+    fn as_usual(&self, tried: &Outcomes) -> Forms {
         self.of_best(tried, LATER, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let usual = Fusion { bucket: fusion.bucket, ..zero.usual_fusion() };
@@ -81,7 +81,7 @@ impl Search<'_> {
 
     /// The best steps that wait for weights, with messages of weights in other buckets: estimates choose among buckets by how long
     /// messages take, not by what waits for them.
-    fn in_buckets(&self, tried: &Tried) -> Forms {
+    fn in_buckets(&self, tried: &Outcomes) -> Forms {
         self.of_best(tried, 0, |one| {
             let (ShardOptions { zero, fusion, mesh, .. }, simulation) = (&one.options, &one.simulation);
             let stages = one.training.as_ref()?.stages.max(1);
@@ -104,7 +104,7 @@ impl Search<'_> {
 
     /// The best steps of ZeRO 1 and 2 in which layers reduce the gradients of the layer above: a layer hides more, but the first and
     /// the last of each call are functions of their own. The same for steps whose updates copy states from host memory.
-    fn reduced_later(&self, tried: &Tried) -> Forms {
+    fn reduced_later(&self, tried: &Outcomes) -> Forms {
         self.of_best(tried, 0, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let is_tried = match zero {
@@ -119,7 +119,7 @@ impl Search<'_> {
 
     /// The best steps of ZeRO 2 and 3, and others that wait longer, with persistent weights of ZeRO 3, where these fit and save
     /// [`WORTH`]: they take memory.
-    fn with_persistent(&self, tried: &Tried) -> Forms {
+    fn with_persistent(&self, tried: &Outcomes) -> Forms {
         // No framework has them as they are here.
         let chooses_stage = self.is_open(Choice::Zero);
         if !(chooses_stage || self.is_open(Choice::Persistent)) || self.request.target.is_some() {
@@ -170,7 +170,7 @@ impl Search<'_> {
 
     /// The best steps with persistent weights, with collectives in other numbers of chunks: these were chosen while more weights
     /// travelled.
-    fn in_chunks_beside_persistent(&self, tried: &Tried) -> Forms {
+    fn in_chunks_beside_persistent(&self, tried: &Outcomes) -> Forms {
         self.of_best(tried, 0, |one| {
             let ShardOptions { zero, fusion, .. } = one.options;
             let waits = one.simulation.exposed() > WAITS * one.simulation.seconds;
@@ -190,7 +190,7 @@ impl Search<'_> {
 
     /// The interleaved steps that may become the best with twice as many chunks, which are compiled for twice as long: of long ones
     /// one.
-    fn in_more_chunks(&self, tried: &Tried) -> Forms {
+    fn in_more_chunks(&self, tried: &Outcomes) -> Forms {
         let best = tried.fits.first().map(|best| best.simulation.seconds);
         let Some(best) = best.filter(|_| self.is_open(Choice::Pipeline)) else { return Forms::new() };
         let more = |one: &Priced| -> Option<(f64, Training)> {
@@ -202,9 +202,9 @@ impl Search<'_> {
             // The part of its work for which a stage waits for the first micro-batch and after the last is halved.
             let passes = (training.micro_batches * training.chunks) as f64;
             let waits = (training.stages - 1) as f64 / passes;
-            let hoped = one.simulation.seconds * (1.0 - waits / 2.0 / (1.0 + waits));
+            let if_hidden = one.simulation.seconds * (1.0 - waits / 2.0 / (1.0 + waits));
             let more = Training { chunks: 2 * training.chunks, ..training };
-            (hoped < best && n_calls(shape(&more)) <= self.calls() / 2).then_some((hoped, more))
+            (if_hidden < best && n_calls(shape(&more)) <= self.calls() / 2).then_some((if_hidden, more))
         };
         let tries = tried.fits.iter().enumerate().filter_map(|(i, one)| Some((i, more(one)?)));
         let mut tries: Vec<(usize, (f64, Training))> = tries.collect();
@@ -229,7 +229,7 @@ impl Search<'_> {
 }
 
 /// Replaces steps by their forms that fit and are faster; the best steps come first.
-fn replace(tried: &mut Tried, forms: impl Fn(&Tried) -> Forms) {
+fn replace(tried: &mut Outcomes, forms: impl Fn(&Outcomes) -> Forms) {
     tried.fits.sort_by(Priced::cmp_rank);
     for (i, form) in forms(tried) {
         let one = &mut tried.fits[i];

@@ -1,4 +1,4 @@
-//! The first look at a step: what follows in closed form from one micro-batch of one sequence.
+//! The coarse estimate of a step: what follows in closed form from one micro-batch of one sequence.
 
 use ithaca_differentiate::{MAX_CALLS, PipelineOrder, Training};
 use ithaca_frameworks::Layout;
@@ -9,15 +9,15 @@ use super::chosen::n_calls;
 use super::inside::{around, data_parallel};
 use super::refine::FEW;
 use super::replicas::{Replicas, Replication};
-use super::{CHUNKS, Inside, Looked, Search, divisors};
+use super::{CHUNKS, Candidate, Inside, Search, divisors};
 use crate::plan::Choice;
 use crate::planner::block::Block;
 use crate::planner::estimate::{Cut, Estimate, Shape, Stage};
 use crate::planner::target::Target;
 
 impl Search<'_> {
-    /// A first look at all steps of an inside, which is to be numbered.
-    pub(super) fn first_looks(&self, inside: &Inside) -> Vec<Looked> {
+    /// A coarse estimate of all steps of an inside, which is to be numbered.
+    pub(super) fn coarse_estimates(&self, inside: &Inside) -> Vec<Candidate> {
         let (gpus, batch) = (self.request.gpus, self.request.batch);
         let size = inside.size();
         let outer = gpus / size;
@@ -106,7 +106,7 @@ impl Search<'_> {
                             }
                             let Some((_, Some(stages))) = &cut else { continue };
                             let estimate = block.compose(stages, shape, hop);
-                            found.push(Looked {
+                            found.push(Candidate {
                                 inside: 0,
                                 estimate,
                                 data,
@@ -118,7 +118,7 @@ impl Search<'_> {
                                 exposed,
                                 bucket,
                                 fusion: None,
-                                is_hope: false,
+                                is_speculative: false,
                             });
                         }
                     }

@@ -122,7 +122,7 @@ impl Priced {
 
 /// Every candidate of a request, sorted by outcome.
 #[derive(Debug, Default)]
-pub(super) struct Tried {
+pub(super) struct Outcomes {
     /// Best first.
     pub(super) fits: Vec<Priced>,
     /// With the bytes that are missing, fewest first.
