@@ -49,6 +49,8 @@ pub enum Change {
     Without(UnsupportedOption),
     /// Experts split over the ranks that split tokens and weights.
     ExpertsOverAll,
+    /// Experts split over the ranks that split weights.
+    ExpertsOverWeights,
 }
 
 impl Change {
@@ -99,6 +101,11 @@ impl Change {
             Change::ExpertsOverAll => {
                 for axis in &mut layout.axes {
                     axis.splits_experts = axis.role != Role::Stages;
+                }
+            }
+            Change::ExpertsOverWeights => {
+                for axis in &mut layout.axes {
+                    axis.splits_experts = matches!(axis.role, Role::Tensor | Role::DecodeContext);
                 }
             }
         }
@@ -152,6 +159,7 @@ impl Change {
             Change::Sequence(tokens) => format!("sequences padded to {tokens} tokens"),
             Change::Without(option) => format!("no {}", option.name()),
             Change::ExpertsOverAll => "experts split over all ranks of a stage".to_owned(),
+            Change::ExpertsOverWeights => "experts split over the ranks that split weights".to_owned(),
         }
     }
 }

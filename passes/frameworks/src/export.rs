@@ -36,11 +36,10 @@ pub fn export(
         Framework::Megatron | Framework::Nemo => megatron::notes(layout, facts),
         Framework::Deepspeed => deepspeed::notes(layout, facts),
         Framework::Accelerate => accelerate::notes(layout),
-        Framework::Torchtitan
-        | Framework::Vllm
-        | Framework::Sglang
-        | Framework::TensorrtLlm
-        | Framework::TransformerEngine => Vec::new(),
+        Framework::Vllm | Framework::Sglang | Framework::TensorrtLlm => {
+            serving::notes(layout, framework.title())
+        }
+        Framework::Torchtitan | Framework::TransformerEngine => Vec::new(),
     });
     let order = framework.order(layout);
     notes.push(order.sentence(framework.title()));

@@ -1,7 +1,7 @@
 //! A layout in terms that frameworks share: degrees by role, the movement of attention, token order, and the training step.
 
 use ithaca_differentiate::{GradientType, PipelineOrder, Training};
-use ithaca_import::{Facts, Mode, Workload};
+use ithaca_import::{Facts, Mode, Pages, Workload};
 use ithaca_ir::{DType, Diagnostic};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::placement;
@@ -90,8 +90,10 @@ pub struct Layout {
     pub sequence: u64,
     /// Tokens that the cache of a sequence has room for.
     pub cache: Option<u64>,
-    /// Tokens of a page of the cache.
-    pub page: Option<u64>,
+    /// Pages of the cache.
+    pub pages: Option<Pages>,
+    /// Element type of caches, where it is not that of activations.
+    pub cache_type: Option<DType>,
     /// Element type of weights and activations.
     pub dtype: DType,
     /// The axes with more than one rank, major to minor.
@@ -194,13 +196,15 @@ impl Layout {
         note(workload.documents.is_some(), UnsupportedOption::Documents);
         note(workload.capacity.is_some(), UnsupportedOption::Capacity);
         note(*zero != zero.without_persistent(), UnsupportedOption::PersistentWeights);
+        let dtype = workload.dtype.unwrap_or(facts.dtype);
         Ok(Self {
             mode: workload.mode,
             batch: workload.batch,
             sequence: workload.sequence,
             cache: workload.cache,
-            page: workload.pages.map(|pages| pages.tokens),
-            dtype: workload.dtype.unwrap_or(facts.dtype),
+            pages: workload.pages,
+            cache_type: workload.cache_type.filter(|&cache| cache != dtype),
+            dtype,
             axes,
             sequence_parallel,
             movement,
@@ -252,6 +256,11 @@ impl Layout {
     /// Stages of the pipeline.
     pub fn stages(&self) -> u64 {
         self.degree(Role::Stages)
+    }
+
+    /// Whether experts are split over ranks of this role.
+    pub(crate) fn splits_experts_over(&self, role: Role) -> bool {
+        self.axes.iter().any(|axis| axis.splits_experts && axis.role == role)
     }
 
     /// Ranks that split experts.

@@ -61,8 +61,32 @@ fn serves(rules: &mut Rules<'_>) {
         || format!("the plan computes in f64, and {title} does not"),
         None,
     );
+    rules.refuse(
+        layout.pages.is_some_and(|pages| pages.host.is_some()),
+        || {
+            format!(
+                "the plan has pages of caches in host memory, and exports to {title} keep them on the devices"
+            )
+        },
+        None,
+    );
+    rules.refuse(
+        layout.cache_type.is_some_and(|cache| cache != DType::F8E4M3),
+        || format!("caches of the plan have another type than activations, and those of {title} have it in f8e4m3 only"),
+        None,
+    );
     rules.tensor_heads(Copies::Allowed);
     rules.experts();
+}
+
+/// A note on caches of eight bits.
+pub(crate) fn notes(layout: &Layout, title: &str) -> Vec<String> {
+    let scaled = layout.cache_type.map(|cache| {
+        format!(
+            "caches in {cache} have a scale for each token and head in the plan; {title} takes scales from the checkpoint, or 1"
+        )
+    });
+    scaled.into_iter().collect()
 }
 
 /// Experts of servers are split over all ranks of a stage.
@@ -146,9 +170,14 @@ pub(crate) fn sglang(rules: &mut Rules<'_>) {
     context(rules, false);
     let (experts, tensor) = (layout.experts(), layout.tensor());
     rules.refuse(
-        experts > 1 && experts != tensor,
+        experts > 1 && layout.splits_experts_over(Role::Data),
+        || format!("experts of the plan are split over {experts} ranks with sequences of their own, and replicas of {title} share none"),
+        Change::ExpertsOverWeights,
+    );
+    rules.refuse(
+        experts > 1 && !layout.splits_experts_over(Role::Data) && experts != tensor,
         || format!("experts of the plan are split over {experts} ranks, and {title} splits them over the {tensor} ranks that split weights"),
-        Change::ExpertsOverAll,
+        Change::ExpertsOverWeights,
     );
 }
 
@@ -176,7 +205,7 @@ pub(crate) fn tensorrt_llm(rules: &mut Rules<'_>) {
     rules.refuse(
         layout.experts() > 1 && layout.experts() * layout.expert_tensor() != tensor,
         || format!("experts of the plan are not split over the {tensor} ranks that split weights, and those of {title} are"),
-        Change::ExpertsOverAll,
+        Change::ExpertsOverWeights,
     );
 }
 
@@ -223,6 +252,13 @@ fn dtype(layout: &Layout) -> &'static str {
     }
 }
 
+/// Caches of eight bits, as vLLM and SGLang spell them.
+fn cache_type(layout: &Layout, set: &mut Settings) {
+    if layout.cache_type.is_some() {
+        set.set("kv-cache-dtype", "fp8_e4m3");
+    }
+}
+
 /// Tokens of a sequence that the server has room for.
 fn context_length(layout: &Layout) -> u64 {
     layout.cache.unwrap_or(layout.sequence).max(layout.sequence)
@@ -235,7 +271,8 @@ pub(crate) fn vllm_text(layout: &Layout, facts: &Facts, subject: &Subject, notes
     others.set("dtype", dtype(layout));
     others.set("max-model-len", context_length(layout));
     others.set("max-num-seqs", layout.batch.div_ceil(layout.data().max(1)));
-    others.degree("block-size", layout.page.unwrap_or(1));
+    others.degree("block-size", layout.pages.map_or(1, |pages| pages.tokens));
+    cache_type(layout, &mut others);
     script(layout, subject, notes, "exec vllm serve \"$MODEL\"", &[&set.0, &others.0])
 }
 
@@ -246,7 +283,8 @@ pub(crate) fn sglang_text(layout: &Layout, facts: &Facts, subject: &Subject, not
     others.set("dtype", dtype(layout));
     others.set("context-length", context_length(layout));
     others.set("max-running-requests", layout.batch);
-    others.degree("page-size", layout.page.unwrap_or(1));
+    others.degree("page-size", layout.pages.map_or(1, |pages| pages.tokens));
+    cache_type(layout, &mut others);
     script(
         layout,
         subject,
@@ -278,12 +316,19 @@ pub(crate) fn tensorrt_llm_text(layout: &Layout, facts: &Facts, notes: &[String]
     tensorrt_llm_settings(layout, facts, &mut set);
     set.set("max_batch_size", layout.batch);
     set.set("max_seq_len", context_length(layout));
+    set.set("dtype", dtype(layout));
     let mut out = commented(notes, "# ");
     for Setting { key, value } in &set.0 {
         let _ = writeln!(out, "{key}: {value}");
     }
-    if let Some(page) = layout.page {
-        let _ = writeln!(out, "kv_cache_config:\n  tokens_per_block: {page}");
+    if layout.pages.is_some() || layout.cache_type.is_some() {
+        out += "kv_cache_config:\n";
+    }
+    if let Some(pages) = layout.pages {
+        let _ = writeln!(out, "  tokens_per_block: {}", pages.tokens);
+    }
+    if layout.cache_type.is_some() {
+        out += "  dtype: fp8\n";
     }
     out
 }

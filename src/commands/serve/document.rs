@@ -68,8 +68,8 @@ impl Document {
             demand: *demand,
             chosen: row(chosen),
             commands: commands(steps, demand, chosen, args),
-            frontier: outcome.frontier().into_iter().map(row).collect(),
-            others: outcome.others().into_iter().map(row).collect(),
+            frontier: outcome.frontier(demand).into_iter().map(row).collect(),
+            others: outcome.others(demand).into_iter().map(row).collect(),
         })
     }
 
@@ -86,7 +86,8 @@ fn request(steps: Steps<'_>, demand: &Demand) -> String {
         |what: &str, most: &Option<f64>| most.map(|most| format!(", {what} within {}", seconds(most)));
     let targets = [target("first token", first_token_seconds), target("each further token", token_seconds)];
     format!(
-        "{model}: serve {rate} requests a second of {input} tokens, answered by {output}{}, in {dtype} on {} ({})",
+        "{model}: serve {rate} {} a second of {input} tokens, answered by {output}{}, in {dtype} on {} ({})",
+        if *rate == 1.0 { "request" } else { "requests" },
         targets.into_iter().flatten().collect::<String>(),
         cluster.name,
         cluster.accelerator.name
@@ -103,9 +104,10 @@ fn answer(chosen: &Deployment, outcome: &Outcome) -> [String; 3] {
     [
         in_words(chosen),
         format!(
-            "on average the first token takes {}, each further one {}; at most {:.1} requests a second",
+            "on average the first token takes {}, each further one {}; at most {:.*} requests a second",
             seconds(chosen.first_token_seconds),
             seconds(chosen.token_seconds),
+            decimals(chosen.capacity),
             chosen.capacity
         ),
         match outcome.meets.iter().find(is_other) {
@@ -113,6 +115,11 @@ fn answer(chosen: &Deployment, outcome: &Outcome) -> [String; 3] {
             None => format!("{pools} more GPUs or {misses} the targets"),
         },
     ]
+}
+
+/// Decimals that show three digits, or one.
+fn decimals(x: f64) -> usize {
+    (2.0 - x.log10().floor()).clamp(1.0, 6.0) as usize
 }
 
 /// The commands that make plans of the steps of a deployment.
@@ -155,12 +162,10 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
     ];
-    if decode.batch.is_multiple_of(*chunk_batch) {
-        let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
-        commands.push(format!(
-            "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"
-        ));
-    }
+    let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
+    commands.push(format!(
+        "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"
+    ));
     commands
 }
 
@@ -170,11 +175,11 @@ pub(super) fn words(d: &Deployment) -> String {
     let part = |part: &Part| format!("{} x {}", part.replicas, part.layout);
     match &d.prefill {
         None => format!(
-            "{}, {} at once{}, prompts between steps in chunks of {} tokens{}",
+            "{}, {} at once{}, prompts between steps in chunks of {}{}",
             part(&d.decode),
             counted(d.decode.batch, "sequence"),
             parts(d.decode.micro_batches),
-            d.chunk,
+            counted(d.chunk, "token"),
             match d.chunk_batch {
                 1 => String::new(),
                 n => format!(" of {n} prompts{}", parts(d.chunk_micro_batches)),

@@ -58,7 +58,7 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         let illegal = if replicas.is_empty() { pricer.illegal(&demand)? } else { None };
         let refusal = match illegal {
             Some(rule) => illegal_layouts(&demand, args, rule),
-            None => refusal(&demand, &outcome, &pricer, replicas.is_empty()),
+            None => refusal(&demand, &outcome, &pricer, (args, replicas.is_empty())),
         };
         return Err(refusal.into());
     };
@@ -142,7 +142,14 @@ fn demand(args: &PlanArgs) -> Result<(Demand, Option<&Path>)> {
     };
     let rate = serving.rate.ok_or_else(|| missing("--rate", "the number of requests a second", "10"))?;
     let input = serving.input.ok_or_else(|| missing("--input", "the number of tokens of a prompt", "2k"))?;
-    let output = output.ok_or_else(|| missing("--output", "the number of tokens of an answer", "256"))?;
+    let output = output.ok_or_else(|| {
+        let refusal = missing("--output", "the number of tokens of an answer", "256");
+        match file {
+            Some(path) => refusal
+                .help(format!("`--output {}` is a file: it is no whole number above zero", path.display())),
+            None => refusal,
+        }
+    })?;
     let target = |ms: Option<f64>| ms.map(|ms| ms / 1e3);
     let demand = Demand {
         rate,
@@ -162,16 +169,23 @@ fn illegal_layouts(demand: &Demand, args: &PlanArgs, rule: Diagnostic) -> Diagno
     // Options of a layout cannot be combined with `--mode serve`.
     let helps = rule.helps.into_iter().filter(|help| !help.contains("`--"));
     let helps = std::iter::once(rule.message).chain(helps);
-    let refusal = helps.fold(Diagnostic::new("P33", message), Diagnostic::help);
+    let helps = helps.chain(wider(args));
+    helps.fold(Diagnostic::new("P33", message), Diagnostic::help)
+}
+
+/// That an option narrows the search, where one does.
+fn wider(args: &PlanArgs) -> Option<String> {
     let narrowing = NarrowingArgs { effort: None, ..args.narrowing.clone() };
-    match cli::first_given(&narrowing) {
-        Some(flag) => refusal.help(format!("leave `{flag}` out, which narrows the search")),
-        None => refusal,
-    }
+    cli::first_given(&narrowing).map(|flag| format!("leave `{flag}` out, which narrows the search"))
 }
 
 /// Why nothing meets the demand, with what would.
-fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits: bool) -> Diagnostic {
+fn refusal(
+    demand: &Demand,
+    outcome: &Outcome,
+    pricer: &Pricer<'_>,
+    (args, nothing_fits): (&PlanArgs, bool),
+) -> Diagnostic {
     let Demand { rate, input, output, gpus, .. } = demand;
     let gpus = counted(*gpus, "GPU");
     if nothing_fits {
@@ -179,7 +193,7 @@ fn refusal(demand: &Demand, outcome: &Outcome, pricer: &Pricer<'_>, nothing_fits
         let refusal = Diagnostic::new("P33", message);
         return match &outcome.large {
             Some(large) => refusal.repairs([relaxed(demand, large)]),
-            None => refusal.help("use more GPUs, `--gpus`, or a cluster of larger ones"),
+            None => refusal.help(wider(args).unwrap_or_else(|| "use a cluster of larger GPUs".to_owned())),
         };
     }
     let message = format!(

@@ -1,6 +1,6 @@
 //! The priced steps of a deployment: layouts of replicas of several sizes, with batches and chunks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
@@ -155,7 +155,12 @@ impl<'a> Pricer<'a> {
     pub(super) fn replicas(&self, demand: &Demand) -> Result<Vec<Replica>> {
         let mut replicas: Vec<Replica> = Vec::new();
         let (mut of_tokens, mut of_prompts) = (Sizes::default(), Sizes::default());
-        for gpus in self.sizes(demand) {
+        for (gpus, is_usual) in self.sizes(demand) {
+            let decodes = |replica: &Replica| !replica.decoding.is_empty();
+            // Other sizes are for models that fit on no smaller one.
+            if !is_usual && replicas.iter().any(decodes) && !replicas.iter().all(decodes) {
+                continue;
+            }
             if of_tokens.is_open {
                 let layouts =
                     self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
@@ -206,27 +211,28 @@ impl<'a> Pricer<'a> {
         self.prefill(batch, tokens, (demand.input / 2 + tokens / 2).max(tokens))
     }
 
-    /// The GPUs of the replicas that are tried.
-    fn sizes(&self, demand: &Demand) -> BTreeSet<u64> {
+    /// The GPUs of the replicas that are tried, and whether that many are usual: powers of two, and the levels of the cluster.
+    fn sizes(&self, demand: &Demand) -> BTreeMap<u64, bool> {
         let most = demand.gpus.min(LARGEST_REPLICA);
-        let levels = self.decoding.levels.iter().map(|level| level.devices.value);
-        let powers = std::iter::successors(Some(1), |n| Some(2 * n));
-        let powers = powers.take_while(|&n| n <= most);
-        levels.chain(powers).filter(|&n| n <= most).collect()
+        let doubled =
+            |from: u64| std::iter::successors(Some(from), |n| Some(2 * n)).take_while(|&n| n <= most);
+        let levels = self.decoding.levels.iter().map(|level| level.devices.value).filter(|&n| n <= most);
+        let others = doubled(3).chain([most]).map(|n| (n, false));
+        others.chain(levels.chain(doubled(1)).map(|n| (n, true))).collect()
     }
 
     /// Why no replica decodes a sequence, whatever its memory: the first rule that a layout breaks; nothing where one breaks none.
     pub(super) fn illegal(&self, demand: &Demand) -> Result<Option<Diagnostic>> {
-        let mut first = None;
-        for gpus in self.sizes(demand) {
+        let (mut first, mut no_mesh) = (None, None);
+        for (gpus, _) in self.sizes(demand) {
             let request = self.request(gpus, self.decode(1, demand), (&self.decoding, &DECODING));
             match request.illegal(self.registry)? {
-                Some(refusal) if refusal.code == NO_MESH => {}
+                Some(refusal) if refusal.code == NO_MESH => no_mesh = Some(refusal),
                 Some(refusal) => first = first.or(Some(refusal)),
                 None => return Ok(None),
             }
         }
-        Ok(first)
+        Ok(first.or(no_mesh))
     }
 
     /// A step that decodes, beside caches that are full on average.

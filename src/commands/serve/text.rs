@@ -18,7 +18,7 @@ pub(super) fn answer(document: &Document, view: &View) -> String {
     out.extend(document.answer.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
     out.push('\n');
     out.push_str(&frontier(&document.frontier, view));
-    out.push_str("\nplans of the steps of the first:\n");
+    out.push_str("\nplans of the steps of the first, which price caches that are full:\n");
     for command in &document.commands {
         let _ = writeln!(out, "  {command}");
     }

@@ -75,6 +75,11 @@ impl Deployment {
         demand.rate * demand.output as f64 / self.gpus as f64
     }
 
+    /// Average time to the last token of an answer, seconds.
+    pub(super) fn answer_seconds(&self, demand: &Demand) -> f64 {
+        self.first_token_seconds + demand.output.saturating_sub(1) as f64 * self.token_seconds
+    }
+
     /// Output tokens a second for one user.
     pub fn tokens_per_user(&self) -> f64 {
         1.0 / self.token_seconds
@@ -92,9 +97,44 @@ pub(super) fn wait(rate: f64, service: f64) -> Option<f64> {
     (busy <= BUSIEST).then(|| busy * service / (2.0 * (1.0 - busy)))
 }
 
+/// The average wait for one of `slots` that are each held for a fixed time, with random arrivals, `rate` of them a second: half of
+/// that by Erlang's formula, which is for times that are random too. `None` where they are busy for more than [`BUSIEST`] of the
+/// time.
+pub(super) fn wait_for_slot(rate: f64, slots: u64, held: f64) -> Option<f64> {
+    let (load, n) = (rate * held, slots as f64);
+    if load > BUSIEST * n {
+        return None;
+    }
+    // The probability that all are busy, where those that find none leave; then where they wait.
+    let blocked = (1..=slots).fold(1.0, |blocked, k| load * blocked / (k as f64 + load * blocked));
+    let waits = blocked * n / (n - load * (1.0 - blocked));
+    Some(waits * held / (2.0 * (n - load)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_slot_is_a_queue() {
+        let of_one = |rate| (wait_for_slot(rate, 1, 2.0), wait(rate, 2.0));
+        for rate in [0.0, 0.1, 0.25, 0.4] {
+            let (slot, queue) = of_one(rate);
+            assert!((slot.unwrap() - queue.unwrap()).abs() < 1e-12, "{slot:?} {queue:?}");
+        }
+        assert_eq!(of_one(0.5), (None, None));
+    }
+
+    /// Waits of simulated queues, 2 · 10⁶ arrivals each, as parts of the time that a slot is held.
+    #[test]
+    fn several_slots_wait_less() {
+        let close = |slots: u64, busy: f64, simulated: f64| {
+            let wait = wait_for_slot(busy * slots as f64, slots, 1.0).unwrap();
+            assert!((wait / simulated - 1.0).abs() < 0.1, "{wait} {simulated}");
+        };
+        close(4, 0.8, 0.386);
+        close(32, 0.9, 0.0765);
+    }
 
     #[test]
     fn a_queue_waits_as_pollaczek_and_khinchin_say() {

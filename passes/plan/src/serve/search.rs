@@ -1,8 +1,8 @@
 //! The search for deployments, from priced steps.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::deployment::{Demand, Deployment, Part, wait};
+use super::deployment::{Demand, Deployment, Part, wait, wait_for_slot};
 
 /// A layout of the GPUs of a replica.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,20 +88,21 @@ pub fn search(demand: &Demand, replicas: &[Replica]) -> Outcome {
     for replica in replicas {
         for step in &replica.decoding {
             // More GPUs are of use where the first token is late.
-            for chunk in replica.chunks.iter().filter(|chunk| chunk.room <= step.room) {
+            // Prompts that are computed at once go to slots of one replica.
+            let fit = |prompts: u64| step.batch.is_multiple_of(prompts);
+            let chunks = replica.chunks.iter().filter(|chunk| chunk.room <= step.room && fit(chunk.batch));
+            for chunk in chunks {
                 let mut deployments = one_pool(demand, replica, step, chunk);
                 while deployments.next().is_some_and(|deployment| outcome.is_late(demand, deployment)) {}
             }
-            let mut deployments = prefills.iter().map(|pool| two_pools(demand, replica, step, pool));
-            while deployments.next().is_some_and(|deployment| outcome.is_late(demand, deployment)) {}
+            for pool in prefills.iter().filter(|pool| fit(pool.part.batch)) {
+                let mut deployments = two_pools(demand, replica, step, pool);
+                while deployments.next().is_some_and(|deployment| outcome.is_late(demand, deployment)) {}
+            }
         }
     }
-    outcome.meets.sort_by(|a, b| {
-        a.gpus
-            .cmp(&b.gpus)
-            .then(a.token_seconds.total_cmp(&b.token_seconds))
-            .then(a.first_token_seconds.total_cmp(&b.first_token_seconds))
-    });
+    let answer = |deployment: &Deployment| deployment.answer_seconds(demand);
+    outcome.meets.sort_by(|a, b| a.gpus.cmp(&b.gpus).then(answer(a).total_cmp(&answer(b))));
     outcome
 }
 
@@ -131,12 +132,14 @@ impl Outcome {
         is_late
     }
 
-    /// Deployments of which none has both more tokens a second for a user and fewer GPUs, the fastest for a user first.
-    pub fn frontier(&self) -> Vec<&Deployment> {
+    /// Deployments of which none has both sooner answers and fewer GPUs, the fastest for a user first.
+    pub fn frontier(&self, demand: &Demand) -> Vec<&Deployment> {
         let mut found: Vec<&Deployment> = Vec::new();
         // The fewest GPUs come first, and of equally many the fastest.
         for deployment in &self.meets {
-            if found.last().is_none_or(|last| deployment.token_seconds < last.token_seconds) {
+            let is_sooner =
+                |last: &&Deployment| deployment.answer_seconds(demand) < last.answer_seconds(demand);
+            if found.last().is_none_or(is_sooner) {
                 found.push(deployment);
             }
         }
@@ -146,8 +149,8 @@ impl Outcome {
 
     /// Of each number of GPUs up to the most of the frontier, with one pool and with two, the fastest for a user: those that are
     /// not on the frontier.
-    pub fn others(&self) -> Vec<&Deployment> {
-        let frontier = self.frontier();
+    pub fn others(&self, demand: &Demand) -> Vec<&Deployment> {
+        let frontier = self.frontier(demand);
         let most = frontier.first().map_or(0, |deployment| deployment.gpus);
         let kind = |deployment: &Deployment| (deployment.gpus, deployment.prefill.is_some());
         let mut seen = BTreeSet::new();
@@ -158,14 +161,19 @@ impl Outcome {
 }
 
 /// Numbers of equal queues from the fewest on, with the wait in each, until waits are short beside the service.
-fn queues(least: u64, rate: f64, service: f64) -> impl Iterator<Item = (u64, f64)> {
+fn queues(least: f64, service: f64, wait: impl Fn(f64) -> Option<f64>) -> impl Iterator<Item = (u64, f64)> {
     /// The part of the service that a wait may have for more queues to be no use.
     const SHORT: f64 = 0.01;
-    let busy = (rate * service).ceil() as u64;
-    let numbers = std::iter::successors(Some(least.max(busy).max(1)), |n| n.checked_add((n / 16).max(1)));
-    let waits = numbers.filter_map(move |n| Some((n, wait(rate / n as f64, service)?)));
+    let least = (least.ceil() as u64).max(1);
+    let numbers = std::iter::successors(Some(least), |n| n.checked_add((n / 16).max(1)));
+    let waits = numbers.filter_map(move |n| Some((n, wait(n as f64)?)));
     let mut before = f64::INFINITY;
     waits.take_while(move |(_, waits)| std::mem::replace(&mut before, *waits) > SHORT * service)
+}
+
+/// The first of some prompts that are computed at once on each of `n` replicas waits for the last: so long on average.
+fn gathering(demand: &Demand, at_once: f64, n: f64) -> f64 {
+    (at_once - 1.0) * n / (2.0 * demand.rate)
 }
 
 /// Replicas that decode and compute prompts in turns.
@@ -177,20 +185,24 @@ fn one_pool(
 ) -> impl Iterator<Item = Deployment> {
     let chunks = chunk.steps_of(demand);
     let (batch, at_once) = (step.batch as f64, chunk.batch as f64);
-    let output = demand.output as f64;
+    let (output, rate) = (demand.output as f64, demand.rate);
     let token_seconds = step.seconds + batch * chunks * chunk.seconds / (output * at_once);
-    let capacity = batch / (output * token_seconds);
-    let least = (demand.rate / capacity).ceil() as u64;
-    // Each group of ranks has a queue of its own.
     let service = chunks * (chunk.seconds + step.seconds);
-    queues(least, demand.rate / at_once, service).filter_map(move |(replicas, waits)| {
+    // The time per token has the chunks of a sequence's own prompt.
+    let held = output * token_seconds + chunks * step.seconds;
+    let capacity = (batch / held).min(at_once / service);
+    // Each group of ranks has a queue of its own.
+    let slots = step.batch;
+    let waits =
+        move |n: f64| Some(wait(rate / (n * at_once), service)? + wait_for_slot(rate / n, slots, held)?);
+    queues(rate / capacity, service, waits).filter_map(move |(replicas, waits)| {
         Some(Deployment {
             decode: replica.decoding_part(replicas, step),
             chunk: chunk.tokens,
             chunk_batch: chunk.batch,
             chunk_micro_batches: chunk.micro_batches,
             prefill: None,
-            first_token_seconds: waits + service,
+            first_token_seconds: gathering(demand, at_once, replicas as f64) + waits + service,
             token_seconds,
             gpus: replicas.checked_mul(replica.gpus)?,
             capacity: capacity * replicas as f64,
@@ -206,51 +218,66 @@ struct PoolOfPrompts {
     first_token_seconds: f64,
 }
 
-/// The pools for prompts that are not worse than another in GPUs and in time: of each number of GPUs the fastest.
+/// The pools for prompts that are not worse than another in GPUs and in time: of each number of GPUs and of prompts at once the
+/// fastest.
 fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts> {
     let mut pools: Vec<PoolOfPrompts> = Vec::new();
     for replica in replicas {
         for step in &replica.prefills {
             let (batch, service) = (step.batch as f64, step.steps_of(demand) * step.seconds);
-            pools.extend(queues(1, demand.rate / batch, service).map(|(n, waits)| PoolOfPrompts {
+            let rate = demand.rate / batch;
+            let waits = |n: f64| wait(rate / n, service);
+            pools.extend(queues(rate * service, service, waits).map(|(n, waits)| PoolOfPrompts {
                 part: replica.part(n, step.batch, step.micro_batches),
                 tokens: step.tokens,
                 capacity: n as f64 * batch / service,
-                // The first of a batch waits for the last.
-                first_token_seconds: (batch - 1.0) * n as f64 / (2.0 * demand.rate) + waits + service,
+                first_token_seconds: gathering(demand, batch, n as f64) + waits + service,
             }));
         }
     }
     let gpus = |pool: &PoolOfPrompts| pool.part.replicas.saturating_mul(pool.part.gpus);
     pools.sort_by(|a, b| gpus(a).cmp(&gpus(b)).then(a.first_token_seconds.total_cmp(&b.first_token_seconds)));
-    let mut fastest = f64::INFINITY;
+    // Fewer prompts at once go to replicas of fewer sequences.
+    let mut fastest: BTreeMap<u64, f64> = BTreeMap::new();
     pools.retain(|pool| {
-        let is_faster = pool.first_token_seconds < fastest;
-        fastest = fastest.min(pool.first_token_seconds);
+        let seconds = pool.first_token_seconds;
+        let is_faster = fastest.range(..=pool.part.batch).all(|(_, &other)| seconds < other);
+        if is_faster {
+            fastest.insert(pool.part.batch, seconds);
+        }
         is_faster
     });
     pools
 }
 
 /// Replicas that decode what a pool for prompts sends.
-fn two_pools(demand: &Demand, replica: &Replica, step: &Decoding, pool: &PoolOfPrompts) -> Deployment {
-    let capacity = step.batch as f64 / (demand.output as f64 * step.seconds);
-    let replicas = (demand.rate / capacity).ceil().max(1.0) as u64;
+fn two_pools<'a>(
+    demand: &Demand,
+    replica: &'a Replica,
+    step: &'a Decoding,
+    pool: &'a PoolOfPrompts,
+) -> impl Iterator<Item = Deployment> + use<'a> {
     // The slower side has fewer links.
     let transfer_seconds = step.transfer_seconds / pool.part.gpus.min(replica.gpus) as f64;
-    Deployment {
-        decode: replica.decoding_part(replicas, step),
-        chunk: pool.tokens,
-        chunk_batch: pool.part.batch,
-        chunk_micro_batches: pool.part.micro_batches,
-        prefill: Some(pool.part.clone()),
-        first_token_seconds: pool.first_token_seconds + transfer_seconds + step.seconds,
-        token_seconds: step.seconds,
-        gpus: replicas
-            .saturating_mul(replica.gpus)
-            .saturating_add(pool.part.replicas.saturating_mul(pool.part.gpus)),
-        capacity: (capacity * replicas as f64).min(pool.capacity),
-    }
+    let held = transfer_seconds + demand.output as f64 * step.seconds;
+    let capacity = step.batch as f64 / held;
+    let (rate, slots) = (demand.rate, step.batch);
+    let without_wait = pool.first_token_seconds + transfer_seconds + step.seconds;
+    let waits = move |n: f64| wait_for_slot(rate / n, slots, held);
+    queues(rate / capacity, without_wait, waits).filter_map(move |(replicas, waits)| {
+        let gpus = replicas.checked_mul(replica.gpus)?;
+        Some(Deployment {
+            decode: replica.decoding_part(replicas, step),
+            chunk: pool.tokens,
+            chunk_batch: pool.part.batch,
+            chunk_micro_batches: pool.part.micro_batches,
+            prefill: Some(pool.part.clone()),
+            first_token_seconds: without_wait + waits,
+            token_seconds: step.seconds,
+            gpus: gpus.checked_add(pool.part.replicas.checked_mul(pool.part.gpus)?)?,
+            capacity: (capacity * replicas as f64).min(pool.capacity),
+        })
+    })
 }
 
 #[cfg(test)]
@@ -299,10 +326,10 @@ mod tests {
     fn the_frontier_trades_gpus_for_speed() {
         let outcome = search(&Demand { rate: 30.0, ..demand() }, &[replica()]);
         assert!(outcome.meets.is_sorted_by_key(|d| d.gpus));
-        let frontier = outcome.frontier();
+        let frontier = outcome.frontier(&demand);
         assert!(frontier.len() > 1);
         assert!(frontier.is_sorted_by(|a, b| a.token_seconds < b.token_seconds && a.gpus > b.gpus));
-        let others = outcome.others();
+        let others = outcome.others(&demand);
         assert!(!others.is_empty() && others.iter().all(|d| !frontier.contains(d)));
         let is_worse = |d: &&&Deployment| {
             frontier.iter().any(|f| f.gpus <= d.gpus && f.token_seconds <= d.token_seconds)
