@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use ithaca_ir::ops::cache::CACHE;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module, Op};
 use ithaca_passes::differentiate::{DropoutChoice, GradientType, PipelineOrder, Training};
@@ -18,7 +19,7 @@ use crate::cli::{
     WorkloadArgs,
 };
 use crate::error::{Failure, Result};
-use crate::kind::Kind;
+use crate::kind::{self, ExpectedKind, Kind};
 
 /// An option of the training step, as given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -250,8 +251,15 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
         ("--save-cache", save_cache.is_some()),
         ("--prefix", prefix.is_some()),
     ];
+    let (why, help) = match args.subject.workload.mode {
+        None if kind::expect(&args.subject.subject, ExpectedKind::Subject)? == Kind::Plan => (
+            "is for decoding token by token, and a plan is one step",
+            "name the model and the layout in place of the plan: `ithaca run MODEL --mode decode --strategy … --mesh …`",
+        ),
+        _ => ("is for decoding", "add `--mode decode`, or omit it"),
+    };
     for (option, is_given) in decoding {
-        refuse_if(is_given, option, "is for decoding", "add `--mode decode`, or omit it")?;
+        refuse_if(is_given, option, why, help)?;
     }
     any_run(args)
 }
@@ -314,12 +322,14 @@ fn tolerance(tolerance: Option<f64>, expect: Option<&Path>) -> Result<()> {
 /// `C00`.
 pub fn steps(n: u64, program: &Module) -> Result<()> {
     let mut nodes = program.functions.values().flat_map(|f| &f.nodes);
-    let has_state = nodes.any(|node| matches!(node.op, Op::Assign { .. }));
+    // A step of decoding appends to caches at the places that its inputs say.
+    let has_state =
+        nodes.any(|node| matches!(&node.op, Op::Assign { binding, .. } if !binding.name.starts_with(CACHE)));
     refuse_if(
         n > 1 && !has_state,
         &format!("--steps {n}"),
         "are steps of training, and the program has no state that carries over",
-        "add `--mode train`",
+        "add `--mode train`, or `--mode decode` for tokens",
     )
 }
 

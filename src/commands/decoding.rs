@@ -44,13 +44,13 @@ pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -
     let layout = (&plan.shard_options()?, plan.workload.micro_batches.unwrap_or(1));
     let largest = largest_batch(registry, request, layout)?;
     let each =
-        plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches,"));
+        plan.workload.micro_batches.map_or_else(String::new, |n| format!(", for each of {n} micro-batches"));
     let least = if largest >= MOST { "at least " } else { "" };
     let config = &request.model.config;
     let facts =
         import::program_text(config).is_none().then(|| import::facts(config, &request.workload.ignore));
     let has_experts = facts.transpose()?.is_some_and(|facts| facts.experts.is_some());
-    let chosen = if has_experts { ", of experts those that some token chooses," } else { "" };
+    let chosen = if has_experts { ", of experts those that some token chooses" } else { "" };
     let mut lines = vec![
         format!(
             "time per token: {}, so {:.1} tokens/s for each sequence and {:.0} for all",
@@ -58,7 +58,11 @@ pub(super) fn summary(registry: &Registry, request: &PlanRequest, plan: &Plan) -
             1.0 / step,
             batch as f64 / step
         ),
-        floor_text(plan, floor, &format!("{chosen}{each}")),
+        floor_text(
+            plan,
+            floor,
+            &[chosen, &each, if has_experts || !each.is_empty() { "," } else { "" }].concat(),
+        ),
         format!("largest batch that fits in this layout: {least}{}", counted(largest, "sequence")),
     ];
     let encoder = encoder_bytes(request)?;

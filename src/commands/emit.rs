@@ -7,7 +7,7 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_ir::handover::Handover;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
-use ithaca_ir::{Diagnostic, Module, schedule, text};
+use ithaca_ir::{DType, Diagnostic, Module, schedule, text};
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{ADAMW, Offload, Training};
 use ithaca_passes::import::{self, Mode, STEP, Workload};
@@ -232,12 +232,15 @@ fn prompts(
 fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compiled, Module)> {
     let [of_token, workload] = [&token.workload, &plan.workload].map(plan::Workload::to_import);
     let (of_token, workload) = (of_token?, workload?);
+    let number = |n: Option<u64>| n.map_or_else(|| "none".to_owned(), |n| n.to_string());
     let of = |plan: &Plan, workload: &Workload| {
         [
-            ("tokens of a cache", format!("{:?}", workload.cache)),
-            ("pages", format!("{:?}", workload.pages)),
+            ("tokens of a cache", number(workload.cache)),
+            ("tokens of a page", number(workload.pages.map(|pages| pages.tokens))),
+            ("pages", number(workload.pages.and_then(|pages| pages.count))),
+            ("pages in host memory", number(workload.pages.and_then(|pages| pages.host))),
             ("type of activations", plan.workload.dtype.clone()),
-            ("type of caches", format!("{:?}", workload.cache_type)),
+            ("type of caches", workload.cache_type.map_or("that of activations", DType::name).to_owned()),
         ]
     };
     let differ = |(a, b): &(_, _)| a != b;

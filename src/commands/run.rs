@@ -342,11 +342,17 @@ impl Data {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(super) fn of_weights(job: &Job, args: &SubjectArgs, from: &'static str) -> Result<Data> {
+    pub(super) fn of_weights(
+        [prompt, job]: &[Job; 2],
+        args: &SubjectArgs,
+        from: &'static str,
+    ) -> Result<Data> {
         let without = SubjectArgs { inputs: None, ..args.clone() };
         let mut data = Data { inputs_from: ["prompts", from], ..Self::open(job, &without, None)? };
         if data.random_weights {
+            // An encoder has weights that steps of tokens lack.
             let random = RandomTensors::of_module(&job.program, args.seed.unwrap_or(0));
+            let random = random.and_of(&prompt.program);
             data.weights = Box::new(random.without_caches());
         }
         Ok(data)

@@ -26,6 +26,9 @@ impl<'a> Layered<'a> {
 
 impl TensorSource for Layered<'_> {
     fn description(&self) -> String {
+        if self.upper.names().is_empty() {
+            return self.lower.description();
+        }
         format!("{} over {}", self.upper.description(), self.lower.description())
     }
 

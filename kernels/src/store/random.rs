@@ -100,6 +100,18 @@ impl RandomTensors {
 }
 
 impl RandomTensors {
+    /// Those of another module as well.
+    #[must_use]
+    pub fn and_of(mut self, module: &Module) -> Self {
+        for (name, recipe) in Self::of_module(module, self.seed).tensors {
+            self.tensors
+                .entry(name)
+                .and_modify(|known| known.spread = narrower(known.spread, recipe.spread))
+                .or_insert(recipe);
+        }
+        self
+    }
+
     /// The same without caches: sequences have no tokens yet.
     #[must_use]
     pub fn without_caches(mut self) -> Self {

@@ -193,8 +193,8 @@ pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>),
             training.stages
         );
         let help = format!(
-            "use a multiple, as in `micro_batches={}`",
-            training.micro_batches.next_multiple_of(training.stages)
+            "use a multiple, as in `--micro-batches {n}`, or `micro_batches={n}` of `differentiate`",
+            n = training.micro_batches.next_multiple_of(training.stages)
         );
         return Err(OpError::new("P53", message).help(help).into());
     }

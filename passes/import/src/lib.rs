@@ -48,7 +48,7 @@ use spec::Structure;
 pub use capacity::{Capacity, ExpertBound};
 pub use documents::Documents;
 pub use facts::{ExpertFacts, Facts, LlamaFacts, facts};
-pub use family::{families, text_part};
+pub use family::{families, stored_weights, text_part};
 pub use shrink::{Cuts, Degrees, Detail, OfSize, Shrink, SmallTokens, shrink};
 pub use text::{of_program, program_text, workload_of};
 pub use workload::{Labels, Logits, Mode, Pages, STEP, Workload};

@@ -349,7 +349,7 @@ pub(super) fn run(
         (None, None, Some(_)) => "none",
         (None, None, None) => "random",
     };
-    let data = Data::of_weights(token, &args.subject, from)?;
+    let data = Data::of_weights(&jobs, &args.subject, from)?;
     let weights = data.weights();
     let prompts = request.prompts.take().map_or_else(
         || {

@@ -428,6 +428,13 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
 /// The field of how weights are stored in fewer bits.
 const QUANTIZATION: &str = "quantization_config";
 
+/// How weights of a description are stored in fewer bits than they are computed in; nothing where they are not.
+pub fn stored_weights(config: &Value) -> Option<String> {
+    let config = text_part(config);
+    let config = config.as_object().filter(|config| has_scaled_weights(config))?;
+    Some(config[QUANTIZATION]["quant_method"].as_str()?.to_owned())
+}
+
 /// Whether weights are stored in few bits with a scale for each block: eight bits and blocks of 128 × 128, or four bits and blocks of
 /// 32. They are read as their products. Inputs of such products that a server rounds to eight bits as well stay as they are.
 fn has_scaled_weights(config: &Map<String, Value>) -> bool {
@@ -461,6 +468,12 @@ fn read_family(
         return Err(refusal.names("supported", "", names()));
     };
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
+        if let Some((_, of_text)) = WITH_TEXT.iter().find(|(known, _)| *known == name) {
+            let message =
+                format!("`model_type` \"{name}\" is a model with a text part, and `text_config` is missing");
+            return Diagnostic::new("M02", message)
+                .help(format!("a text model by itself has `\"model_type\": \"{of_text}\"`"));
+        }
         let message = format!("`model_type` \"{name}\" is not supported");
         let refusal = Diagnostic::new("M02", message);
         let of_nearest = |near: &str| {

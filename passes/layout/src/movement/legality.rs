@@ -150,7 +150,7 @@ pub(super) fn halo(site: &Site<'_>) -> Result<(), Diagnostic> {
         Some((Some(_), Some(_))) => Ok(()),
         _ => Err(Diagnostic::new(
             "P44",
-            "movement `halo` needs a mask inside a sliding window, bounded on both sides",
+            "movement `halo` needs a mask that is a sliding window alone, bounded on both sides",
         )
         .help("strategy `sparse-fetch` takes any mask, `streaming` a window with sinks")),
     }

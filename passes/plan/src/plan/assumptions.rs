@@ -1,6 +1,6 @@
 //! Assumptions of a plan that no option states: one line for each that holds.
 
-use ithaca_import::{Documents, Logits, Mode, predicts_next, program_text};
+use ithaca_import::{Documents, Logits, Mode, predicts_next, program_text, stored_weights};
 use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::bytes;
@@ -13,6 +13,7 @@ impl Plan {
         let all = [
             self.long_sequence(),
             self.single_precision(),
+            self.stored_weights(),
             self.experts(),
             self.logits(),
             self.spread_ranks(),
@@ -46,6 +47,15 @@ impl Plan {
             None => Some("weights and activations are f32: the configuration has no element type; `--dtype bf16` sets one".to_owned()),
             Some(_) => None,
         }
+    }
+
+    /// Weights that a checkpoint stores in fewer bits.
+    fn stored_weights(&self) -> Option<String> {
+        let how = stored_weights(&self.model.config)?;
+        let dtype = &self.workload.dtype;
+        Some(format!(
+            "weights are {dtype}, in memory and in prices: those of the checkpoint, `{how}`, are converted"
+        ))
     }
 
     /// Tokens that experts drop; the bound of those that drop none is among the notes of the layout.
