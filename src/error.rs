@@ -21,6 +21,18 @@ pub struct Failure {
     pub context: Option<String>,
 }
 
+/// The refusal of arguments, without the words about the command line.
+pub(crate) fn of_arguments(code: &'static str, error: &clap::Error) -> Diagnostic {
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more "));
+    let message = lines.next().unwrap_or_default();
+    let refusal = Diagnostic::new(code, message.strip_prefix("error: ").unwrap_or(message));
+    lines.fold(refusal, |refusal, line| {
+        refusal.help(line.strip_prefix("tip: ").unwrap_or(line).trim_matches(['[', ']']))
+    })
+}
+
 /// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 

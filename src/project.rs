@@ -15,7 +15,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::cli::{Cli, Command, PlanArgs};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, of_arguments};
 use crate::files::{self, TextFile};
 use crate::request::PlanRequest;
 use crate::subject::{self, Model};
@@ -305,7 +305,7 @@ impl Reader {
         if let Err(error) = plan_args(&arguments)
             && matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue)
         {
-            self.mistakes.push(of_clap(&error).at(span(value)));
+            self.mistakes.push(of_arguments("C30", &error).at(span(value)));
         }
         arguments
     }
@@ -319,8 +319,9 @@ impl Reader {
     ) -> Option<Entry> {
         let names = [name.clone(), cluster.name.clone(), workload.name.clone()];
         let arguments = [cluster.arguments.as_slice(), &workload.arguments].concat();
-        let request =
-            plan_args(&arguments).map_err(|error| Failure::from(of_clap(&error))).and_then(|args| {
+        let request = plan_args(&arguments)
+            .map_err(|error| Failure::from(of_arguments("C30", &error)))
+            .and_then(|args| {
                 PlanRequest::of_args(registry, model.clone(), &args.workload, &args.layout, &args.narrowing)
             });
         match request {
@@ -374,18 +375,6 @@ fn plan_args(arguments: &[String]) -> std::result::Result<PlanArgs, clap::Error>
         Command::Plan(args) => Ok(args),
         _ => unreachable!("the words are those of `plan`"),
     }
-}
-
-/// The refusal of arguments, without the words about the command line.
-fn of_clap(error: &clap::Error) -> Diagnostic {
-    let text = error.render().to_string();
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more "));
-    let message = lines.next().unwrap_or_default();
-    let refusal = Diagnostic::new("C30", message.strip_prefix("error: ").unwrap_or(message));
-    lines.fold(refusal, |refusal, line| {
-        refusal.help(line.strip_prefix("tip: ").unwrap_or(line).trim_matches(['[', ']']))
-    })
 }
 
 fn span<T>(spanned: &Spanned<T>) -> Span {

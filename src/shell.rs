@@ -14,7 +14,7 @@ use ithaca_passes::registry::Registry;
 
 use crate::cli::{Cli, ErrorFormat};
 use crate::commands::{self, Session};
-use crate::error::Failure;
+use crate::error::{Failure, of_arguments};
 
 /// Runs the command of the arguments of this process, with the strategies and movements of `registry`. Prints the outcome
 /// and returns the exit code: 0 for success, 1 for a difference, 2 for an error.
@@ -29,8 +29,7 @@ pub fn main(registry: &Registry) -> ExitCode {
                     .windows(2)
                     .any(|w| w[0] == "--error-format" && w[1] == "json");
             if wants_json && error.use_stderr() {
-                let message = error.render().to_string();
-                return fail(&Failure::usage(message.trim_end()), ErrorFormat::Json);
+                return fail(&Failure::from(of_arguments("C00", &error)), ErrorFormat::Json);
             }
             let code = if error.use_stderr() { 2 } else { 0 };
             // Printing fails only when the reader is gone; the exit code still tells the outcome.

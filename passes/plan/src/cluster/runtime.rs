@@ -107,7 +107,15 @@ impl Runtime {
     /// # Errors
     /// `M22` for a word that there is not.
     pub fn changed(mut self, text: &str) -> Result<Self, Diagnostic> {
-        for word in text.split(',').map(str::trim) {
+        let words: Vec<&str> = text.split(',').map(str::trim).collect();
+        // Properties come in pairs of which a runtime has one.
+        if let Some([a, b]) =
+            WORDS.as_chunks().0.iter().find(|pair| pair.iter().all(|word| words.contains(word)))
+        {
+            let message = format!("a runtime is `{a}` or `{b}`, not both");
+            return Err(Diagnostic::new("M22", message).help("leave one of them out"));
+        }
+        for word in words {
             match word {
                 "stream" => self.launch = Launch::Stream,
                 "graph" => self.launch = Launch::Graph,
@@ -138,6 +146,8 @@ mod tests {
         let prompts = all.changed("stream").unwrap();
         assert_eq!(prompts.changes_from(Runtime::default()), "direct,filled-slots");
         assert_eq!((prompts.changes_from(all), all.changes_from(all)), ("stream".to_owned(), String::new()));
+        let refusal = Runtime::default().changed("direct,graph,nccl").unwrap_err();
+        assert!(refusal.message.contains("`nccl` or `direct`"), "{refusal}");
         let refusal = Runtime::default().changed("graf").unwrap_err();
         assert!(refusal.code == "M22" && refusal.message.contains("`graf`"), "{refusal}");
     }

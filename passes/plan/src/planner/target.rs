@@ -39,10 +39,12 @@ impl Target {
         named_mesh: Option<&Mesh>,
     ) -> (Vec<ShardOptions>, Vec<Refusal>) {
         let (mut admitted, mut refusals): (Vec<ShardOptions>, Vec<Refusal>) = (Vec::new(), Vec::new());
+        // Layouts that break a rule of their own, which refuses them later.
+        let mut illegal = Vec::new();
         for options in candidates {
             let mut options = prepare(self.framework, options);
             let Ok(mut layout) = self.layout(registry, &options, None) else {
-                admitted.push(options);
+                illegal.push(options);
                 continue;
             };
             let order = self.framework.order(&layout);
@@ -65,6 +67,9 @@ impl Target {
             } else if !admitted.contains(&options) {
                 admitted.push(options);
             }
+        }
+        if !admitted.is_empty() || refusals.is_empty() {
+            admitted.extend(illegal);
         }
         (admitted, refusals)
     }
