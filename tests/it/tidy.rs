@@ -166,7 +166,7 @@ const HASHED: &[(&str, &str)] = &[
     ("ir/src/module.rs", "types are looked up, never listed"),
     ("ir/src/text/read.rs", "names are looked up, never listed"),
     ("ir/src/schedule/text/read.rs", "names are looked up, never listed"),
-    ("ir/src/schedule/verify/meaning.rs", "values from outside are looked up, never listed"),
+    ("ir/src/schedule/verify/meaning/values.rs", "values from outside are looked up, never listed"),
     ("passes/plan/src/memory.rs", "tensors are looked up, and listed in the order of buffers"),
     ("passes/plan/src/simulate/mod.rs", "asks whether a call was seen"),
     ("ir/src/verify/mod.rs", "asks whether a name was seen"),
