@@ -141,7 +141,12 @@ impl<'a> Values<'a> {
     }
 
     /// The value given under a name: an input, or a weight or state before anything is written there.
-    pub(super) fn given(&mut self, target: Option<Target>, binding: &'a Binding, ty: &Arc<TensorType>) -> Symbol {
+    pub(super) fn given(
+        &mut self,
+        target: Option<Target>,
+        binding: &'a Binding,
+        ty: &Arc<TensorType>,
+    ) -> Symbol {
         let symbol = self.n;
         let bound = self.given.entry((target, binding)).or_default();
         // A state that is assigned has one type, and its type is no part of what a call reads.
