@@ -60,12 +60,25 @@ fn product(source: &str) -> &str {
 }
 
 #[test]
-fn every_module_says_what_it_is_and_is_not_too_long() {
+fn every_module_says_what_it_is() {
     for (path, source) in sources() {
         assert!(source.starts_with("//! "), "{path} opens with what it is");
-        let lines = source.lines().count();
-        assert!(lines <= 800, "{path} has {lines} lines; split it");
     }
+}
+
+/// The most lines of a source file.
+const MOST_LINES: usize = 500;
+
+#[test]
+fn no_source_file_is_too_long() {
+    let extensions = ["rs", "py", "js", "h", "hpp", "cuh", "cu"];
+    let own = extensions.into_iter().flat_map(|extension| with_extension("", extension));
+    let own = own.filter(|(path, _)| !path.contains("/vendor/"));
+    let lengths = own.map(|(path, source)| (source.lines().count(), path));
+    let mut long: Vec<_> = lengths.filter(|(lines, _)| *lines > MOST_LINES).collect();
+    long.sort_by(|a, b| b.cmp(a));
+    let long: Vec<String> = long.into_iter().map(|(lines, path)| format!("{path} has {lines}")).collect();
+    assert!(long.is_empty(), "files of more than {MOST_LINES} lines; split them:\n{}", long.join("\n"));
 }
 
 /// Packages of the workspace that the manifest of one names, in any section.
@@ -166,7 +179,7 @@ const HASHED: &[(&str, &str)] = &[
     ("ir/src/module.rs", "types are looked up, never listed"),
     ("ir/src/text/read.rs", "names are looked up, never listed"),
     ("ir/src/schedule/text/read.rs", "names are looked up, never listed"),
-    ("ir/src/schedule/verify/meaning.rs", "values from outside are looked up, never listed"),
+    ("ir/src/schedule/verify/meaning/values.rs", "values from outside are looked up, never listed"),
     ("passes/plan/src/memory.rs", "tensors are looked up, and listed in the order of buffers"),
     ("passes/plan/src/simulate/mod.rs", "asks whether a call was seen"),
     ("ir/src/verify/mod.rs", "asks whether a name was seen"),

@@ -37,6 +37,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
     ("watch.hpp", include_str!("runtime/watch.hpp")),
+    ("products.hpp", include_str!("runtime/products.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("compare.hpp", include_str!("runtime/compare.hpp")),
     ("options.hpp", include_str!("runtime/options.hpp")),

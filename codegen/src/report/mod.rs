@@ -11,15 +11,18 @@ use serde_json::Value;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-const PLAN: Kind = Kind { body: include_str!("plan.html"), script: include_str!("plan.js") };
-const SERVING: Kind = Kind { body: include_str!("serving.html"), script: include_str!("serving.js") };
+const PLAN: Kind = Kind {
+    body: include_str!("plan.html"),
+    scripts: &[include_str!("timeline.js"), include_str!("plan.js")],
+};
+const SERVING: Kind = Kind { body: include_str!("serving.html"), scripts: &[include_str!("serving.js")] };
 const LIBRARIES: [&str; 2] = [include_str!("vendor/d3.min.js"), include_str!("vendor/plot.umd.min.js")];
 const SHARED: [&str; 2] = [include_str!("tables.js"), include_str!("charts.js")];
 
 /// The parts of a page that differ by its subject.
 struct Kind {
     body: &'static str,
-    script: &'static str,
+    scripts: &'static [&'static str],
 }
 
 /// The drawing of a function.
@@ -54,7 +57,7 @@ pub fn serving(title: &str, data: &Value) -> String {
 
 impl Kind {
     fn page(&self, title: &str, data: &Value, drawings: &str) -> String {
-        let scripts = LIBRARIES.iter().chain(&SHARED).chain([&self.script]);
+        let scripts = LIBRARIES.iter().chain(&SHARED).chain(self.scripts);
         let scripts: String = scripts.map(|script| format!("<script>{script}</script>\n")).collect();
         let parts = [
             ("{{title}}", escaped(title)),
@@ -100,8 +103,8 @@ mod tests {
         let svg = "<svg></svg>".to_owned();
         let page = page(text, &json!({ "model": text }), &[Drawing { title: text.to_owned(), svg }]);
         assert!(!page.contains("<img"), "markup in a text");
-        let kinds = [PLAN, SERVING].into_iter().flat_map(|kind| [kind.body, kind.script]);
-        let own = SHARED.into_iter().chain([STYLE, PAGE]).chain(kinds);
+        let scripts = [PLAN, SERVING].into_iter().flat_map(|kind| kind.scripts).copied();
+        let own = SHARED.into_iter().chain([STYLE, PAGE, PLAN.body, SERVING.body]).chain(scripts);
         for part in own {
             for outside in ["http:", "https:", "@import", "url(", "fetch(", "XMLHttpRequest", "src="] {
                 assert!(!part.contains(outside), "`{outside}`");

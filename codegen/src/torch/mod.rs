@@ -9,6 +9,7 @@ mod function;
 mod handover;
 mod library;
 mod python;
+mod terms;
 
 use std::collections::BTreeSet;
 

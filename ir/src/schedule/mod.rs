@@ -8,26 +8,25 @@
 //! end of a frame that communicates the streams that it uses have met. To every other stream such a call is one task of
 //! the compute stream, as is a call of a frame that does not communicate.
 
+mod buffer;
 pub mod integers;
 mod reach;
 mod streams;
+mod task;
 mod text;
 mod verify;
 
+pub use buffer::{Buffer, BufferId, Content, Place};
 pub use reach::{Operand, reaches, reaches_part};
 pub use streams::{Stream, Streams};
+pub use task::{EventId, FrameId, Task, Transfer, Work};
 pub use text::{parse, print};
 pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
 
 use crate::boxes::Side;
-use crate::dtype::DType;
-use crate::entity;
 use crate::entity::{Arena, Entity};
 use crate::handles::Layers;
 use crate::layers::{self, Call, Runs};
@@ -36,26 +35,10 @@ use crate::mesh::Rank;
 use crate::message::Parcel;
 use crate::ops::table::experts::{Deal, Experts};
 use crate::ops::table::op::Op;
-use crate::ops::table::source::{Binding, Target};
-use crate::ops::table::structure::{Scan, Stage};
+use crate::ops::table::structure::Stage;
 use crate::phase::Phase;
 use crate::space::Space;
 use crate::strided::{self, Strided};
-use crate::types::TensorType;
-
-entity!(
-    /// A frame of a [`Schedule`].
-    #[derive(Serialize, Deserialize)]
-    FrameId, "@"
-);
-entity!(
-    /// A buffer of a [`Frame`].
-    BufferId, "$"
-);
-entity!(
-    /// An event of a [`Frame`].
-    EventId, "e"
-);
 
 /// Alignment of buffers, bytes.
 pub const ALIGNMENT: u64 = 256;
@@ -321,231 +304,4 @@ pub struct FrameOutput {
     pub name: Option<String>,
     /// The buffer.
     pub buffer: BufferId,
-}
-
-/// A region of memory with a meaning.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Buffer {
-    /// The name without the `$`, unique in its frame.
-    pub name: String,
-    /// Its content.
-    pub content: Content,
-    /// Its place.
-    pub place: Place,
-}
-
-/// The content of a buffer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Content {
-    /// A rank's part of a tensor, dense, row-major, unless it is in a wire.
-    Tensor(Arc<TensorType>),
-    /// Blocks as they are sent, one after another in order of peers.
-    Wire {
-        /// Element type.
-        dtype: DType,
-        /// Elements, on the busiest rank.
-        elements: u64,
-    },
-}
-
-impl Buffer {
-    /// The type of the tensor that it is for; nothing for a wire.
-    pub fn tensor(&self) -> Option<&TensorType> {
-        match &self.content {
-            Content::Tensor(ty) => Some(ty),
-            Content::Wire { .. } => None,
-        }
-    }
-
-    /// Bytes on the busiest rank, unaligned.
-    pub fn bytes(&self, space: &Space) -> u64 {
-        match &self.content {
-            Content::Tensor(ty) => space.max_local_bytes(ty),
-            Content::Wire { dtype, elements } => dtype.bytes() * elements,
-        }
-    }
-
-    /// Whether it is a state of the layer after that of the frame.
-    pub fn place_is_of_next_layer(&self) -> bool {
-        self.place.home().is_some_and(|(_, binding)| binding.is_of_next_layer())
-    }
-
-    /// Whether it is a state in the memory of the host.
-    pub fn is_in_host_memory(&self) -> bool {
-        matches!(&self.place, Place::State(binding) if binding.host)
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        match &self.content {
-            Content::Tensor(ty) => ty.dtype,
-            Content::Wire { dtype, .. } => *dtype,
-        }
-    }
-}
-
-/// The place of a buffer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// At an offset from the start of the frame, bytes.
-    Frame(u64),
-    /// Where the caller has the argument.
-    Argument(usize),
-    /// Where the caller wants the result. It may be where the caller has the argument of the same number: a frame
-    /// writes it only when that argument has been read for the last time.
-    Result(usize),
-    /// In another buffer ([`Frame::strided`]): in a wire, where the transfer wants or brought it, so that nothing packs or unpacks
-    /// it; or in a tensor of which it is a part, so that nothing takes it from there or joins it.
-    Inside {
-        /// The wire or the tensor.
-        whole: BufferId,
-        /// Which tensor of the message it is, or which part of the tensor.
-        part: usize,
-    },
-    /// Loaded from the file of parameters before the run, one for each layer where the name has `{layer}`; outside the arena.
-    Weight(Binding),
-    /// Loaded from the file of inputs before the run; outside the arena.
-    Input(Binding),
-    /// Kept from step to step, zero before the first; outside the arena.
-    State(Binding),
-}
-
-impl Place {
-    /// The weight or the state that is there.
-    pub(crate) fn home(&self) -> Option<(Target, &Binding)> {
-        match self {
-            Place::Weight(binding) => Some((Target::Param, binding)),
-            Place::State(binding) => Some((Target::State, binding)),
-            Place::Frame(_)
-            | Place::Inside { .. }
-            | Place::Argument(_)
-            | Place::Result(_)
-            | Place::Input(_) => None,
-        }
-    }
-}
-
-/// One step of a stream.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Task {
-    /// The queue.
-    pub stream: Stream,
-    /// The work.
-    pub work: Work,
-    /// Buffers read, in the order of operands.
-    pub reads: Vec<BufferId>,
-    /// Buffers written, in the order of results.
-    pub writes: Vec<BufferId>,
-    /// Events that must have happened before it starts.
-    pub waits: Vec<EventId>,
-    /// The event that happens when it ends.
-    pub records: Option<EventId>,
-}
-
-/// The work of a task.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Work {
-    /// Runs an operation on local tensors: anything but sources, calls and communication.
-    Compute(Op),
-    /// Gathers the blocks that the collective sends into a wire buffer, in order of peers; tensors that lie in the wire are
-    /// there.
-    Pack(Transfer),
-    /// Communicates: reads the tensor or the packed blocks, writes the blocks received or the tensor itself. The
-    /// content of its buffers says which.
-    Exchange(Transfer),
-    /// Puts received blocks, in order of peers, where they belong in the tensor; tensors that lie in the wire stay there.
-    Unpack(Transfer),
-    /// Copies a buffer to another of the same content.
-    Copy,
-    /// Runs a frame once for each layer; reads are its arguments, writes its results. Over several layers the buffer
-    /// of carried result `i` is that of argument `i`; a layer's slice of a stack has the number of the layer in the call.
-    Call {
-        /// The frame.
-        callee: FrameId,
-        /// The layers.
-        layers: Layers,
-        /// How much further the layers are for each layer of the caller.
-        stride: u64,
-        /// The results that each layer returns by itself.
-        scan: Option<Scan>,
-        /// The stage of a pipeline that runs it; all ranks when absent.
-        stage: Option<Stage>,
-        /// Where the callee's frame starts, bytes from the start of this one.
-        base: u64,
-    },
-}
-
-impl Work {
-    /// The word of the text form; of a computation its operation's.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Work::Compute(op) => op.name(),
-            Work::Pack(_) => "pack",
-            Work::Exchange(_) => "exchange",
-            Work::Unpack(_) => "unpack",
-            Work::Copy => "copy",
-            Work::Call { .. } => "call",
-        }
-    }
-
-    /// The frame that it calls.
-    pub fn callee(&self) -> Option<FrameId> {
-        match self {
-            Work::Call { callee, .. } => Some(*callee),
-            Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
-        }
-    }
-
-    /// The collective that it carries out.
-    pub fn exchange(&self) -> Option<&Transfer> {
-        match self {
-            Work::Exchange(transfer) => Some(transfer),
-            Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy | Work::Call { .. } => None,
-        }
-    }
-}
-
-/// A collective: the tensors that it carries, at least one; several where they were coalesced.
-///
-/// Of several, `Pack` reads all and writes one wire, `Unpack` reads one wire and writes all, and the exchange is from
-/// wire to wire, laid out as [`message::wire`](crate::message::wire) says.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Transfer {
-    /// All by collectives of one kind between the same ranks; never empty.
-    parcels: Vec<Parcel>,
-}
-
-impl Transfer {
-    /// The transfer of one tensor.
-    pub fn one(op: Op, from: TensorType, to: TensorType) -> Self {
-        Self { parcels: vec![Parcel { op, from, to }] }
-    }
-
-    /// The transfer of some tensors; none where there are none.
-    pub fn of(parcels: Vec<Parcel>) -> Option<Self> {
-        (!parcels.is_empty()).then_some(Self { parcels })
-    }
-
-    /// The tensors, in the order in which they are packed and unpacked.
-    pub fn parcels(&self) -> &[Parcel] {
-        &self.parcels
-    }
-
-    /// The first of them: kind, element type and ranks are those of all.
-    pub fn first(&self) -> &Parcel {
-        self.parcels.first().expect("a transfer is made of at least one tensor")
-    }
-
-    /// Whether each tensor is sent from its buffer and received in its buffer, without a wire: permutes move whole shards.
-    pub fn is_direct(&self) -> bool {
-        matches!(self.first().op, Op::Permute)
-    }
-
-    /// The tensor, where it is the only one.
-    pub fn only(&self) -> Option<&Parcel> {
-        match self.parcels.as_slice() {
-            [one] => Some(one),
-            _ => None,
-        }
-    }
 }

@@ -12,7 +12,7 @@ use ithaca_ir::{AxisId, Mesh, Rank};
 
 use crate::address::{Address, Region, TableId};
 use crate::argument::Word;
-use crate::ops::view::List;
+use crate::ops::trace::List;
 use crate::program::Table;
 use crate::record::{Block, Collective, Grid, Launch, Matrix, Product, Record, Transfer};
 use crate::value::{Choice, Int, Varying};

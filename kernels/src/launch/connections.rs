@@ -1,9 +1,7 @@
 //! The connections of a process, over which its rank exchanges blocks.
 
-use std::collections::VecDeque;
-use std::io::{BufReader, BufWriter, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,14 +11,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{LaunchError, Phase};
-use super::frame::{self, FrameError, Kind, Limits};
+use super::frame::{self, Kind, Limits};
 use super::peers::{Peer, Peers};
+use super::traffic::{Failure, Inbox, Item, Outgoing, Shared, State, recv_loop, send_loop};
 use crate::cpu::Communicator;
 use crate::error::RunError;
 use crate::tensor::index;
-
-/// The size of read and write buffers, bytes.
-const BUFFER: usize = 1 << 17;
 
 /// The shortest and the longest pause after which a process tells the others that it runs.
 const MIN_BEAT: Duration = Duration::from_millis(100);
@@ -50,66 +46,6 @@ struct Channel {
     address: SocketAddr,
     /// To the writing thread; `None` once closed.
     queue: Mutex<Option<Sender<Outgoing>>>,
-}
-
-#[derive(Debug)]
-enum Outgoing {
-    Block(Stream, Vec<f32>),
-    Frame(Kind, Vec<u8>),
-}
-
-/// The state that the threads of a process share.
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    wake: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    /// By rank; that of this rank stays empty.
-    inboxes: Vec<Inbox>,
-    /// The first failure that was noticed.
-    failure: Option<Failure>,
-    /// Whether this process has sent a failure to the others.
-    has_aborted: bool,
-    limits: Limits,
-    /// The number of running threads.
-    open: usize,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    /// By stream.
-    streams: [FromStream; Stream::COUNT],
-    messages: VecDeque<(Kind, Vec<u8>)>,
-    /// Whether the sender may close the connection.
-    is_finalized: bool,
-    /// When its last frame arrived; `None` before the first.
-    heard: Option<Instant>,
-}
-
-/// What a stream of a sender has sent.
-#[derive(Debug, Default)]
-struct FromStream {
-    /// Blocks, and the ends of steps.
-    blocks: VecDeque<Item>,
-    /// Steps that have ended here while blocks of this sender may be left over.
-    ended: usize,
-}
-
-#[derive(Debug)]
-enum Item {
-    Block(Vec<f32>),
-    End,
-}
-
-#[derive(Clone, Debug)]
-enum Failure {
-    /// A connection closed unexpectedly.
-    Lost { rank: u64, address: SocketAddr, why: String },
-    /// A rank reported its failure.
-    Reported { rank: u64, message: String },
 }
 
 impl Connections {
@@ -409,99 +345,5 @@ impl Communicator for Connections {
 
     fn fail(&self, _rank: Rank, error: &RunError) {
         self.abort(&error.to_string());
-    }
-}
-
-impl Shared {
-    /// A thread that panicked while it held the lock left nothing half done: every change is one insertion.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records a failure, if it is the first.
-    fn fail(&self, failure: Failure) {
-        self.state().failure.get_or_insert(failure);
-        self.wake.notify_all();
-    }
-}
-
-/// Writes queued frames until the queue is closed, then closes the writing side.
-fn send_loop(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
-    let mut out = BufWriter::with_capacity(BUFFER, stream);
-    let mut send = || -> std::io::Result<()> {
-        loop {
-            let next = match outgoing.try_recv() {
-                Ok(next) => next,
-                Err(TryRecvError::Disconnected) => return out.flush(),
-                Err(TryRecvError::Empty) => {
-                    out.flush()?;
-                    match outgoing.recv() {
-                        Ok(next) => next,
-                        Err(_) => return Ok(()),
-                    }
-                }
-            };
-            match next {
-                Outgoing::Block(stream, data) => frame::write_block(&mut out, stream, &data)?,
-                Outgoing::Frame(kind, body) => frame::write(&mut out, kind, &body)?,
-            }
-        }
-    };
-    // The reading thread notices a closed connection.
-    let _ = send();
-    let (stream, _) = out.into_parts();
-    let _ = stream.shutdown(Shutdown::Write);
-}
-
-/// Reads the frames of a rank until its connection ends.
-fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream) {
-    let mut input = BufReader::with_capacity(BUFFER, stream);
-    let lost = |why: String| shared.fail(Failure::Lost { rank, address, why });
-    loop {
-        let frame = frame::read(&mut input, || shared.state().limits);
-        let (kind, body) = match frame {
-            Ok(frame) => frame,
-            Err(error) => {
-                let is_finalized = shared.state().inboxes[index(rank)].is_finalized;
-                match error {
-                    FrameError::Closed if is_finalized => {}
-                    FrameError::Closed => lost("closed its connection".to_owned()),
-                    FrameError::Io(error) => lost(format!("cannot be read from ({error})")),
-                    FrameError::Malformed(message) => lost(format!("sent a malformed frame: {message}")),
-                }
-                return;
-            }
-        };
-        let mut state = shared.state();
-        let inbox = &mut state.inboxes[index(rank)];
-        inbox.heard = Some(Instant::now());
-        match kind {
-            Kind::Alive => continue,
-            Kind::Block => match frame::block(&body) {
-                Some((stream, block)) => inbox.streams[stream as usize].blocks.push_back(Item::Block(block)),
-                None => {
-                    drop(state);
-                    return lost("sent a malformed block".to_owned());
-                }
-            },
-            Kind::End => inbox.streams.iter_mut().for_each(|from| from.blocks.push_back(Item::End)),
-            Kind::Finalize => inbox.is_finalized = true,
-            Kind::Abort => {
-                // It closes next, and its message is the failure.
-                inbox.is_finalized = true;
-                let (rank, message) =
-                    frame::decode(&body).unwrap_or((rank, "for no stated reason".to_owned()));
-                state.failure.get_or_insert(Failure::Reported { rank, message });
-            }
-            Kind::Agree | Kind::Shared | Kind::Result | Kind::Update | Kind::ExitCode => {
-                inbox.messages.push_back((kind, body));
-            }
-            Kind::Hello | Kind::Addresses | Kind::Connected => {
-                drop(state);
-                return lost("sent a frame of the rendezvous".to_owned());
-            }
-        }
-        drop(state);
-        shared.wake.notify_all();
     }
 }

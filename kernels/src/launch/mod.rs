@@ -37,6 +37,7 @@ mod listener;
 mod peers;
 mod process;
 mod rendezvous;
+mod traffic;
 mod untrusted;
 
 pub use environment::LaunchEnv;

@@ -9,8 +9,7 @@ mod profile;
 mod scores;
 mod words;
 
-use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
@@ -18,12 +17,12 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::order::joined;
-use ithaca_ir::phase::Phase;
-use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule};
+use ithaca_ir::schedule::{Content, Frame, Place, Schedule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use lives::{Alive, Kind};
 pub(crate) use lives::{alive_bytes, lives};
 pub use profile::{Moment, Profile, profile};
 
@@ -302,75 +301,13 @@ fn at_peak(schedule: &Schedule, frame: &Frame, memory: &mut Memory) {
     }
 }
 
-/// The buffers of a frame while it runs.
-struct Alive<'a> {
-    schedule: &'a Schedule,
-    frame: &'a Frame,
-    lives: Vec<(BufferId, Range<usize>)>,
-    /// Results of calls of the forward pass.
-    made: BTreeSet<BufferId>,
-    /// Operands of calls of the backward pass.
-    read: BTreeSet<BufferId>,
-}
-
-/// The purpose of a buffer of the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// A wire.
-    Communication,
-    /// A result of the forward pass that waits for the backward pass.
-    Saved,
-    Other,
-}
-
-impl<'a> Alive<'a> {
-    fn of(schedule: &'a Schedule, frame: &'a Frame) -> Self {
-        let mut alive =
-            Self { schedule, frame, lives: lives(frame), made: BTreeSet::new(), read: BTreeSet::new() };
-        for (i, task) in frame.tasks.iter().enumerate() {
-            match alive.callee(i).map(|frame| frame.phase) {
-                Some(Phase::Forward) => alive.made.extend(&task.writes),
-                Some(Phase::Backward) => alive.read.extend(&task.reads),
-                Some(Phase::Update) | None => {}
-            }
-        }
-        alive
-    }
-
-    fn callee(&self, task: usize) -> Option<&'a Frame> {
-        self.frame.tasks[task].work.callee().map(|callee| &self.schedule.frames[callee])
-    }
-
-    /// Bytes that are alive during each task, callees included.
-    fn bytes(&self) -> Vec<u64> {
-        let mut held = alive_bytes(self.schedule, self.frame, &self.lives);
-        for (task, sum) in held.iter_mut().enumerate() {
-            *sum += self.callee(task).map_or(0, |frame| frame.bytes);
-        }
-        held
-    }
-
-    /// The buffers that are alive during a task.
-    fn at(&self, task: usize) -> impl Iterator<Item = BufferId> {
-        self.lives.iter().filter(move |(_, tasks)| tasks.contains(&task)).map(|(id, _)| *id)
-    }
-
-    fn kind(&self, buffer: BufferId) -> Kind {
-        match self.frame.buffers[buffer].content {
-            Content::Wire { .. } => Kind::Communication,
-            Content::Tensor(_) if self.made.contains(&buffer) && self.read.contains(&buffer) => Kind::Saved,
-            Content::Tensor(_) => Kind::Other,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
 
     use ithaca_ir::boxes::Side;
     use ithaca_ir::ops::Binding;
-    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Task, Transfer, Work};
+    use ithaca_ir::schedule::{Buffer, BufferId, FrameId, FrameOutput, Stream, Task, Transfer, Work};
     use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;

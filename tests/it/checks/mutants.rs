@@ -7,8 +7,9 @@ use ithaca_ir::schedule::{self, Content, Schedule, Work};
 use ithaca_ir::{Diagnostic, verify};
 
 use super::corpus::{Case, corpus};
+use super::facts::difference;
 use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap, swap_on_one_rank};
-use super::order::{difference, facts, wires_fit};
+use super::order::{facts, wires_fit};
 use crate::fuzz::Choices;
 use crate::tier;
 

@@ -8,6 +8,7 @@ mod goldens;
 mod ineffective;
 mod kinds;
 mod malformed;
+mod odd_values;
 mod pipelines;
 mod project;
 mod refusals;
@@ -16,6 +17,7 @@ mod runtime;
 mod serving;
 mod session;
 mod training;
+mod two_layouts;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

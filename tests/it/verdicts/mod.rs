@@ -1,5 +1,6 @@
 //! The verdict of `run` and `verify`: right results pass, of every model, layout, precision and number of steps; wrong ones fail.
 
+mod changes;
 mod wrong;
 
 use std::collections::BTreeMap;

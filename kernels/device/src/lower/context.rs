@@ -12,7 +12,8 @@ use crate::address::Region;
 use crate::argument::Pointer;
 use crate::error::LowerError;
 use crate::merge::{self, Span, Tables, Traced};
-use crate::ops::view::{Cx, Shared, Trace, View, signed};
+use crate::ops::trace::{Shared, Trace};
+use crate::ops::view::{Cx, View, signed};
 use crate::record::Record;
 use crate::value::Choice;
 

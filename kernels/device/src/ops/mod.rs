@@ -13,6 +13,7 @@ mod nan;
 mod parts;
 mod random;
 mod simple;
+pub(crate) mod trace;
 mod training;
 pub(crate) mod view;
 

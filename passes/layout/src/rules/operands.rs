@@ -3,21 +3,20 @@
 //! Programs for a rule are drawn from the result down to the values: each operand of the pattern is drawn for the type
 //! chosen here. A draw may be wrong: inference runs afterwards, and a draw with another result type is discarded.
 
-use std::collections::BTreeMap;
+mod attention;
+mod drawer;
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attr, Unary};
-use ithaca_ir::{DType, DimId, Layout, Order, TensorType};
+use ithaca_ir::{DType, DimId, Layout, TensorType};
 
 use super::draw::Draw;
 use super::syntax::App;
-
-/// Attributes fixed by literals or bound variables.
-pub(super) type Fixed = BTreeMap<String, Attr>;
-
-/// Attributes by name.
-type Attributes = Vec<(String, Attr)>;
+pub(super) use drawer::Fixed;
+use drawer::{
+    Attributes, Drawer, call, from_parts, laid_out_as, renamed, whole_dims, with_dim, with_last, word,
+};
 
 /// Random attributes and operand types of `app` for a result of type `want`; `may_add` allows attributes that neither
 /// the pattern nor `fixed` has. `None` when no operand gives `want`, or the draw failed.
@@ -141,97 +140,7 @@ pub(super) fn operands(
     Some((d.attrs, operands))
 }
 
-struct Drawer<'a> {
-    draw: &'a mut Draw,
-    app: &'a App,
-    fixed: &'a Fixed,
-    may_add: bool,
-    attrs: Attributes,
-}
-
 impl Drawer<'_> {
-    /// Whether the pattern or the bound attributes have this one.
-    fn names(&self, key: &str) -> bool {
-        self.fixed.contains_key(key) || self.app.attrs.iter().any(|(name, _)| name.text == key)
-    }
-
-    /// Whether to include an optional attribute.
-    fn wants(&mut self, key: &str) -> bool {
-        self.names(key) || (self.may_add && self.draw.rng.once_in(3))
-    }
-
-    /// The dimension from which the operation derives `dim`.
-    fn base(&self, dim: DimId) -> Option<DimId> {
-        let dim = &self.draw.space.dims[dim];
-        match self.app.op.as_str() {
-            "repeat" | "sum_copies" => dim.copies,
-            "take" | "join" => dim.part.map(|part| part.of),
-            _ => dim.fetched.as_ref().map(|fetched| fetched.of),
-        }
-    }
-
-    /// The dimensions that the operation derives from `base`.
-    fn derived(&self, base: DimId) -> Vec<DimId> {
-        self.draw.space.dims.ids().filter(|&dim| self.base(dim) == Some(base)).collect()
-    }
-
-    /// Sets an attribute: the fixed value, or else the drawn one.
-    fn attr(&mut self, key: &str, drawn: Attr) {
-        let attr = self.fixed.get(key).cloned().unwrap_or(drawn);
-        self.attrs.push((key.to_owned(), attr));
-    }
-
-    fn number(&mut self, key: &str, from: &[f64]) {
-        let x = self.draw.rng.one_of(from).unwrap_or(1.0);
-        self.attr(key, Attr::Float(x));
-    }
-
-    fn dim(&mut self, key: &str, dim: DimId) {
-        self.attrs.push((key.to_owned(), word(&self.draw.space.dims[dim].name)));
-    }
-
-    /// The fixed dimension, if there is one.
-    fn fixed_dim(&self, key: &str) -> Option<DimId> {
-        self.fixed.get(key).and_then(|attr| self.named(attr))
-    }
-
-    /// The dimension that an attribute names.
-    fn named(&self, attr: &Attr) -> Option<DimId> {
-        match attr {
-            Attr::Word(word) => self.draw.space.dim(word),
-            _ => None,
-        }
-    }
-
-    /// One of `candidates`, or the fixed one if it is among them.
-    fn one_dim(&mut self, key: &str, candidates: &[DimId]) -> Option<DimId> {
-        let dim = if self.fixed.contains_key(key) {
-            self.fixed_dim(key).filter(|d| candidates.contains(d))?
-        } else {
-            self.draw.rng.one_of(candidates)?
-        };
-        self.dim(key, dim);
-        Some(dim)
-    }
-
-    /// A dimension declared by the operation, new unless it is fixed.
-    fn own_dim(&mut self, key: &str, sizes: &[u64]) -> Option<DimId> {
-        let dim =
-            if self.fixed.contains_key(key) { self.fixed_dim(key)? } else { self.draw.sized_dim(sizes) };
-        self.dim(key, dim);
-        Some(dim)
-    }
-
-    fn one_axis(&mut self, candidates: &[AxisId]) -> Option<AxisId> {
-        let axis = match self.fixed.get("axis") {
-            Some(Attr::Word(word)) => self.draw.space.mesh.axis(word).filter(|a| candidates.contains(a))?,
-            Some(_) => return None,
-            None => self.draw.rng.one_of(candidates)?,
-        };
-        self.attrs.push(("axis".to_owned(), word(&self.draw.space.mesh.axes[axis].name)));
-        Some(axis)
-    }
-
     /// A second operand: the whole type, or some of its dimensions.
     fn part_of(&mut self, want: &TensorType) -> TensorType {
         let all = self.draw.rng.once_in(2);
@@ -348,189 +257,6 @@ impl Drawer<'_> {
         Some(vec![want.clone(), laid_out_as(want, DType::I32, vec![tokens])])
     }
 
-    /// The types of the output and the lse of an attention that returns `want`.
-    fn rows(&mut self, want: &TensorType) -> (TensorType, TensorType) {
-        if self.app.result == 1 {
-            let width = self.draw.fresh_dim(&[2, 3]);
-            let o = with_last(want, width);
-            let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
-            return (TensorType { dtype, ..o }, want.clone());
-        }
-        let mut lse = without_last(want, DType::F32);
-        lse.layout.moved.clone_from(&want.layout.moved);
-        (want.clone(), lse)
-    }
-
-    /// `q`, `k` and `v` of an attention whose queries and heads have the layout of `rows`, `[… queries heads]`.
-    ///
-    /// `width` is the width of queries and keys, `e` of values; an absent one is drawn.
-    fn sides(
-        &mut self,
-        rows: &TensorType,
-        dtype: DType,
-        width: Option<DimId>,
-        e: Option<DimId>,
-    ) -> Option<[TensorType; 3]> {
-        let n = rows.dims.len();
-        if n < 2 {
-            return None;
-        }
-        let (queries, heads) = (rows.dims[n - 2], rows.dims[n - 1]);
-        let kv_heads = self.kv_heads(rows, heads)?;
-        let keys = match self.fixed_dim("keys") {
-            Some(keys) => keys,
-            None if rows.axes_of(queries).is_empty() && self.draw.rng.once_in(2) => queries,
-            None => self.draw.sized_dim(&[2, 3, 4, 8]),
-        };
-        let width = match (width.or(self.fixed_dim("width")), e) {
-            (Some(width), _) => width,
-            (None, Some(e)) if self.draw.rng.once_in(2) => e,
-            (None, _) => self.draw.fresh_dim(&[2, 3]),
-        };
-        let e = match e {
-            Some(e) => e,
-            None if self.draw.rng.once_in(2) => width,
-            None => self.draw.fresh_dim(&[2, 3]),
-        };
-        self.dim("queries", queries);
-        self.dim("heads", heads);
-        self.dim("kv_heads", kv_heads);
-        self.dim("keys", keys);
-        self.dim("width", width);
-        self.scores_attrs(queries, keys);
-        let q = TensorType { dtype, ..with_last(rows, width) };
-        let front: Vec<(DimId, AxisList)> =
-            rows.dims[..n - 2].iter().map(|&d| (d, rows.axes_of(d).into())).collect();
-        let side = |last: DimId| {
-            let mut parts = front.clone();
-            parts.push((keys, AxisList::new()));
-            parts.push((kv_heads, rows.axes_of(heads).into()));
-            parts.push((last, AxisList::new()));
-            from_parts(dtype, parts)
-        };
-        Some([q, side(width), side(e)])
-    }
-
-    /// Key/value heads for these heads: the same, or fewer that each serve a group.
-    fn kv_heads(&mut self, rows: &TensorType, heads: DimId) -> Option<DimId> {
-        if let Some(fixed) = self.fixed_dim("kv_heads") {
-            return Some(fixed);
-        }
-        let dim = self.draw.space.dims[heads].clone();
-        if dim.granule != 1 {
-            return None;
-        }
-        if dim.copies.is_some() || dim.order != Order::Contiguous || self.draw.rng.once_in(3) {
-            return Some(heads);
-        }
-        let degree = self.draw.space.mesh.degree(rows.axes_of(heads));
-        let groups: Vec<u64> = (1..=4).filter(|g| dim.size.is_multiple_of(g * degree)).collect();
-        let group = self.draw.rng.one_of(&groups)?;
-        let kv_heads = self.draw.fresh_dim(&[dim.size / group]);
-        self.draw.space.dims[heads].granule = group;
-        self.draw.space.dims[kv_heads].uneven = dim.uneven;
-        Some(kv_heads)
-    }
-
-    fn scores_attrs(&mut self, queries: DimId, keys: DimId) {
-        let (n_queries, n_keys) = (self.draw.space.size(queries), self.draw.space.size(keys));
-        let mut masks = vec![word("full"), Attr::Numbers("prefix".to_owned(), vec![1])];
-        if n_queries == n_keys {
-            let window = call("window", [("left", Attr::Int(1)), ("right", Attr::Int(0))]);
-            masks.extend([word("causal"), window.clone(), Attr::All(vec![word("causal"), window])]);
-        }
-        let mask = self.draw.rng.one_of(&masks).unwrap_or(word("full"));
-        self.attr("mask", mask);
-        self.number("scale", &[0.5, 1.0, 2.0, 4.0]);
-        if self.wants("softcap") {
-            self.number("softcap", &[0.5, 2.0]);
-        }
-    }
-
-    fn attention(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let choices = match self.app.result {
-            0 => ["output", "with_lse", "part"].as_slice(),
-            _ => ["with_lse", "part"].as_slice(),
-        };
-        let mut returns = "output".to_owned();
-        if self.wants("returns") || self.app.result > 0 {
-            returns = self.draw.rng.one_of(choices)?.to_owned();
-            if let Some(Attr::Word(fixed)) = self.fixed.get("returns") {
-                returns.clone_from(fixed);
-            }
-        }
-        if returns != "output" || self.names("returns") {
-            self.attr("returns", word(&returns));
-        }
-        let (rows, e) = match self.app.result {
-            0 => (without_last(want, want.dtype), want.dims.last().copied()),
-            _ => (want.clone(), None),
-        };
-        let dtype = match (self.app.result, returns.as_str()) {
-            (0, "output" | "with_lse") => want.dtype,
-            _ => self.draw.rng.one_of(&[DType::F32, DType::BF16])?,
-        };
-        let mut operands: Vec<TensorType> = self.sides(&rows, dtype, None, e)?.into();
-        self.bias(3, &rows, &mut operands)?;
-        Some(operands)
-    }
-
-    /// The learned bias, if the pattern has an operand for it.
-    fn bias(&mut self, n_others: usize, rows: &TensorType, operands: &mut Vec<TensorType>) -> Option<()> {
-        if self.app.operands.len() > n_others {
-            let buckets = self.draw.fresh_dim(&[4, 8]);
-            let name = word(&self.draw.space.dims[buckets].name);
-            let sides = word(self.draw.rng.one_of(&["both", "before"])?);
-            let args = [("buckets", name), ("max_distance", Attr::Int(16)), ("sides", sides)];
-            self.attr("bias", call("relative", args));
-            operands.push(laid_out_as(rows, DType::F32, vec![buckets, *rows.dims.last()?]));
-        }
-        Some(())
-    }
-
-    fn attention_backward(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        if self.app.result > 0 {
-            return None;
-        }
-        let rows = without_last(want, want.dtype);
-        let [q, k, v] = self.sides(&rows, want.dtype, want.dims.last().copied(), None)?;
-        let d_o = TensorType { dtype: want.dtype, ..with_last(&rows, *v.dims.last()?) };
-        let lse = TensorType { dtype: DType::F32, ..rows.clone() };
-        let mut operands = vec![q, k, v, d_o, lse.clone(), lse];
-        self.bias(6, &rows, &mut operands)?;
-        Some(operands)
-    }
-
-    fn scores(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let columns = self.one_dim("columns", &[*want.dims.last()?])?;
-        let rows = without_last(want, want.dtype);
-        let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16])?;
-        let [q, k, _] = self.sides(&rows, dtype, None, None)?;
-        let k = self.with_columns(k, columns)?;
-        Some(vec![q, k])
-    }
-
-    fn weigh(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let rows = without_last(want, DType::F32);
-        let [_, _, v] = self.sides(&rows, DType::F32, None, want.dims.last().copied())?;
-        let columns = self.own_dim("columns", &[2, 3, 4])?;
-        let v = self.with_columns(v, columns)?;
-        Some(vec![with_last(&rows, columns), rows, v])
-    }
-
-    /// The keys' type with the dimension `columns` for the keys.
-    fn with_columns(&mut self, side: TensorType, columns: DimId) -> Option<TensorType> {
-        let keys = side.dims[side.dims.len() - 3];
-        let n = self.draw.space.size(columns);
-        if self.draw.space.size(keys) == n {
-            return Some(side);
-        }
-        let new = self.draw.fresh_dim(&[n]);
-        self.attrs.retain(|(key, _)| key != "keys");
-        self.dim("keys", new);
-        renamed(&side, keys, new)
-    }
-
     fn permute(&mut self, want: &TensorType) -> Vec<TensorType> {
         let splits: Vec<AxisId> = want.layout.split.iter().flatten().copied().collect();
         if self.draw.rng.once_in(2) {
@@ -584,55 +310,4 @@ impl Drawer<'_> {
         }
         Some(vec![ty])
     }
-}
-
-fn word(name: &str) -> Attr {
-    Attr::Word(name.to_owned())
-}
-
-fn call<const N: usize>(name: &str, args: [(&str, Attr); N]) -> Attr {
-    Attr::Call(name.to_owned(), args.map(|(key, attr)| (key.to_owned(), attr)).to_vec())
-}
-
-fn whole_dims(ty: &TensorType) -> Vec<DimId> {
-    ty.dims.iter().copied().filter(|&d| ty.axes_of(d).is_empty()).collect()
-}
-
-/// A tensor with some dimensions of `ty`, in its layout.
-fn laid_out_as(ty: &TensorType, dtype: DType, dims: Vec<DimId>) -> TensorType {
-    from_parts(dtype, dims.into_iter().map(|d| (d, ty.axes_of(d).into())).collect())
-}
-
-/// A tensor with all dimensions of `ty` but the last, in its layout.
-fn without_last(ty: &TensorType, dtype: DType) -> TensorType {
-    laid_out_as(ty, dtype, ty.dims[..ty.dims.len() - 1].to_vec())
-}
-
-fn from_parts(dtype: DType, parts: Vec<(DimId, AxisList)>) -> TensorType {
-    let mut ty = TensorType::new(dtype, parts.iter().map(|(d, _)| *d));
-    for (split, (_, axes)) in ty.layout.split.iter_mut().zip(parts) {
-        *split = axes;
-    }
-    ty
-}
-
-/// The type with `dim`, unsplit, as its last dimension.
-fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
-    with_dim(ty, ty.dims.len(), dim)
-}
-
-/// The type with `dim`, unsplit, at a position.
-fn with_dim(ty: &TensorType, at: usize, dim: DimId) -> TensorType {
-    let mut ty = ty.clone();
-    ty.dims.insert(at, dim);
-    ty.layout.split.insert(at, AxisList::new());
-    ty
-}
-
-/// The type with dimension `to` in place of `from`, split in the same way.
-fn renamed(ty: &TensorType, from: DimId, to: DimId) -> Option<TensorType> {
-    let i = ty.position(from)?;
-    let mut ty = ty.clone();
-    ty.dims[i] = to;
-    Some(ty)
 }

@@ -20,6 +20,7 @@ mod choice;
 mod degrees;
 mod experts;
 mod flow;
+mod gradients;
 mod inner;
 mod inside;
 mod join;

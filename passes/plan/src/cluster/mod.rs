@@ -16,6 +16,7 @@ mod prices;
 mod profiles;
 mod read;
 mod runtime;
+mod spread;
 mod write;
 
 use ithaca_ir::{Diagnostic, Rank};

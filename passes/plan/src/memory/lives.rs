@@ -1,9 +1,11 @@
-//! When the buffers of a frame are alive.
+//! When the buffers of a frame are alive, and for what.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{BufferId, Frame, Place, Schedule};
+use ithaca_ir::phase::Phase;
+use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule};
 
 /// For each buffer in the frame, the tasks from its first use to its last; an output lives to the end.
 pub(crate) fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
@@ -34,4 +36,66 @@ pub(crate) fn alive_bytes(
         alive[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
     }
     alive
+}
+
+/// The buffers of a frame while it runs.
+pub(super) struct Alive<'a> {
+    schedule: &'a Schedule,
+    frame: &'a Frame,
+    pub(super) lives: Vec<(BufferId, Range<usize>)>,
+    /// Results of calls of the forward pass.
+    made: BTreeSet<BufferId>,
+    /// Operands of calls of the backward pass.
+    read: BTreeSet<BufferId>,
+}
+
+/// The purpose of a buffer of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A wire.
+    Communication,
+    /// A result of the forward pass that waits for the backward pass.
+    Saved,
+    Other,
+}
+
+impl<'a> Alive<'a> {
+    pub(super) fn of(schedule: &'a Schedule, frame: &'a Frame) -> Self {
+        let mut alive =
+            Self { schedule, frame, lives: lives(frame), made: BTreeSet::new(), read: BTreeSet::new() };
+        for (i, task) in frame.tasks.iter().enumerate() {
+            match alive.callee(i).map(|frame| frame.phase) {
+                Some(Phase::Forward) => alive.made.extend(&task.writes),
+                Some(Phase::Backward) => alive.read.extend(&task.reads),
+                Some(Phase::Update) | None => {}
+            }
+        }
+        alive
+    }
+
+    pub(super) fn callee(&self, task: usize) -> Option<&'a Frame> {
+        self.frame.tasks[task].work.callee().map(|callee| &self.schedule.frames[callee])
+    }
+
+    /// Bytes that are alive during each task, callees included.
+    pub(super) fn bytes(&self) -> Vec<u64> {
+        let mut held = alive_bytes(self.schedule, self.frame, &self.lives);
+        for (task, sum) in held.iter_mut().enumerate() {
+            *sum += self.callee(task).map_or(0, |frame| frame.bytes);
+        }
+        held
+    }
+
+    /// The buffers that are alive during a task.
+    pub(super) fn at(&self, task: usize) -> impl Iterator<Item = BufferId> {
+        self.lives.iter().filter(move |(_, tasks)| tasks.contains(&task)).map(|(id, _)| *id)
+    }
+
+    pub(super) fn kind(&self, buffer: BufferId) -> Kind {
+        match self.frame.buffers[buffer].content {
+            Content::Wire { .. } => Kind::Communication,
+            Content::Tensor(_) if self.made.contains(&buffer) && self.read.contains(&buffer) => Kind::Saved,
+            Content::Tensor(_) => Kind::Other,
+        }
+    }
 }

@@ -8,6 +8,7 @@
 mod assumptions;
 mod diff;
 mod digest;
+mod figures;
 mod flops;
 mod layout;
 mod rates;
@@ -15,15 +16,14 @@ mod reason;
 mod review;
 mod stated;
 mod step;
+mod workload;
 
 use std::collections::BTreeMap;
 
 use ithaca_differentiate::{self as differentiate, Differentiate};
 use ithaca_import::{self as import, Mode};
-use ithaca_ir::schedule::Schedule;
-use ithaca_ir::traffic;
-use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Module, Op, Order, Space};
-use ithaca_layout::compile::{self, AttentionUse, Compiled};
+use ithaca_ir::{AxisId, Diagnostic, Diagnostics};
+use ithaca_layout::compile::{self, Compiled};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
@@ -32,12 +32,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::cost::reads;
 use crate::memory::Memory;
-use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
 pub use digest::digest;
+pub use figures::{
+    AttentionPlan, Collective, Communication, Dimension, Time, attention, collectives, dimensions, rounded,
+};
 pub use flops::model_flops;
 use layout::read_options;
 pub use layout::{
@@ -48,6 +49,7 @@ pub(crate) use reason::row;
 pub use reason::why_chosen;
 pub use review::{Review, ReviewOptions, Section, review};
 pub use step::Step;
+pub use workload::{Training, Workload};
 
 /// The version of the document that this program reads and writes.
 pub const VERSION: u32 = 6;
@@ -148,252 +150,6 @@ impl Model {
     pub fn new(name: impl Into<String>, config: serde_json::Value) -> Self {
         Self { name: name.into(), digest: digest(&config), config }
     }
-}
-
-/// What a model is asked to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Workload {
-    /// Prefill, train or decode.
-    pub mode: Mode,
-    /// Sequences.
-    pub batch: u64,
-    /// Tokens of each sequence; of the encoder's, where there is one beside the decoder.
-    pub sequence: u64,
-    /// Tokens of each sequence of the decoder, where that was said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target_sequence: Option<u64>,
-    /// Element type of weights and activations.
-    pub dtype: String,
-    /// How many tokens an expert takes, where that is bounded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<import::Capacity>,
-    /// Without a capacity, how many tokens an expert has slots for; all when left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expert_bound: Option<import::ExpertBound>,
-    /// Tokens that the cache of a sequence has room for, where sequences are continued.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<u64>,
-    /// The pages that caches are in; each sequence has room of its own when left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pages: Option<import::Pages>,
-    /// The most tokens of a step, for which caches of windows have room, where that was said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub step: Option<u64>,
-    /// Element type of caches, where it is not that of activations.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_type: Option<String>,
-    /// Lengths of the documents that are packed into each sequence, as in `8192 4096*3`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub documents: Option<import::Documents>,
-    /// The tokens whose logits a prefill returns.
-    #[serde(default, skip_serializing_if = "returns_all")]
-    pub logits: import::Logits,
-    /// What a training step does, where the mode is train.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub training: Option<Training>,
-    /// Micro-batches of a forward pass in stages.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub micro_batches: Option<u64>,
-    /// Fields of the description that were declared to have no influence.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ignore: Vec<String>,
-}
-
-/// Whether logits are those of all tokens, as plans that do not state them mean.
-fn returns_all(logits: &import::Logits) -> bool {
-    *logits == import::Logits::All
-}
-
-/// What a training step does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Training {
-    /// Which label belongs to which token.
-    pub labels: import::Labels,
-    /// Options of `differentiate` that are not as by default.
-    pub options: BTreeMap<String, String>,
-}
-
-impl Workload {
-    /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
-    /// description is that of the module's weights, or of its inputs.
-    pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let training = || Training {
-            labels: workload.labels,
-            options: workload.training.to_pipeline().into_iter().collect(),
-        };
-        // The loss is summed in a wider type than the model has.
-        let mut nodes = module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
-        let mut of_weights = || {
-            nodes.find_map(|(f, n)| {
-                let dtype = f.ty(n.result()).dtype;
-                let is_value =
-                    matches!(n.op, Op::Param(_)) || (matches!(n.op, Op::Input(_)) && dtype.is_float());
-                is_value.then_some(dtype)
-            })
-        };
-        let dtype = workload.dtype.or_else(&mut of_weights).unwrap_or(DType::F32);
-        Self {
-            mode: workload.mode,
-            batch: workload.batch,
-            sequence: workload.sequence,
-            target_sequence: workload.target_sequence,
-            dtype: dtype.name().to_owned(),
-            capacity: workload.capacity,
-            expert_bound: workload.expert_bound,
-            cache: workload.cache,
-            pages: workload.pages,
-            step: workload.step,
-            cache_type: workload.cache_type.map(|dtype| dtype.name().to_owned()),
-            documents: workload.documents.clone(),
-            logits: workload.logits,
-            training: (workload.mode == Mode::Train).then(training),
-            micro_batches: Some(workload.training.micro_batches)
-                .filter(|&n| n > 1 && workload.training.stages > 1 && workload.mode != Mode::Train),
-            ignore: workload.ignore.clone(),
-        }
-    }
-
-    /// The workload for an import.
-    ///
-    /// # Errors
-    /// `M33` for an element type that there is not.
-    pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self {
-            mode,
-            batch,
-            sequence,
-            target_sequence,
-            dtype,
-            capacity,
-            expert_bound,
-            cache,
-            pages,
-            step,
-            cache_type,
-            documents,
-            logits,
-            training,
-            micro_batches,
-            ignore,
-        } = self;
-        let parsed = |field: &str, name: &str| {
-            let unknown = || Diagnostic::new("M33", format!("`workload.{field}`: there is no `{name}`"));
-            DType::parse(name).ok_or_else(unknown)
-        };
-        let dtype = parsed("dtype", dtype)?;
-        let cache_type = cache_type.as_deref().map(|name| parsed("cache_type", name)).transpose()?;
-        let labels = training.as_ref().map_or_else(import::Labels::default, |t| t.labels);
-        let options: Vec<_> = training.iter().flat_map(|t| t.options.clone()).collect();
-        let mut training = differentiate::Training::from_pipeline(&options)?;
-        training.micro_batches = micro_batches.unwrap_or(training.micro_batches);
-        Ok(import::Workload {
-            capacity: *capacity,
-            expert_bound: *expert_bound,
-            cache: *cache,
-            pages: *pages,
-            step: *step,
-            cache_type,
-            documents: documents.clone(),
-            logits: *logits,
-            labels,
-            training,
-            batch: *batch,
-            sequence: *sequence,
-            target_sequence: *target_sequence,
-            dtype: Some(dtype),
-            mode: *mode,
-            ignore: ignore.clone(),
-        })
-    }
-}
-
-/// A dimension of the per-rank program.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Dimension {
-    /// The name.
-    pub name: String,
-    /// Elements over all ranks, padding included.
-    pub size: u64,
-    /// Elements that carry data, where others are padding.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub valid: Option<u64>,
-    /// The position that each index has, as the text form writes it, for example `zigzag(8)`; absent where it is the
-    /// index.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<String>,
-    /// The dimension of which ranks fetch the elements that they need, where this one is that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fetches: Option<String>,
-}
-
-/// How the attention of a function is distributed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AttentionPlan {
-    /// The function of the program.
-    pub function: String,
-    /// The strategy inside attention, or the product of strategies.
-    pub strategy: String,
-    /// How keys and queries meet that lie on different ranks, for example `rotate`; `local` where keys are whole.
-    pub movement: String,
-}
-
-/// Collectives of one kind along one axis, over one step of the whole model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Collective {
-    /// The operation, for example `all_to_all`, `permute` or `fetch`.
-    pub kind: String,
-    /// The mesh axis; several joined by `+` where parts travel along them at once, `mesh` where along none.
-    pub axis: String,
-    /// `forward` or `backward`.
-    pub phase: String,
-    /// How many each rank takes part in.
-    pub count: u64,
-    /// Bytes that the busiest rank sends to others in all of them; where some have slots of experts, with all slots filled.
-    pub bytes_sent_per_rank: u64,
-    /// Where some have slots of experts, the same with the slots that are expected to be filled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expected_bytes_per_rank: Option<u64>,
-}
-
-/// Time of a step, seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Time {
-    /// The step.
-    pub step_seconds: f64,
-    /// Kernels.
-    pub compute_seconds: f64,
-    /// Communication that no kernel hides.
-    pub exposed_seconds: f64,
-    /// Where sequences are continued: the time to read the weights and caches of a rank once, at the whole bandwidth of its
-    /// memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub floor_seconds: Option<f64>,
-    /// Bytes of weights and of caches on the device that are read in this time: of a rank, or of all stages.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub floor_bytes: Option<[u64; 2]>,
-    /// The communication stream, by kind and axis.
-    pub communication: Vec<Communication>,
-}
-
-/// Time of collectives of one kind along one axis.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Communication {
-    /// The operation.
-    pub kind: String,
-    /// The mesh axis.
-    pub axis: String,
-    /// In all, seconds.
-    pub seconds: f64,
-    /// While no kernel ran, seconds.
-    pub exposed_seconds: f64,
 }
 
 /// A strategy on a mesh that was tried, and what came of it.
@@ -614,76 +370,4 @@ pub fn schema() -> String {
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
     text.push('\n');
     text
-}
-
-/// The dimensions of a space, as a plan writes them.
-pub fn dimensions(space: &Space) -> Vec<Dimension> {
-    let dimension = |dim: &Dim| Dimension {
-        name: dim.name.clone(),
-        size: dim.size,
-        valid: (dim.valid != dim.size).then_some(dim.valid),
-        order: (dim.order != Order::Contiguous).then(|| dim.order.to_string()),
-        fetches: dim.fetched.as_ref().map(|f| space.dims[f.of].name.clone()),
-    };
-    space.dims.values().map(dimension).collect()
-}
-
-/// How attention is distributed, as a plan writes it.
-pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<AttentionPlan> {
-    let strategy = |function: &str| {
-        let own = options.layers.iter().rev().find(|(name, _)| name == function);
-        own.map_or(&options.strategy, |(_, strategy)| strategy).clone()
-    };
-    let plan = |one: &AttentionUse| AttentionPlan {
-        function: one.function.clone(),
-        strategy: strategy(&one.function),
-        movement: one.movement.clone(),
-    };
-    uses.iter().map(plan).collect()
-}
-
-/// The collectives of a per-rank module, as a plan writes them.
-pub fn collectives(per_rank: &Module) -> Vec<Collective> {
-    let rows = traffic::of_module(per_rank).into_iter();
-    rows.map(|row| Collective {
-        kind: row.kind,
-        axis: row.axis,
-        phase: row.phase.name().to_owned(),
-        count: row.count,
-        bytes_sent_per_rank: row.bytes_sent_per_rank,
-        expected_bytes_per_rank: row.filled_bytes_per_rank,
-    })
-    .collect()
-}
-
-impl Time {
-    /// The times of the simulation of a schedule, rounded.
-    pub fn of(
-        cluster: &Cluster,
-        (schedule, micro_batches): (&Schedule, Option<u64>),
-        simulation: &Simulation,
-    ) -> Self {
-        let rows = simulation.communication.iter();
-        let floor = reads(cluster, schedule, micro_batches.unwrap_or(1));
-        Self {
-            step_seconds: rounded(simulation.seconds),
-            compute_seconds: rounded(simulation.compute),
-            exposed_seconds: rounded(simulation.exposed()),
-            floor_seconds: floor.map(|floor| rounded(floor.seconds)),
-            floor_bytes: floor.map(|floor| [floor.weights, floor.caches].map(|bytes| bytes as u64)),
-            communication: rows
-                .map(|((kind, axis), time)| Communication {
-                    kind: (*kind).to_owned(),
-                    axis: axis.clone(),
-                    seconds: rounded(time.total),
-                    exposed_seconds: rounded(time.exposed),
-                })
-                .collect(),
-        }
-    }
-}
-
-/// `x` with six significant digits.
-pub fn rounded(x: f64) -> f64 {
-    format!("{x:.5e}").parse().expect("a printed number is a number")
 }

@@ -18,6 +18,7 @@ mod engine;
 mod links;
 mod overlap;
 mod program;
+mod walk;
 
 #[cfg(test)]
 mod tests;
@@ -35,8 +36,9 @@ use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
 use detail::Written;
-use engine::{Engine, Time};
+use engine::Engine;
 use program::Program;
+use walk::Time;
 
 /// A simulated step.
 #[derive(Clone, Debug, Default)]
