@@ -92,7 +92,7 @@ pub const MOVEMENTS: &[&dyn Movement] = &[
     &Known {
         name: "halo",
         summary: "as fetch, where a sliding window leaves the ends of neighbours' shards: ⌈(W − 1)/T⌉ neighbours of T tokens (Longformer, arXiv 2004.05150)",
-        legality: "a mask inside a sliding window; contiguous order; tokens % P = 0",
+        legality: "a mask that is a sliding window alone, without documents; contiguous order; tokens % P = 0",
         orders: Orders::Contiguous,
         check: legality::halo,
         ..FETCH

@@ -181,7 +181,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &Recipe {
         name: "window-halo",
         summary: "sequence split everywhere, ends of neighbours' shards are fetched (sliding windows)",
-        legality: "a mask inside a sliding window; contiguous order; tokens % P = 0",
+        legality: "a mask that is a sliding window alone, without documents; contiguous order; tokens % P = 0",
         axes: &["ring"],
         search: Search::Named,
         place: |axes, p| p.sequence_inside(&[axes[0]], "halo"),
