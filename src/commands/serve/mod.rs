@@ -12,6 +12,7 @@ use ithaca_codegen::report;
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::seconds;
+use ithaca_passes::import::STEP;
 use ithaca_passes::planner::View;
 use ithaca_passes::serve::{Demand, Deployment, Outcome, search};
 
@@ -230,8 +231,12 @@ fn refusal(
         }),
     ];
     let (helps, repairs): (Vec<String>, Vec<Option<String>>) = found.into_iter().flatten().unzip();
+    let in_parts = (pricer.has_rings && *input > STEP).then(|| {
+        format!("caches of sliding windows have room for steps of {STEP} tokens, so prompts are computed in parts")
+    });
     helps
         .into_iter()
+        .chain(in_parts)
         .fold(Diagnostic::new("P33", message), Diagnostic::help)
         .repairs(repairs.into_iter().flatten())
 }

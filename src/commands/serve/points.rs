@@ -87,7 +87,7 @@ pub(super) struct Pricer<'a> {
     /// Whether prompts are read whole.
     encodes_prompts: bool,
     /// Whether caches of sliding windows have room for steps of [`STEP`] tokens only.
-    has_rings: bool,
+    pub(super) has_rings: bool,
 }
 
 impl<'a> Pricer<'a> {
