@@ -232,7 +232,9 @@ fn refusal(
     ];
     let (helps, repairs): (Vec<String>, Vec<Option<String>>) = found.into_iter().flatten().unzip();
     let in_parts = (pricer.has_rings && *input > STEP).then(|| {
-        format!("caches of sliding windows have room for steps of {STEP} tokens, so prompts are computed in parts")
+        format!(
+            "caches of sliding windows have room for steps of {STEP} tokens, so prompts are computed in parts"
+        )
     });
     helps
         .into_iter()

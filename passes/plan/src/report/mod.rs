@@ -83,7 +83,7 @@ impl Report {
             figures: figures(plan, &rates),
             alternatives: Alternatives::new(plan, &rates),
             memory: MemoryOverTime::new(cluster, schedule, &steps),
-            timeline: Steps::new(schedule, &steps),
+            timeline: Steps::new(schedule, &steps, plan.time.step_seconds),
             traffic: Traffic::new(plan, schedule),
             kernels: Kernels::new(plan, schedule),
             notes: plan.notes.iter().cloned().chain(plan.assumptions()).collect(),

@@ -84,7 +84,7 @@ fn coarse(seconds: f64) -> f64 {
 }
 
 impl Steps {
-    pub(super) fn new(schedule: &Schedule, timeline: &Timeline) -> Self {
+    pub(super) fn new(schedule: &Schedule, timeline: &Timeline, step_seconds: f64) -> Self {
         let mut names: Vec<String> = Vec::new();
         let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
         let mut number = |name: String| {
@@ -139,7 +139,12 @@ impl Steps {
             }
         }
         Self {
-            seconds: timeline.ranks.iter().map(|a| a.summary.seconds).fold(0.0, f64::max),
+            seconds: timeline
+                .ranks
+                .iter()
+                .map(|a| a.summary.seconds)
+                .reduce(f64::max)
+                .unwrap_or(step_seconds),
             ranks: listed.into_iter().chain(others).map(row).collect(),
             left_out: timeline.left_out().unwrap_or_default(),
             names,
