@@ -271,7 +271,7 @@ fn prompts_of(token: &Plan, plan: &Plan, session: &Session<'_>) -> Result<(Compi
             counted(workload.sequence, "token")
         );
         return Err(Diagnostic::new("C04", message)
-            .help(format!("plan the steps of prompts with `--seq {longest}`"))
+            .help(format!("plan the steps of prompts with `--seq {longest} --context {longest}`"))
             .into());
     }
     // One device computes the prompts of all sequences at once.

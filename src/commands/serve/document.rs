@@ -49,6 +49,8 @@ pub(super) struct Steps<'a> {
     /// As they run where `--runtime` says nothing.
     pub(super) usual: Runtime,
     pub(super) dtype: &'a str,
+    /// Whether an encoder reads prompts, as long as caches have room for.
+    pub(super) encodes_prompts: bool,
 }
 
 impl Document {
@@ -157,7 +159,8 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
     let layout = &prefill.as_ref().unwrap_or(decode).layout;
     let context = input + output;
     let of_decoding = format!("--mode decode --batch {} --context {context}", decode.batch);
-    let of_chunk = format!("--batch {chunk_batch} --seq {chunk} --context {context}");
+    let tokens = if steps.encodes_prompts { context } else { *chunk };
+    let of_chunk = format!("--batch {chunk_batch} --seq {tokens} --context {context}");
     let mut commands = vec![
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),

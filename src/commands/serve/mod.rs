@@ -43,9 +43,11 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         replicas = pricer.replicas(&Demand { token_seconds: None, ..demand })?;
         outcome = search(&demand, &replicas);
     }
-    if outcome.meets.is_empty() && outcome.large.is_none() && demand.gpus < pricer.devices() {
+    if outcome.meets.is_empty() && demand.gpus < pricer.devices() {
+        // Larger replicas may do with fewer GPUs.
         let all = Demand { gpus: pricer.devices(), ..demand };
-        outcome.large = search(&all, &pricer.replicas(&all)?).meets.into_iter().next();
+        let fewest = search(&all, &pricer.replicas(&all)?).meets.into_iter().next();
+        outcome.large = fewest.or(outcome.large);
     }
     let dtype = pricer.dtype(&demand)?;
     let steps = Steps {
@@ -54,6 +56,7 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
         prompts: &pricer.prompts,
         usual: pricer.usual,
         dtype: &dtype,
+        encodes_prompts: pricer.encodes_prompts,
     };
     let Some(document) = Document::new(steps, &demand, &outcome, args) else {
         let illegal = if replicas.is_empty() { pricer.illegal(&demand)? } else { None };

@@ -85,7 +85,7 @@ pub(super) struct Pricer<'a> {
     narrowing: Narrowing,
     has_experts: bool,
     /// Whether prompts are read whole.
-    encodes_prompts: bool,
+    pub(super) encodes_prompts: bool,
     /// Whether caches of sliding windows have room for steps of [`STEP`] tokens only.
     pub(super) has_rings: bool,
 }

@@ -133,6 +133,15 @@ pub(super) struct Outcomes {
     pub(super) n_passed_over: usize,
 }
 
+impl Outcomes {
+    /// Whether nothing fits, but the nearest lacks so little of what is usable that a layout that was passed over may.
+    pub(super) fn nearly_fits(&self, usable: u64) -> bool {
+        let lasting = |memory: &Memory| memory.parameters + memory.gradients + memory.optimizer;
+        let nearest = self.too_large.first().filter(|_| self.fits.is_empty());
+        nearest.is_some_and(|(priced, over)| *over < usable / 4 && lasting(&priced.memory) < usable)
+    }
+}
+
 pub(super) fn price(
     compiler: &dyn Compiler,
     cluster: &Cluster,

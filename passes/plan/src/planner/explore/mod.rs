@@ -32,7 +32,7 @@ use super::estimate::{Cut, Estimate, Shape};
 use super::outcomes::Outcomes;
 use super::request::{Request, Steps};
 use crate::cluster::Cluster;
-use crate::plan::Choice;
+use crate::plan::{Choice, Effort, Narrowing};
 
 /// Shapes of insides of one size from which larger ones are made.
 const KEPT: usize = 3;
@@ -150,8 +150,16 @@ pub(super) fn explore(
     request: &Request,
     blocks: &Blocks,
 ) -> Result<Outcomes, Diagnostic> {
-    let exact = request.narrowing.effort.of(EXACT);
-    explored(&Search::new(compiler, cluster, request, blocks), exact, Answer::Ranked)
+    let with = |request: &Request| {
+        let search = Search::new(compiler, cluster, request, blocks);
+        explored(&search, search.limit(EXACT), Answer::Ranked)
+    };
+    let tried = with(request)?;
+    if !tried.nearly_fits(cluster.usable_bytes()) {
+        return Ok(tried);
+    }
+    let narrowing = Narrowing { effort: Effort::High, ..request.narrowing.clone() };
+    with(&Request { narrowing, ..request.clone() })
 }
 
 /// Whether a step of the request fits.
@@ -409,10 +417,8 @@ impl<'a> Search<'a> {
 
     /// The bytes that a device needs; more than it has, in proportion, where it is host memory that is missing.
     fn needed(&self, estimate: &Estimate) -> f64 {
-        let host = match self.cluster.host_bytes(self.request.gpus) {
-            Some(host) => estimate.host as f64 / host.max(1) as f64,
-            None => 0.0,
-        };
+        let host = self.cluster.host_bytes(self.request.gpus);
+        let host = host.map_or(0.0, |host| estimate.host as f64 / host.max(1) as f64);
         let on_device = estimate.memory as f64;
         if host > 1.0 { on_device.max(host * self.cluster.usable_bytes() as f64) } else { on_device }
     }
@@ -427,8 +433,7 @@ const NEAR_IF_HIDDEN: f64 = 1.2;
 /// The same where the request names a layout: coarse estimates do not know by how much larger micro-batches are faster.
 const NEAR_NAMED: f64 = 1.2;
 
-/// Times that estimates are made and the best of them compiled, at most, and how much longer than the best estimate the best step is if
-/// others are estimated.
+/// Rounds of estimates and compilations, at most, and how far above the best estimate the best step is where another follows.
 const ROUNDS: usize = 4;
 const MISLED: f64 = 1.06;
 
