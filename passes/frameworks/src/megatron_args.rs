@@ -100,15 +100,17 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
     } else {
         [("pipeline", "pp", stages), ("data-parallel", "dp", data)]
     };
+    // Experts over all ranks with tokens of their own need no axis.
+    let is_over_tokens = context > 1 && experts > 1 && experts == data * context && expert_tensor == tensor;
     for (strategy, axis, n) in outer {
-        if axis == "dp" && experts > 1 {
+        if axis == "dp" && experts > 1 && !is_over_tokens {
             if context > 1 || !data.is_multiple_of(experts) || expert_tensor != tensor {
                 let message = format!(
                     "`--expert-model-parallel-size {experts}` with context degree {context}, {data} data-parallel ranks and \
                      `--expert-tensor-parallel-size {expert_tensor}` has experts over ranks for which there is no strategy here"
                 );
-                let help = "expert degrees that divide the data-parallel ranks are understood, without context parallelism and \
-                            with the tensor degree of attention";
+                let help = "with the tensor degree of attention, expert degrees that divide the data-parallel ranks are understood, \
+                            and beside context parallelism those of all ranks that split tokens";
                 wrong.push(refusal(message).help(help));
             }
             strategies.push("data-parallel-ep");
@@ -159,6 +161,7 @@ fn layout(flags: &mut Flags, gpus: u64) -> Result<(Words, Words, Vec<String>), D
         strategies.push(if is_split { "megatron-tp-sp" } else { "megatron-tp" });
         axes.push(("tp", tensor));
     }
+    strategies.extend(is_over_tokens.then_some("ep"));
     let mut workload = vec![
         "--mode".to_owned(),
         "train".to_owned(),
