@@ -251,15 +251,15 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
         ("--save-cache", save_cache.is_some()),
         ("--prefix", prefix.is_some()),
     ];
-    let (why, help) = match args.subject.workload.mode {
-        None if kind::expect(&args.subject.subject, ExpectedKind::Subject)? == Kind::Plan => (
-            "is for decoding token by token, and a plan is one step",
-            "name the model and the layout in place of the plan: `ithaca run MODEL --mode decode --strategy … --mesh …`",
-        ),
-        _ => ("is for decoding", "add `--mode decode`, or omit it"),
-    };
-    for (option, is_given) in decoding {
-        refuse_if(is_given, option, why, help)?;
+    if let Some((option, _)) = decoding.into_iter().find(|(_, is_given)| *is_given) {
+        let (why, help) = match kind::expect(&args.subject.subject, ExpectedKind::Subject)? {
+            Kind::Plan => (
+                "is for decoding token by token, and a plan is one step",
+                "name the model and the layout in place of the plan: `ithaca run MODEL --mode decode --strategy … --mesh …`",
+            ),
+            _ => ("is for decoding", "add `--mode decode`, or omit it"),
+        };
+        refuse_if(true, option, why, help)?;
     }
     any_run(args)
 }

@@ -1,4 +1,4 @@
-//! The workload that the arguments of a command describe: lengths, types, pages of caches, and what is kept in host memory.
+//! The workload that the arguments of a command describe: lengths, types, pages of caches, and states in host memory.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Tasks: what a stream does in one step, and the collectives among them.
+//! Tasks, the steps of a stream, and the collectives among them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the threads of connections do: they write queued frames and read those of other processes, and share what has arrived.
+//! The threads of connections: they write queued frames, and share the frames that they read from other processes.
 
 use std::collections::VecDeque;
 use std::io::{BufReader, BufWriter, Write};
@@ -52,7 +52,7 @@ pub(super) struct Inbox {
     pub(super) heard: Option<Instant>,
 }
 
-/// What a stream of a sender has sent.
+/// The blocks that a stream of a sender has sent.
 #[derive(Debug, Default)]
 pub(super) struct FromStream {
     /// Blocks, and the ends of steps.

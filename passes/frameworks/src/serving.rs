@@ -62,7 +62,7 @@ fn serves(rules: &mut Rules<'_>) {
         None,
     );
     rules.refuse(
-        layout.pages.is_some_and(|pages| pages.host.is_some()),
+        layout.pages.and_then(|pages| pages.host).is_some_and(|pages| pages > 0),
         || {
             format!(
                 "the plan has pages of caches in host memory, and exports to {title} keep them on the devices"

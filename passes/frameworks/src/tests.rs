@@ -1,7 +1,7 @@
 //! Rules, rank orders, texts and readings of frameworks, on the models of the examples.
 
 use ithaca_differentiate::{GradientType, PipelineOrder, Recompute, Training};
-use ithaca_import::{Facts, Mode, Workload, facts};
+use ithaca_import::{Facts, Mode, Pages, Workload, facts};
 use ithaca_ir::{DType, Mesh};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::parse_mesh;
@@ -275,6 +275,41 @@ fn texts_of_all_frameworks() {
 }
 
 #[test]
+fn servers_take_no_experts_over_replicas_and_no_other_caches() {
+    let (_, mixture) = model("mixtral-8x7b");
+    let decode = Workload::decode(64, 4096);
+    // As many replicas as ranks that split weights.
+    let over_data = layout(&mixture, "data-parallel+megatron-tp+ep", "dp=2,tp=2", &decode);
+    assert!(reasons(Framework::Sglang, &over_data, &mixture).contains("replicas of SGLang share none"));
+    let (near, _) = nearest(Framework::Sglang, &over_data, &mixture).unwrap();
+    assert_eq!(reasons(Framework::Sglang, &near, &mixture), "");
+    assert_eq!(near.experts(), 2);
+    let (_, facts) = model("llama-3-8b");
+    let subject = Subject { model: "m".to_owned(), plan: String::new(), node: 8 };
+    let of = |workload: &Workload| layout(&facts, "data-parallel", "dp=16", workload);
+    let narrow = of(&Workload { cache_type: Some(DType::F8E4M3), ..decode.clone() });
+    for (framework, says) in [
+        (Framework::Vllm, "--kv-cache-dtype fp8_e4m3"),
+        (Framework::Sglang, "--kv-cache-dtype fp8_e4m3"),
+        (Framework::TensorrtLlm, "kv_cache_config:\n  dtype: fp8"),
+    ] {
+        let text = export(framework, &narrow, &facts, &subject, &[]).text;
+        assert!(text.contains(says), "{text}");
+    }
+    let text = export(Framework::Vllm, &narrow, &facts, &subject, &[]).text;
+    assert!(text.contains("# 16 replicas need 2 nodes"), "{text}");
+    let pages = Pages { tokens: 16, count: None, host: Some(8) };
+    let refused = [
+        (Workload { cache_type: Some(DType::F32), ..decode.clone() }, "in f8e4m3 only"),
+        (Workload { pages: Some(pages), ..decode }, "in host memory"),
+    ];
+    for (workload, says) in refused {
+        let reasons = reasons(Framework::Vllm, &of(&workload), &facts);
+        assert!(reasons.contains(says) && !reasons.contains('\n'), "{reasons}");
+    }
+}
+
+#[test]
 fn padded_heads_are_odd_only_where_heads_do_not_divide() {
     let (_, facts) = model("qwen2.5-7b");
     let unsupported = |degree: u64| {
@@ -394,6 +429,23 @@ fn a_command_line_of_megatron_is_read() {
     assert_eq!(run.notes, ["ignored, for they change no price: --lr --lr-decay-iters --save"]);
     let facts = facts(&run.config.unwrap(), &[]).unwrap();
     assert_eq!((facts.layers, facts.heads, facts.kv_heads, facts.ffn), (32, 32, 8, 14336));
+}
+
+/// Experts over all ranks that split tokens are no axis of their own, as in the plan of which `export` writes them.
+#[test]
+fn experts_beside_context_parallelism_are_read() {
+    let read = |experts: &str| {
+        let more = format!(
+            "{ARGUMENTS} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size {experts} \
+            --expert-tensor-parallel-size 4"
+        );
+        megatron_args::read(&megatron_args::words(&more), 16, &[])
+    };
+    let layout = read("4").unwrap().layout.join(" ");
+    let expected = "--strategy data-parallel+ulysses+megatron-tp-sp+ep --mesh dp=2,ulysses=2,tp=4 ";
+    assert!(layout.contains(expected), "{layout}");
+    let refusals = read("2").unwrap_err();
+    assert!(refusals[0].helps[0].contains("those of all ranks that split tokens"), "{refusals:?}");
 }
 
 #[test]

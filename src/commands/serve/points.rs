@@ -156,12 +156,11 @@ impl<'a> Pricer<'a> {
         let mut replicas: Vec<Replica> = Vec::new();
         let (mut of_tokens, mut of_prompts) = (Sizes::default(), Sizes::default());
         for (gpus, is_usual) in self.sizes(demand) {
-            let decodes = |replica: &Replica| !replica.decoding.is_empty();
             // Other sizes are for models that fit on no smaller one.
-            if !is_usual && replicas.iter().any(decodes) && !replicas.iter().all(decodes) {
-                continue;
-            }
-            if of_tokens.is_open {
+            let decodes = |replica: &Replica| !replica.decoding.is_empty();
+            let may_decode = is_usual || !replicas.iter().any(decodes);
+            let may_read = is_usual || replicas.iter().all(decodes);
+            if of_tokens.is_open && may_decode {
                 let layouts =
                     self.layouts(gpus, |batch| self.decode(batch, demand), (&self.decoding, &DECODING))?;
                 let layouts = self.worthwhile(layouts, demand)?;
@@ -178,7 +177,7 @@ impl<'a> Pricer<'a> {
                 of_tokens.is_open &= self.has_experts || of_tokens.is_faster;
                 replicas.extend(found);
             }
-            if of_prompts.is_open {
+            if of_prompts.is_open && may_read {
                 let tokens = if self.has_rings { STEP.min(demand.input) } else { demand.input };
                 let step = |batch| self.part_of_prompts(batch, tokens, demand);
                 let layouts = self.layouts(gpus, step, (&self.prompts, &PROMPTS))?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a task has what it reads from.
+/// The source of an operand.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
     /// The result of a task, by the task's number in the schedule that was changed.
@@ -11,17 +11,17 @@ pub(super) enum Source {
     Given(String),
 }
 
-/// What the ranks of a place do in a frame: who reads what of whom.
+/// The work of the ranks of a place in a frame, with the sources of its operands.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Facts {
     pub(super) work: BTreeMap<usize, String>,
-    /// For each task where its operands come from; after these, what its callee finds in weights and states.
+    /// For each task the sources of its operands, then those of the weights and states that its callee reads.
     pub(super) reads: BTreeMap<usize, Vec<Source>>,
     /// Tasks that only copy.
     pub(super) copies: BTreeSet<usize>,
-    /// Calls: what they are given matters whether or not anybody reads what they give.
+    /// Calls, whose operands matter whether or not their results are read.
     pub(super) calls: BTreeSet<usize>,
-    /// Exchanges: what they are given matters where anybody reads what they bring, which may be other ranks.
+    /// Exchanges, whose operands matter where their results are read, on this rank or another.
     pub(super) exchanges: BTreeSet<usize>,
     /// Operands that lie where results lie, of tasks that need more of them than the element that they write.
     pub(super) in_place: BTreeSet<(usize, usize, usize)>,

@@ -52,6 +52,15 @@ fn options_without_meaning_are_refused() {
         assert!(refusal.contains("[C0") || refusal.contains("[P02]"), "{arguments}: {refusal}");
         assert!(refusal.contains(says), "{arguments}: {refusal}");
     }
+    said(at, "plan examples/gpt2 --mode decode --context 32 --batch 2 --gpus 2 -o decode.json");
+    for (option, says) in [
+        ("--steps 3", "or `--mode decode` for tokens"),
+        ("--prompt 1;2", "a plan is one step"),
+        ("--chunk 4", "a plan is one step"),
+    ] {
+        let refusal = refused(at, &format!("run decode.json --shrink {option}"));
+        assert!(refusal.contains(says), "{option}: {refusal}");
+    }
     let both = format!("run tests/goldens/gpt2 --inputs {io} --seed 7");
     assert!(refused(&repository(""), &both).contains("both are read from files"));
     let schedule = "verify tests/files/roundtrip/schedule.ith";

@@ -1,4 +1,4 @@
-//! Values of options that are odd, and messages about what a value should be.
+//! Odd values of options, and messages that say which values are right.
 
 use super::{ithaca, refused, workplace};
 

@@ -52,6 +52,18 @@ fn deployments_answer_requests_at_a_rate() {
     }
 }
 
+/// A model that fits on three GPUs and not on two; and fewer GPUs than that for the refusal, which names the fewest that do.
+#[test]
+fn deployments_need_no_power_of_two() {
+    let serve = |gpus: u64| {
+        format!("plan examples/llama-4-scout --mode serve --rate 0.5 --input 2k --output 256 --gpus {gpus}")
+    };
+    let out = said(&repository("."), &serve(3));
+    assert!(out.contains("\n3 GPUs: 1 x pipeline pp=3, "), "{out}");
+    let refusal = refused(&repository("."), &serve(2));
+    assert!(refusal.contains("--gpus 3"), "{refusal}");
+}
+
 /// Caches of windows have room for prompts in parts only.
 #[test]
 fn deployments_of_models_with_windows_have_commands_that_work() {

@@ -1,4 +1,4 @@
-// The device of one rank: memory, streams, events, and what frames issue to them.
+// The device of one rank: its memory, streams and events, and the calls by which frames issue work to it.
 #pragma once
 
 #include <array>

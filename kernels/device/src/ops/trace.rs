@@ -1,4 +1,4 @@
-//! What the lowering of a task records on a rank: launches, products and copies, and the lists of numbers that kernels read.
+//! The records of a task on a rank: launches, products and copies, and the lists of numbers that kernels read.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What a plan states of its per-rank program and of the simulation of its schedule: dimensions, attention, collectives and times.
+//! The figures of a plan, of its per-rank program and of its simulated schedule: dimensions, attention, collectives and times.
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;

@@ -1,4 +1,4 @@
-//! What a model is asked to do, as a plan states it, and the workload of an import that this stands for.
+//! The workload that a plan states, and that of an import for which it stands.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic, Module, Op};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a model is asked to do.
+/// The workload of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -48,7 +48,7 @@ pub struct Workload {
     /// The tokens whose logits a prefill returns.
     #[serde(default, skip_serializing_if = "returns_all")]
     pub logits: import::Logits,
-    /// What a training step does, where the mode is train.
+    /// The options of a training step, where the mode is train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
     /// Micro-batches of a forward pass in stages.
@@ -64,7 +64,7 @@ fn returns_all(logits: &import::Logits) -> bool {
     *logits == import::Logits::All
 }
 
-/// What a training step does.
+/// The options of a training step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Training {

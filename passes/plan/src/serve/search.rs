@@ -222,8 +222,7 @@ struct PoolOfPrompts {
     first_token_seconds: f64,
 }
 
-/// The pools for prompts that are not worse than another in GPUs and in time: of each number of GPUs and of prompts at once the
-/// fastest.
+/// The pools for prompts that are not worse in GPUs and in time than another that goes to the same replicas.
 fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts> {
     let mut pools: Vec<PoolOfPrompts> = Vec::new();
     for replica in replicas {
@@ -241,13 +240,13 @@ fn pools_of_prompts(demand: &Demand, replicas: &[Replica]) -> Vec<PoolOfPrompts>
     }
     let gpus = |pool: &PoolOfPrompts| pool.part.replicas.saturating_mul(pool.part.gpus);
     pools.sort_by(|a, b| gpus(a).cmp(&gpus(b)).then(a.first_token_seconds.total_cmp(&b.first_token_seconds)));
-    // Fewer prompts at once go to replicas of fewer sequences.
+    // One with prompts at once that divide these goes to all replicas to which these go.
     let mut fastest: BTreeMap<u64, f64> = BTreeMap::new();
     pools.retain(|pool| {
-        let seconds = pool.first_token_seconds;
-        let is_faster = fastest.range(..=pool.part.batch).all(|(_, &other)| seconds < other);
+        let (batch, seconds) = (pool.part.batch, pool.first_token_seconds);
+        let is_faster = fastest.iter().all(|(n, &other)| !batch.is_multiple_of(*n) || seconds < other);
         if is_faster {
-            fastest.insert(pool.part.batch, seconds);
+            fastest.insert(batch, seconds);
         }
         is_faster
     });
@@ -324,6 +323,19 @@ mod tests {
         // 4 requests a second, each 2 chunks and 2 steps, 0.14 s; a slot is held for 100 tokens and the steps between chunks.
         let wait = 0.56 * 0.14 / (2.0 * 0.44) + wait_for_slot(4.0, 40, 6.04).unwrap();
         assert!((found.first_token_seconds - 0.14 - wait).abs() < 1e-12, "{found:?}");
+    }
+
+    /// Prompts that are computed at once go to slots of one replica.
+    #[test]
+    fn no_more_prompts_are_computed_at_once_than_there_are_slots() {
+        let mut replica = replica();
+        replica.prefills[0].batch = 20;
+        replica.chunks[0].batch = 4;
+        let found = search(&demand(), std::slice::from_ref(&replica));
+        assert!(!found.meets.is_empty() && found.meets.iter().all(|d| d.decode.batch == 40), "{found:?}");
+        // The first of a batch waits for the others.
+        let of_two = found.meets.iter().find(|d| d.prefill.is_some()).unwrap();
+        assert!(of_two.first_token_seconds > 19.0 / (2.0 * demand().rate), "{of_two:?}");
     }
 
     #[test]

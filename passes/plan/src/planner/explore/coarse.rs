@@ -1,4 +1,4 @@
-//! The coarse estimate of a step: what follows in closed form from one micro-batch of one sequence.
+//! The coarse estimate of a step, in closed form from one micro-batch of one sequence.
 
 use ithaca_differentiate::{MAX_CALLS, PipelineOrder, Training};
 use ithaca_frameworks::Layout;

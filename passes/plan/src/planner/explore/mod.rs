@@ -155,7 +155,7 @@ pub(super) fn explore(
         explored(&search, search.limit(EXACT), Answer::Ranked)
     };
     let tried = with(request)?;
-    if !tried.nearly_fits(cluster.usable_bytes()) {
+    if request.narrowing.effort == Effort::High || !tried.nearly_fits(cluster.usable_bytes()) {
         return Ok(tried);
     }
     let narrowing = Narrowing { effort: Effort::High, ..request.narrowing.clone() };

@@ -61,7 +61,7 @@ const FAR: f64 = 1.25;
 const NEARLY: f64 = 1.06;
 
 impl Search<'_> {
-    /// The best by the coarse estimate, with estimates of what is compiled without stages; the fastest that fits first.
+    /// The best by the coarse estimate, with estimates from steps that are compiled without stages; the fastest that fits first.
     ///
     /// As long as one of the best has only a coarse estimate, it is estimated. `candidates` are in order.
     pub(super) fn estimated(

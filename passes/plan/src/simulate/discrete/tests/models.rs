@@ -107,7 +107,7 @@ fn private_links_give_what_the_closed_form_gives() {
     }
 }
 
-/// Shared links are shared by those who use them, so nothing takes longer than where all are taken to.
+/// A link is shared by the ranks that use it, so no step takes longer than in the closed form, where all ranks use it at once.
 #[test]
 fn shared_links_take_no_longer_than_all_at_once() {
     for name in ["l20-pcie", "a100-pcie", "cpu"] {
@@ -124,7 +124,7 @@ fn shared_links_take_no_longer_than_all_at_once() {
     }
 }
 
-/// What is simulated once for many is what each of them does.
+/// A class that stands for many ranks takes as long as each of them.
 #[test]
 fn ranks_that_are_alike_do_what_they_would_alone() {
     for name in ["dgx-h100", "l20-pcie"] {
