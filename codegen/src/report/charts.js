@@ -39,8 +39,8 @@ function unitOfTime(most) {
   return most >= 1 ? [1, "s"] : most >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
 }
 
-/** Fills the head of a page. */
-function heading({ model, request, answer, figures }) {
+/** Fills the head of a page, and its notes. */
+function heading({ model, request, answer, figures, notes }) {
   at("#model").textContent = model;
   at("#request").textContent = request;
   at("#answer-text").textContent = answer;
@@ -48,6 +48,7 @@ function heading({ model, request, answer, figures }) {
     element("dt", {}, figure.name),
     element("dd", {}, figure.value),
     figure.detail ? element("dd", { class: "detail" }, figure.detail) : "")));
+  at("#note-list").replaceChildren(...notes.map((note) => element("li", {}, note)));
 }
 
 /** The badges of a row that is chosen or on the frontier. */

@@ -6,11 +6,9 @@ const data = JSON.parse(document.querySelector("#data").textContent);
 // ---- Answer
 
 function answer() {
-  heading(data);
+  heading({ ...data, notes: data.notes.length ? data.notes : ["none"] });
   const pairs = data.details.flatMap((one) => [element("dt", {}, one.name), element("dd", {}, one.value)]);
   at("#details").replaceChildren(...pairs);
-  const notes = data.notes.length ? data.notes : ["none"];
-  at("#note-list").replaceChildren(...notes.map((note) => element("li", {}, note)));
 }
 
 // ---- Alternatives

@@ -4,8 +4,8 @@
 const data = JSON.parse(document.querySelector("#data").textContent);
 
 function answer() {
-  const { model, request, answer, chosen, demand } = data;
-  heading({ model, request, answer: answer.join("; "), figures: [
+  const { model, request, answer, notes, chosen, demand } = data;
+  heading({ model, request, answer: answer.join("; "), notes, figures: [
     { name: "GPUs", value: String(chosen.gpus), detail: `${digits(chosen.tokens_per_second_and_gpu)} tokens/s per GPU` },
     { name: "For a user", value: `${digits(chosen.tokens_per_second_and_user)} tokens/s`, detail: `a token every ${seconds(chosen.token_seconds)}` },
     { name: "First token", value: seconds(chosen.first_token_seconds), detail: "on average" },

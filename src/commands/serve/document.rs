@@ -1,8 +1,10 @@
 //! The answer as a document: what `--json` prints, a file keeps and a report draws.
 
+use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::seconds;
 use ithaca_passes::cluster::{Cluster, Runtime};
+use ithaca_passes::plan::model_assumptions;
 use ithaca_passes::serve::{Demand, Deployment, Outcome, Part};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,6 +20,8 @@ pub(super) struct Document {
     pub(super) request: String,
     /// The answer: the chosen deployment, its figures, and the other kind of deployment.
     pub(super) answer: [String; 3],
+    /// Assumptions that no option states.
+    pub(super) notes: Vec<String>,
     demand: Demand,
     chosen: Row,
     /// The commands that make plans of the steps of the chosen deployment.
@@ -38,10 +42,11 @@ pub(super) struct Row {
     pub(super) tokens_per_second_and_gpu: f64,
 }
 
-/// The steps that are deployed: the name of the model, the cluster and the element type.
+/// The steps that are deployed: the name of the model, its configuration, the cluster and the element type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps<'a> {
     pub(super) model: &'a str,
+    pub(super) config: &'a Value,
     /// As steps of tokens run.
     pub(super) cluster: &'a Cluster,
     /// As steps of prompts run.
@@ -49,6 +54,8 @@ pub(super) struct Steps<'a> {
     /// As they run where `--runtime` says nothing.
     pub(super) usual: Runtime,
     pub(super) dtype: &'a str,
+    /// The element type of caches, where it is stated.
+    pub(super) cache_type: Option<DType>,
     /// Whether an encoder reads prompts, as long as caches have room for.
     pub(super) encodes_prompts: bool,
 }
@@ -67,6 +74,7 @@ impl Document {
             model: steps.model.to_owned(),
             request: request(steps, demand),
             answer: answer(chosen, outcome),
+            notes: model_assumptions(steps.config, steps.dtype, demand.input + demand.output),
             demand: *demand,
             chosen: row(chosen),
             commands: commands(steps, demand, chosen, args),
@@ -83,12 +91,13 @@ impl Document {
 
 fn request(steps: Steps<'_>, demand: &Demand) -> String {
     let Demand { rate, input, output, first_token_seconds, token_seconds, .. } = demand;
-    let Steps { model, cluster, dtype, .. } = steps;
+    let Steps { model, cluster, dtype, cache_type, .. } = steps;
+    let caches = cache_type.map_or_else(String::new, |dtype| format!(", caches in {dtype}"));
     let target =
         |what: &str, most: &Option<f64>| most.map(|most| format!(", {what} within {}", seconds(most)));
     let targets = [target("first token", first_token_seconds), target("each further token", token_seconds)];
     format!(
-        "{model}: serve {rate} {} a second of {input} tokens, answered by {output}{}, in {dtype} on {} ({})",
+        "{model}: serve {rate} {} a second of {input} tokens, answered by {output}{}, in {dtype}{caches} on {} ({})",
         if *rate == 1.0 { "request" } else { "requests" },
         targets.into_iter().flatten().collect::<String>(),
         cluster.name,
@@ -129,6 +138,7 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
     let model = args.model.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
     let given = [
         ("dtype", args.workload.dtype.clone()),
+        ("cache-type", args.workload.cache_type.clone()),
         ("expert-bound", args.workload.expert_bound.clone()),
         ("cluster", args.layout.cluster.clone()),
         ("attention-kernel", args.layout.attention_kernel.clone()),
@@ -165,10 +175,13 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
     ];
-    let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
-    commands.push(format!(
-        "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"
-    ));
+    commands.push(if steps.cache_type == Some(DType::F8E4M3) {
+        // PyTorch has no attention on them.
+        "ithaca export decode.json --to vllm".to_owned()
+    } else {
+        let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
+        format!("ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py")
+    });
     commands
 }
 

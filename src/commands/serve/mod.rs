@@ -52,10 +52,12 @@ pub(super) fn serve(args: &PlanArgs, view: &View, session: &mut Session<'_>) -> 
     let dtype = pricer.dtype(&demand)?;
     let steps = Steps {
         model: &name,
+        config: &pricer.model.config,
         cluster: &pricer.decoding,
         prompts: &pricer.prompts,
         usual: pricer.usual,
         dtype: &dtype,
+        cache_type: pricer.cache_type(),
         encodes_prompts: pricer.encodes_prompts,
     };
     let Some(document) = Document::new(steps, &demand, &outcome, args) else {
@@ -107,6 +109,7 @@ fn check_given(args: &PlanArgs) -> Result<()> {
     let workload = WorkloadArgs {
         mode: None,
         dtype: None,
+        cache_type: None,
         expert_bound: None,
         ignore_fields: Vec::new(),
         ..args.workload.clone()

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::{DType, Diagnostic};
 use ithaca_passes::cluster::{Cluster, Runtime};
 use ithaca_passes::compile::draft_with;
 use ithaca_passes::import::{self, Mode, STEP, Workload};
@@ -72,7 +72,7 @@ const NO_MESH: &str = "P30";
 /// Prices steps.
 pub(super) struct Pricer<'a> {
     registry: &'a Registry,
-    model: plan::Model,
+    pub(super) model: plan::Model,
     /// The element type and what else of the workload is the same in all steps.
     base: Workload,
     /// As steps of tokens run.
@@ -135,6 +135,11 @@ impl<'a> Pricer<'a> {
             has_rings: shrink::has_rings(&module),
             ..pricer
         })
+    }
+
+    /// The element type of caches, where it is stated.
+    pub(super) fn cache_type(&self) -> Option<DType> {
+        self.base.cache_type
     }
 
     /// The GPUs of the cluster.

@@ -7,6 +7,7 @@ use ithaca_ir::units::seconds;
 use ithaca_ir::wrap::wrapped;
 use ithaca_passes::planner::{Rows, View};
 
+use super::super::printed::noted;
 use super::document::{Document, Row};
 
 /// The indent of a deployment below its figures.
@@ -18,6 +19,10 @@ pub(super) fn answer(document: &Document, view: &View) -> String {
     out.extend(document.answer.iter().map(|line| wrapped(line, view.width, 2) + "\n"));
     out.push('\n');
     out.push_str(&frontier(&document.frontier, view));
+    if !document.notes.is_empty() {
+        out.push('\n');
+    }
+    out.extend(document.notes.iter().map(|note| noted(note, view.width)));
     out.push_str("\nplans of the steps of the first, which price caches that are full:\n");
     for command in &document.commands {
         let _ = writeln!(out, "  {command}");

@@ -26,30 +26,60 @@ fn deployments_answer_requests_at_a_rate() {
     // GPUs without an all-reduce of their own, on which stages compute several prompts at once.
     let staged = "plan examples/qwen2.5-14b --mode serve --rate 4 --input 2k --output 64 --gpus 4 --cluster rtx-4090-pcie";
     let requests = tier::one_in(2, [serve, staged]).into_iter();
-    let commands: Vec<_> = requests
+    let plans: Vec<_> = requests
         .map(|request| {
             let document = said(&repository("."), &format!("{request} --json"));
             let document: serde_json::Value = serde_json::from_str(&document).unwrap();
-            let commands = document["commands"].as_array().unwrap().iter();
-            commands.map(|c| c.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            commands(&document)
         })
         .collect();
     let micro = |of: &Vec<String>| of[1].contains("--micro-batches 4");
-    assert!(commands.get(1).is_none_or(micro), "{commands:?}");
+    assert!(plans.get(1).is_none_or(micro), "{plans:?}");
     // The commands make plans that take as long as the deployment assumes, and a program of both.
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    for of in &commands {
+    for of in &plans {
         assert_eq!(of.len(), 3, "{of:?}");
-        for command in of {
-            let mut command = command.strip_prefix("ithaca ").unwrap().to_owned();
-            for name in ["decode.json", "prompts.json", "serve.py"] {
-                command = command.replace(name, &file(name));
-            }
-            said(&repository("."), &command);
-        }
+        run_all(of, &file);
         assert!(std::fs::read_to_string(file("serve.py")).unwrap().contains("HANDOVER = ["));
     }
+}
+
+/// The commands of an answer.
+fn commands(document: &serde_json::Value) -> Vec<String> {
+    let commands = document["commands"].as_array().unwrap().iter();
+    commands.map(|c| c.as_str().unwrap().to_owned()).collect()
+}
+
+/// Runs commands that write files, which are placed elsewhere, and returns the output of the last.
+fn run_all(commands: &[String], file: &dyn Fn(&str) -> String) -> String {
+    let run = |command: &String| {
+        let mut command = command.strip_prefix("ithaca ").unwrap().to_owned();
+        for name in ["decode.json", "prompts.json", "serve.py"] {
+            command = command.replace(name, &file(name));
+        }
+        said(&repository("."), &command)
+    };
+    commands.iter().map(run).last().unwrap()
+}
+
+/// Half of the bytes of caches hold twice the sequences, for a server that has attention on them.
+#[test]
+fn deployments_with_caches_of_eight_bits() {
+    if !tier::is_full_or_says_so() {
+        return;
+    }
+    let serve = |more: &str| {
+        let serve = "plan examples/llama-3-8b --mode serve --rate 30 --input 16k --output-tokens 1k --json";
+        let document = said(&repository("."), &format!("{serve} {more}"));
+        serde_json::from_str::<serde_json::Value>(&document).unwrap()
+    };
+    let [wide, narrow] = ["", "--cache-type f8e4m3"].map(serve);
+    let gpus = |document: &serde_json::Value| document["chosen"]["gpus"].as_u64().unwrap();
+    assert!(gpus(&narrow) < gpus(&wide), "{} {}", gpus(&narrow), gpus(&wide));
+    let folder = tempfile::tempdir().unwrap();
+    let server = run_all(&commands(&narrow), &|name| folder.path().join(name).display().to_string());
+    assert!(server.contains("--kv-cache-dtype fp8_e4m3"), "{server}");
 }
 
 /// A model that fits on three GPUs and not on two; and fewer GPUs than that for the refusal, which names the fewest that do.
@@ -75,13 +105,7 @@ fn deployments_of_models_with_windows_have_commands_that_work() {
     let document: serde_json::Value = serde_json::from_str(&said(&repository("."), serve)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    for command in document["commands"].as_array().unwrap() {
-        let mut command = command.as_str().unwrap().strip_prefix("ithaca ").unwrap().to_owned();
-        for name in ["decode.json", "prompts.json", "serve.py"] {
-            command = command.replace(name, &file(name));
-        }
-        said(&repository("."), &command);
-    }
+    run_all(&commands(&document), &file);
     let plan = |args: &str| said(&repository("."), &format!("plan examples/mistral-7b --gpus 1 {args}"));
     plan(&format!("--seq 2k --context 8448 -o {}", file("prompts.json")));
     plan(&format!("--mode decode --context 8448 -o {}", file("decode.json")));

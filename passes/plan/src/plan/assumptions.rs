@@ -4,58 +4,65 @@ use ithaca_import::{Documents, Logits, Mode, predicts_next, program_text, stored
 use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::bytes;
+use serde_json::Value;
 
 use super::{Plan, Workload};
+
+/// What steps of a model assume and a reader may not expect: its weights and activations in a type, and sequences of up to so many tokens.
+pub fn model_assumptions(config: &Value, dtype: &str, longest: u64) -> Vec<String> {
+    let all = [long_sequence(config, longest), single_precision(config, dtype), converted(config, dtype)];
+    all.into_iter().flatten().collect()
+}
+
+/// Sequences longer than those of the training of the model; learned positions are refused instead.
+fn long_sequence(config: &Value, longest: u64) -> Option<String> {
+    let most = config.get("max_position_embeddings")?.as_u64()?;
+    (longest > most).then(|| {
+        format!(
+            "sequences of {longest} tokens exceed `max_position_embeddings`, {most}, of the configuration"
+        )
+    })
+}
+
+/// A configuration in single precision, or without an element type, which is the same.
+fn single_precision(config: &Value, dtype: &str) -> Option<String> {
+    let stated = ["dtype", "torch_dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
+    let stated = stated.map(|name| name.trim_start_matches("torch."));
+    if dtype != DType::F32.name() || program_text(config).is_some() {
+        return None;
+    }
+    match stated {
+        Some("float32") => Some(
+            "weights and activations are f32, as in the configuration; `--dtype bf16` changes that"
+                .to_owned(),
+        ),
+        None => Some(
+            "weights and activations are f32: the configuration has no element type; `--dtype bf16` sets one"
+                .to_owned(),
+        ),
+        Some(_) => None,
+    }
+}
+
+/// Weights that a checkpoint stores in fewer bits.
+fn converted(config: &Value, dtype: &str) -> Option<String> {
+    let stored = stored_weights(config)?;
+    Some(format!(
+        "weights are {dtype}, in memory and in prices: those of the checkpoint, `{stored}`, are converted"
+    ))
+}
 
 impl Plan {
     /// What the plan assumes and a reader may not expect.
     pub fn assumptions(&self) -> Vec<String> {
-        let all = [
-            self.long_sequence(),
-            self.single_precision(),
-            self.stored_weights(),
-            self.experts(),
-            self.logits(),
-            self.spread_ranks(),
-        ];
-        all.into_iter().flatten().collect()
-    }
-
-    /// Sequences longer than those of the training of the model; learned positions are refused instead.
-    fn long_sequence(&self) -> Option<String> {
-        let most = self.model.config.get("max_position_embeddings")?.as_u64()?;
-        let Workload { sequence, documents, target_sequence, cache, .. } = &self.workload;
+        let Workload { dtype, sequence, documents, target_sequence, cache, .. } = &self.workload;
         let source = documents.as_ref().map_or(*sequence, Documents::longest);
         let longest = source.max(target_sequence.unwrap_or(0)).max(cache.unwrap_or(0));
-        (longest > most).then(|| {
-            format!(
-                "sequences of {longest} tokens exceed `max_position_embeddings`, {most}, of the configuration"
-            )
-        })
-    }
-
-    /// A configuration in single precision, or without an element type, which is the same.
-    fn single_precision(&self) -> Option<String> {
-        let config = &self.model.config;
-        let stated = ["dtype", "torch_dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
-        let stated = stated.map(|name| name.trim_start_matches("torch."));
-        if self.workload.dtype != DType::F32.name() || program_text(config).is_some() {
-            return None;
-        }
-        match stated {
-            Some("float32") => Some("weights and activations are f32, as in the configuration; `--dtype bf16` changes that".to_owned()),
-            None => Some("weights and activations are f32: the configuration has no element type; `--dtype bf16` sets one".to_owned()),
-            Some(_) => None,
-        }
-    }
-
-    /// Weights that a checkpoint stores in fewer bits.
-    fn stored_weights(&self) -> Option<String> {
-        let how = stored_weights(&self.model.config)?;
-        let dtype = &self.workload.dtype;
-        Some(format!(
-            "weights are {dtype}, in memory and in prices: those of the checkpoint, `{how}`, are converted"
-        ))
+        let of_plan = [self.experts(), self.logits(), self.spread_ranks()];
+        model_assumptions(&self.model.config, dtype, longest)
+            .into_iter()
+            .chain(of_plan.into_iter().flatten())
+            .collect()
     }
 
     /// Tokens that experts drop; the bound of those that drop none is among the notes of the layout.

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::memory::Memory;
 
+pub use assumptions::model_assumptions;
 pub use diff::{Change, diff};
 pub use digest::digest;
 pub use figures::{
