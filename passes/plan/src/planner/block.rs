@@ -219,22 +219,12 @@ impl Block {
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
-            let Alone { simulation: frame, links, links_of_weights, .. } = &frames[called.id.index()];
+            let Alone { simulation: frame, beside_weights, .. } = &frames[called.id.index()];
             if !called.has_layer() {
                 return frame.seconds;
             }
             let seconds = without(called, exposed_gathers(frame));
-            if prefetched.is_empty() {
-                return seconds;
-            }
-            // A message of activations has half of a link while one of weights uses it; nobody waits for the part that is hidden.
-            let of_activations: Vec<f64> =
-                links.iter().zip(links_of_weights).map(|(all, weights)| all - weights).collect();
-            let longest = of_activations.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-            let exposed = ((frame.exposed() - exposed_gathers(frame)) / longest).clamp(0.0, 1.0);
-            let shared = of_activations.iter().zip(links_of_weights).map(|(all, weights)| all * weights);
-            let shared = exposed * shared.sum::<f64>();
-            seconds + shared / seconds
+            if prefetched.is_empty() { seconds } else { seconds.max(*beside_weights) }
         };
         // The first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {

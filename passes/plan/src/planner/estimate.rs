@@ -6,7 +6,7 @@
 
 use ithaca_differentiate::{PipelineOrder, Recompute};
 
-use super::block::{Block, Call};
+use super::block::{Block, Call, Seconds};
 
 /// Stages and micro-batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,6 +161,20 @@ impl Block {
     pub(super) fn exposed_of_pass(&self) -> f64 {
         let exposed = |call: &Call| call.layers as f64 * call.seconds.exposed.iter().sum::<f64>();
         self.calls.iter().map(exposed).sum::<f64>() / self.pass().max(f64::MIN_POSITIVE)
+    }
+
+    /// The part of the step that nothing hides now and something might: messages take their time on the links all the same.
+    pub(super) fn hideable(&self) -> f64 {
+        let of_pass = |call: &Call, pass: usize, seconds: f64| {
+            let busiest = call.links[pass].iter().copied().fold(0.0, f64::max);
+            call.seconds.exposed[pass].min((seconds - busiest).max(0.0))
+        };
+        let of_call = |call: &Call| {
+            let Seconds { forward, backward, .. } = call.seconds;
+            call.layers as f64 * (of_pass(call, 0, forward) + of_pass(call, 1, backward))
+        };
+        let of_passes = self.calls.iter().map(of_call).sum::<f64>() / self.pass().max(f64::MIN_POSITIVE);
+        of_passes.min(self.exposed)
     }
 
     /// The step with micro-batches `times` as large, for a coarse estimate: kernels are not faster for being larger.

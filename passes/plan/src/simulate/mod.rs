@@ -19,6 +19,7 @@
 
 mod classes;
 pub mod discrete;
+mod frames;
 mod shared;
 mod simulation;
 mod steps;
@@ -29,21 +30,22 @@ mod measured_tests;
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
-use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Task, Work, used_streams};
+use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Streams, Work, used_streams};
 use ithaca_ir::timeline::{Covered, Timeline};
 
 use crate::cluster::Cluster;
 use classes::Classes;
+pub(crate) use frames::{Alone, simulate_frames};
 pub use simulation::{CommTime, Simulation};
 pub(crate) use steps::copied_bytes;
 
 use discrete::Record;
-use shared::{Link, Links};
+use shared::Links;
 use steps::{Part, Step, steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
@@ -85,84 +87,6 @@ pub(crate) fn simulate_continued(
         ((before - more).abs() <= STEADY * more).then_some(all)
     });
     Some(last(ranks.collect::<Option<_>>()?))
-}
-
-/// A frame that is run by itself.
-pub(crate) struct Alone {
-    /// Its time, on the rank that ends last.
-    pub(crate) simulation: Simulation,
-    /// Seconds for which its own messages use the busiest link of a rank at each level, where several streams may.
-    pub(crate) links: Vec<f64>,
-    /// The same for messages of weights and gradients.
-    pub(crate) links_of_weights: Vec<f64>,
-    /// Seconds without the tasks that a second run leaves out.
-    pub(crate) without: Option<f64>,
-}
-
-/// Runs each frame of a schedule by itself, without the tasks of frames that `is_left`, and frames that `leaves` says a second time
-/// without these of their tasks as well. The last frame is the step, as [`simulate`] times it.
-pub(crate) fn simulate_frames(
-    cluster: &Cluster,
-    schedule: &Schedule,
-    is_left: &dyn Fn(&Frame, &Task) -> bool,
-    leaves: &BTreeMap<FrameId, Vec<bool>>,
-) -> Vec<Alone> {
-    let classes = Classes::of(cluster, schedule);
-    let mut steps = steps(cluster, schedule, &classes);
-    for (frame, steps) in schedule.frames.values().zip(&mut steps) {
-        leave(steps, frame.tasks.iter().map(|task| is_left(frame, task)));
-    }
-    let used = used_streams(&schedule.frames);
-    let world = |steps| World {
-        schedule,
-        steps,
-        used: &used,
-        ranks: classes.ranks(),
-        in_turn: cluster.has_no_idle_core(schedule.space.mesh.ranks()),
-        known: RefCell::default(),
-    };
-    let n = classes.ranks().len();
-    let run = |world: &World<'_>, id| last(world.frame(id, (&vec![0.0; n], &vec![true; n])).ranks);
-    let busiest = |steps: &[&Step]| {
-        let mut busiest = vec![0.0_f64; cluster.levels.len()];
-        for c in 0..n {
-            let mut links: BTreeMap<Link, f64> = BTreeMap::new();
-            for &(link, seconds) in steps.iter().flat_map(|step| &step.part(c).loads.links) {
-                *links.entry(link).or_default() += seconds;
-            }
-            for ((level, ..), seconds) in links {
-                busiest[level] = busiest[level].max(seconds);
-            }
-        }
-        busiest
-    };
-    let whole = world(&steps);
-    let alone = |id: FrameId| {
-        let (tasks, steps) = (&schedule.frames[id].tasks, &steps[id.index()]);
-        let of_weights = tasks.iter().zip(steps).filter(|(task, _)| task.stream == Stream::Weights);
-        let of_weights: Vec<&Step> = of_weights.map(|(_, step)| step).collect();
-        let (links, links_of_weights) = (busiest(&steps.iter().collect::<Vec<_>>()), busiest(&of_weights));
-        Alone { simulation: run(&whole, id), links, links_of_weights, without: None }
-    };
-    let mut frames: Vec<Alone> = schedule.frames.ids().map(alone).collect();
-    if leaves.is_empty() {
-        return frames;
-    }
-    let mut fewer = steps.clone();
-    for (id, left) in leaves {
-        leave(&mut fewer[id.index()], left.iter().copied());
-    }
-    let fewer = world(&fewer);
-    for id in leaves.keys() {
-        frames[id.index()].without = Some(run(&fewer, *id).seconds);
-    }
-    frames
-}
-
-/// Makes steps take no time.
-fn leave(steps: &mut [Step], left: impl Iterator<Item = bool>) {
-    let left = steps.iter_mut().zip(left).filter(|(_, is_left)| *is_left);
-    left.for_each(|(step, _)| step.parts = [Part::default()].into());
 }
 
 /// The time of the rank that ends last; of several the one that computes the most.

@@ -435,7 +435,7 @@ const NEAR_NAMED: f64 = 1.2;
 
 /// Rounds of estimates and compilations, at most, and how far above the best estimate the best step is where another follows.
 const ROUNDS: usize = 4;
-const MISLED: f64 = 1.06;
+const MISLED: f64 = 1.04;
 
 /// The part of the best step's time that a better one takes, if yet others are estimated.
 const GAINED: f64 = 0.99;

@@ -129,13 +129,7 @@ impl Pool {
     ) -> Vec<usize> {
         let Some((_, best)) = self.all.iter().find(|(key, _)| self.done[*key]) else { return Vec::new() };
         let kind = |candidate: &Candidate| {
-            (
-                candidate.shape,
-                Families::of(insides, candidate),
-                candidate.zero,
-                candidate.recompute,
-                candidate.loss_chunks,
-            )
+            (candidate.shape, Families::of(insides, candidate), candidate.zero, candidate.recompute)
         };
         let of_best = kind(best);
         let (siblings, others) = rest.drain(..).partition(|candidate| kind(candidate) == of_best);

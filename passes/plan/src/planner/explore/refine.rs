@@ -74,7 +74,7 @@ impl Search<'_> {
         let estimate = |candidate: &mut Candidate, block: Option<&Block>| {
             let ranks = candidate.data * insides[candidate.inside].size();
             let estimate = block.and_then(|block| self.composed(block, candidate.shape, ranks));
-            candidate.exposed = block.map_or(0.0, |block| block.exposed);
+            candidate.exposed = block.map_or(0.0, Block::hideable);
             candidate.estimate =
                 estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
         };
@@ -221,7 +221,7 @@ impl Search<'_> {
                 let options = ShardOptions { fusion, ..step.options.clone() };
                 let block = self.block(key.sequences * key.data, &training, &options, Sums::Taken).ok()?;
                 let estimate = self.composed(&block, candidate.shape, ranks).filter(fits)?;
-                let exposed = block.exposed * estimate.seconds;
+                let exposed = block.hideable() * estimate.seconds;
                 if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
                     best = Some((estimate, block));
                 }
