@@ -67,7 +67,8 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
     for (key, value) in flags {
         let flag = format!("--{}", key.replace('_', "-"));
         // Stages of a forward pass compute micro-batches side by side as well.
-        of_training(&flag, value.is_some() && key != "micro_batches")?;
+        let option = if key == "offload" { "--offload optimizer" } else { &flag };
+        of_training(option, value.is_some() && key != "micro_batches")?;
         let setting = |value: &String| Setting {
             key: key.to_owned(),
             value: value.clone(),

@@ -37,6 +37,7 @@ pub mod error;
 pub mod evaluate;
 pub mod exit_codes;
 pub mod files;
+mod host_pages;
 pub mod ineffective;
 pub mod job;
 pub mod kind;

@@ -12,7 +12,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{self, PipelineOrder, Training};
 use ithaca_passes::frameworks::Framework;
 use ithaca_passes::fuse::prefetch::Prefetch;
-use ithaca_passes::import::{self, Logits, Mode, Pages, Workload};
+use ithaca_passes::import::{self, Logits, Mode, Workload};
 use ithaca_passes::plan::{self, Choice, Narrowing, Plan, Rates, Search};
 use ithaca_passes::planner::{self, Compiler, Priced, Program, Refusal, Request, Steps, Subject, Target};
 use ithaca_passes::registry::Registry;
@@ -135,41 +135,6 @@ impl PlanRequest {
         let model = plan::Model::new(name, model.config);
         let request = Self { model, cluster, workload, gpus, search: request.search() };
         if offload == Offload::AsNeeded { request.with_further_pages(registry) } else { Ok(request) }
-    }
-
-    /// The request with as few pages of caches in host memory as some layout needs to fit; with all but a few where none does.
-    ///
-    /// # Errors
-    /// Those of the model's configuration and the search.
-    fn with_further_pages(self, registry: &Registry) -> Result<Self> {
-        let (Some(pages), Some(tokens)) = (self.workload.pages, self.workload.cache) else { return Ok(self) };
-        let all = pages.count.unwrap_or_else(|| tokens.div_ceil(pages.tokens) * self.workload.batch);
-        // Any number of ranks that have sequences of their own divides it.
-        let unit = if all > self.gpus { self.gpus } else { 1 };
-        let with = |units: u64| {
-            let host = (units > 0).then_some(units * unit);
-            let pages = Some(Pages { host, ..pages });
-            Self { workload: Workload { pages, ..self.workload.clone() }, ..self.clone() }
-        };
-        let most = (all - 1) / unit;
-        // More pages than a layout needs there may be more than the host has room for.
-        let fits = |units: u64| {
-            let mut request = with(units);
-            request.cluster.host_memory_bytes = None;
-            Ok::<_, Failure>(!request.fitting(registry)?.is_empty())
-        };
-        if most == 0 || fits(0)? {
-            return Ok(with(0));
-        }
-        if !fits(most)? {
-            return Ok(with(most));
-        }
-        let (mut over, mut enough) = (0, most);
-        while enough - over > 1 {
-            let middle = u64::midpoint(over, enough);
-            *(if fits(middle)? { &mut enough } else { &mut over }) = middle;
-        }
-        Ok(with(enough))
     }
 
     /// The request that a plan records.

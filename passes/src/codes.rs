@@ -45,7 +45,10 @@ pub const PASS: &[Code] = &[
     code("P10", "every strategy is known, and those of a product use different axes"),
     code("P11", "the mesh has the axes that the strategies use, and no other"),
     code("P12", "a mesh is axes with positive sizes between commas, none named twice"),
-    code("P13", "layers with strategies of their own lay out as the others do outside attention"),
+    code(
+        "P13",
+        "strategies of layers and axes of sequences name functions and sequences of the program, and lay out as the others do outside attention",
+    ),
     code("P14", "a program to be laid out has operations on whole values only"),
     code("P20", "query heads divide by the head degree"),
     code("P21", "key/value heads are a multiple or a divisor of the head degree"),

@@ -125,7 +125,7 @@ Examples:
   ithaca verify schedule.ith --program plan.json
   ithaca verify ranks.ith --program whole.ith
 
-Exit code: 0 if nothing differs, also where nothing is split and there is no communication to prove; 1 with a difference; 2 after
+Exit code: 0 if nothing differs, also where ranks send nothing and there is no communication to prove; 1 with a difference; 2 after
 an error, as when a small model lacks a collective of its plan.")]
     Verify(VerifyArgs),
     /// Split a checkpoint into one file for each rank of a plan.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use ithaca_ir::Diagnostic;
+use ithaca_passes::import;
 
 use super::session::CommandOutput;
 use crate::cli::{InitArgs, PROJECT};
@@ -26,7 +27,15 @@ pub(super) fn init(args: &InitArgs) -> Result<CommandOutput> {
     let mut lines = String::new();
     let mut names = BTreeSet::new();
     for model in &args.models {
-        let name = project::name_of(&subject::described(model)?.name);
+        let described = subject::described(model)?;
+        if import::program_text(&described.config).is_some() {
+            let message =
+                format!("`{}` is a program in text form, which has a workload of its own", model.display());
+            let refusal = Diagnostic::new("C00", message);
+            let help = "a project plans models for workloads; write the plan of a program by `ithaca plan … -o PLAN`";
+            return Err(refusal.help(help).into());
+        }
+        let name = project::name_of(&described.name);
         // Names with dots are quoted, or they would be names of tables.
         let key = if name.contains('.') { quoted(&name) } else { name.clone() };
         lines += &format!("{key} = {}\n", quoted(&model.display().to_string()));

@@ -23,6 +23,7 @@ use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
 use super::fault;
+use super::printed::in_width;
 use super::session::{CommandOutput, Session};
 use super::verdict::{AgainstWhole, Report, against_file, tolerance};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
@@ -169,7 +170,7 @@ pub(super) fn run_job(
     }
     let found = all(found);
     let notes = [compiled.notes.clone(), ineffective::run_notes(args, &compiled.schedule)].concat();
-    let mut out = heading(job, &notes, &data);
+    let mut out = in_width(&heading(job, &notes, &data), width);
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
         // Writing to a string cannot fail.

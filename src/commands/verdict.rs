@@ -62,8 +62,8 @@ impl Report {
 pub(super) struct AgainstWhole<'a> {
     /// Those of the kinds of steps.
     checkers: Vec<StepChecker<'a>>,
-    /// Whether ranks communicate, without which no layout is proven.
-    communicates: bool,
+    /// Why no layout is proven, if none is.
+    unproven: Option<&'static str>,
     /// The steps that were compared.
     steps: u64,
     /// The kind of the last of them.
@@ -82,8 +82,17 @@ impl<'a> AgainstWhole<'a> {
             parts: per_rank.space.mesh.ranks(),
         };
         let communicates = kinds.iter().any(|(_, per_rank)| proof::n_collectives(per_rank) > 0);
+        let is_split = kinds.iter().any(|(_, per_rank)| {
+            let types = per_rank.functions.values().flat_map(|f| f.values.values().map(|value| &value.ty));
+            types.flat_map(|ty| &ty.layout.split).any(|axes| !axes.is_empty())
+        });
+        let unproven = match (communicates, is_split) {
+            (true, _) => None,
+            (false, true) => Some("ranks send nothing"),
+            (false, false) => Some("nothing is split"),
+        };
         let checkers = kinds.iter().map(of).collect();
-        Self { checkers, communicates, steps: 0, kind: 0, rows: Vec::new(), passed: true }
+        Self { checkers, unproven, steps: 0, kind: 0, rows: Vec::new(), passed: true }
     }
 
     /// Compares the results of a step of a kind from `before`. Steps after a wrong one are not compared.
@@ -108,7 +117,7 @@ impl<'a> AgainstWhole<'a> {
 
     /// The verdict of all steps, in lines of a width.
     pub(super) fn report(self, width: usize) -> Report {
-        let Self { checkers, communicates, steps, kind, rows, passed } = self;
+        let Self { checkers, unproven, steps, kind, rows, passed } = self;
         let checker = &checkers[kind];
         let column = column(rows.iter().map(|row| row.name.as_str()), width);
         let mut text = row("output", column, &figures("error", "of one rank"));
@@ -130,11 +139,11 @@ impl<'a> AgainstWhole<'a> {
             text.push_str(&row(name, column, &cells));
         }
         let bound = checker.proportion();
-        let _ = match (passed, communicates) {
-            (true, true) => writeln!(text, "{PASSED}: no error is above {bound:.0} times that of one rank"),
-            (true, false) => writeln!(
+        let _ = match (passed, unproven) {
+            (true, None) => writeln!(text, "{PASSED}: no error is above {bound:.0} times that of one rank"),
+            (true, Some(why)) => writeln!(
                 text,
-                "nothing is split: there is no communication to prove; outputs agree: no error is above {bound:.0} times that of \
+                "{why}: there is no communication to prove; outputs agree: no error is above {bound:.0} times that of \
                  one rank"
             ),
             (false, _) if steps > 1 => {

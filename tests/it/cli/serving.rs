@@ -157,3 +157,27 @@ fn requests_that_no_layout_serves_say_why() {
     let says = ["no layout of a replica of up to 128 GPUs is legal", "25 query heads", "leave `--only` out"];
     assert!(says.iter().all(|says| refusal.contains(says)), "{refusal}");
 }
+
+/// A layout that needs fewer pages in host memory than another may be slower.
+#[test]
+fn pages_in_host_memory_are_those_of_the_fastest_layout() {
+    if !tier::is_full_or_says_so() {
+        return;
+    }
+    let seconds = |layout: &str| {
+        let plan = "plan examples/gpt-oss-20b --mode decode --gpus 4 --context 128k --batch 80 --page 64 --offload cache --json";
+        let plan = said(&repository("."), &format!("{plan} {layout}"));
+        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        plan["time"]["step_seconds"].as_f64().unwrap()
+    };
+    let [searched, named] = ["", "--mesh tp=4"].map(seconds);
+    assert!(searched <= 1.01 * named, "{searched} {named}");
+}
+
+/// A strategy is searched on the meshes that the search over all strategies tries, where experts take the ranks of other axes, too.
+#[test]
+fn experts_share_axes_where_only_the_strategy_is_named() {
+    let plan = "plan examples/gpt-oss-120b --mode decode --gpus 8 --batch 32 --context 128k --strategy data-parallel+ep";
+    let out = said(&repository("."), plan);
+    assert!(out.contains("\ndata-parallel+ep dp=8 "), "{out}");
+}

@@ -92,7 +92,7 @@ impl Pass for ApplyRules {
         let Budget { applied, stopped, .. } = budget;
         for (rule, _) in rules.iter().zip(&stopped).filter(|(_, stopped)| **stopped) {
             cx.note(format!(
-                "rule `{}` was stopped after {MAX_APPLICATIONS} applications and would apply again; it may undo itself, or another rule may",
+                "rule `{}` was stopped after {MAX_APPLICATIONS} applications and would apply again; it may match its own result, or another rule may undo it",
                 rule.name
             ));
         }

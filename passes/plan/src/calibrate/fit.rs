@@ -23,27 +23,18 @@ pub(super) fn fit(cluster: &mut Cluster, figures: &[Figure], points: &[&Point]) 
     if figures.is_empty() {
         return;
     }
-    let mut best = Trial::of(cluster, figures, points);
-    let mut damping = 1e-3;
-    for _ in 0..STEPS {
-        let Some(step) = best.step(cluster, figures, points, damping) else { break };
-        let next: Vec<f64> =
-            best.logs.iter().zip(&step).map(|(log, step)| log + step.clamp(-2.0, 2.0)).collect();
-        let trial = Trial::at(cluster, figures, points, next);
-        if trial.sum < best.sum {
-            let gained = best.sum - trial.sum;
-            best = trial;
-            damping = (damping / 4.0f64).max(1e-12);
-            if gained <= 1e-14 * (1.0 + best.sum) {
-                break;
-            }
-        } else {
-            damping *= 4.0;
-            if damping > 1e12 {
-                break;
-            }
-        }
-    }
+    let begun = Trial::of(cluster, figures, points);
+    let parts = (0..figures.len()).filter(|&i| figures[i].is_part());
+    let from = |(i, part): (usize, f64)| {
+        let mut logs = begun.logs.clone();
+        logs[i] = part.ln();
+        Trial::at(cluster, figures, points, logs).descended(cluster, figures, points)
+    };
+    // Where another level of links bounds a time, the points do not depend on a figure until it is small.
+    let others = parts.flat_map(|i| BEGINNINGS.map(|part| (i, part))).map(from);
+    let best = others.fold(begun.clone().descended(cluster, figures, points), |best, one| {
+        if one.sum < best.sum { one } else { best }
+    });
     let slopes = best.slopes(cluster, figures, points);
     let error = report::mean_error(&best.cluster, points);
     let mut sources: Vec<&str> = points.iter().map(|point| point.source.as_str()).collect();
@@ -65,6 +56,9 @@ pub(super) fn fit(cluster: &mut Cluster, figures: &[Figure], points: &[&Point]) 
     }
 }
 
+/// Parts of a peak from which a fit begins, beside those of the cluster.
+const BEGINNINGS: [f64; 3] = [0.3, 0.1, 0.03];
+
 /// A number of four significant digits.
 pub(super) fn four_digits(x: f64) -> f64 {
     let text = format!("{x:.3e}");
@@ -72,6 +66,7 @@ pub(super) fn four_digits(x: f64) -> f64 {
 }
 
 /// Figures that were tried.
+#[derive(Clone)]
 struct Trial {
     /// Their logarithms.
     logs: Vec<f64>,
@@ -102,6 +97,32 @@ impl Trial {
             points.iter().map(|point| (point.work.seconds(&cluster) / point.seconds).ln()).collect();
         let sum = residuals.iter().map(|r| r * r).sum();
         Self { logs, cluster, residuals, sum }
+    }
+
+    /// The least squares that steps from here lead to.
+    fn descended(self, cluster: &Cluster, figures: &[Figure], points: &[&Point]) -> Self {
+        let mut best = self;
+        let mut damping = 1e-3;
+        for _ in 0..STEPS {
+            let Some(step) = best.step(cluster, figures, points, damping) else { break };
+            let next: Vec<f64> =
+                best.logs.iter().zip(&step).map(|(log, step)| log + step.clamp(-2.0, 2.0)).collect();
+            let trial = Trial::at(cluster, figures, points, next);
+            if trial.sum < best.sum {
+                let gained = best.sum - trial.sum;
+                best = trial;
+                damping = (damping / 4.0f64).max(1e-12);
+                if gained <= 1e-14 * (1.0 + best.sum) {
+                    break;
+                }
+            } else {
+                damping *= 4.0;
+                if damping > 1e12 {
+                    break;
+                }
+            }
+        }
+        best
     }
 
     /// For each point the derivatives of its residual by the figures.

@@ -284,8 +284,9 @@ impl Log<'_> {
     ) -> Result<(), Diagnostic> {
         let number = |column: usize| cells.get(column).and_then(|cell| cell.0.parse::<f64>().ok());
         let refuse = |message: String| {
+            let other = if test.name == "all_gather" { "all_reduce" } else { "all_gather" };
             let by_name =
-                format!("if it is a log of another test, name it: `--nccl-tests all_gather={}`", self.name);
+                format!("if it is a log of another test, name it: `--nccl-tests {other}={}`", self.name);
             refuse(message, row).help(by_name).help("if ranks are missing, keep all lines `# Rank …`")
         };
         // The bandwidths follow the time.

@@ -247,6 +247,26 @@ fn figures_come_back_from_the_points_that_they_make() {
     }
 }
 
+/// Links of a node bound the first prediction, so that no time depends on the links between nodes.
+#[test]
+fn slow_links_between_fast_nodes_are_found() {
+    for (test, bus, hosts) in [("all_reduce", 20e9, 2), ("reduce_scatter", 10e9, 8)] {
+        let n = (8 * hosts) as f64;
+        let factor = if test == "all_reduce" { 2.0 } else { 1.0 } * (n - 1.0) / n;
+        let row = |log: u32| {
+            let bytes = 1_u64 << log;
+            (bytes, 60.0 + bytes as f64 * factor / bus * 1e6)
+        };
+        let rows: Vec<(u64, f64)> = (16..31).step_by(2).map(row).collect();
+        let text = format!("./build/{test}_perf\n{}", log(test, hosts, 8, &rows));
+        let points = nccl::parse("x.log", None, &text).unwrap();
+        let found = calibrate(&Cluster::named("dgx-h100").unwrap(), "slow", &points).unwrap();
+        for row in &found.rows {
+            assert!(row.before > 0.1 && row.after < 0.02, "{test} {row:?}");
+        }
+    }
+}
+
 /// Our kernels on an H200, microseconds forward and backward: heads, key/value heads, tokens, width, causal (performance.md, On a GPU).
 #[test]
 fn attention_of_ours_takes_what_an_h200_measured() {

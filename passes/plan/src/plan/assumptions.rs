@@ -1,6 +1,6 @@
 //! Assumptions of a plan that no option states: one line for each that holds.
 
-use ithaca_import::{Documents, Logits, Mode, predicts_next, program_text, stored_weights};
+use ithaca_import::{Documents, Logits, Mode, facts, predicts_next, program_text, stored_weights};
 use ithaca_ir::DType;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::units::bytes;
@@ -58,7 +58,7 @@ impl Plan {
         let Workload { dtype, sequence, documents, target_sequence, cache, .. } = &self.workload;
         let source = documents.as_ref().map_or(*sequence, Documents::longest);
         let longest = source.max(target_sequence.unwrap_or(0)).max(cache.unwrap_or(0));
-        let of_plan = [self.experts(), self.logits(), self.spread_ranks()];
+        let of_plan = [self.experts(), self.logits(), self.whole_pages(), self.spread_ranks()];
         model_assumptions(&self.model.config, dtype, longest)
             .into_iter()
             .chain(of_plan.into_iter().flatten())
@@ -71,6 +71,14 @@ impl Plan {
         let capacity = self.workload.capacity.filter(|_| is_mixture)?;
         let factor = capacity.permille as f64 / 1000.0;
         Some(format!("experts drop tokens beyond {factor} times their even share (`--capacity`)"))
+    }
+
+    /// Caches in pages, which have no windows.
+    fn whole_pages(&self) -> Option<String> {
+        self.workload.pages?;
+        let has_window = facts(&self.model.config, &self.workload.ignore).is_ok_and(|facts| facts.has_window);
+        has_window
+            .then(|| "caches in pages hold all tokens, those of layers with sliding windows too".to_owned())
     }
 
     /// Devices of racks that ranks leave, so that all racks are alike.

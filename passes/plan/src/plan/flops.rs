@@ -22,7 +22,8 @@ pub fn model_flops(forward: &Module, mode: Mode) -> f64 {
         Mode::Prefill | Mode::Decode => 1.0,
         Mode::Train => 3.0,
     };
-    passes * once.sum::<f64>()
+    // The sum of no numbers is -0.0.
+    passes * once.sum::<f64>() + 0.0
 }
 
 fn of_function(space: &Space, function: &Function) -> f64 {

@@ -20,13 +20,12 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use ithaca_differentiate::{self as differentiate, Differentiate};
-use ithaca_import::{self as import, Mode};
+use ithaca_differentiate as differentiate;
+use ithaca_import as import;
 use ithaca_ir::{AxisId, Diagnostic, Diagnostics};
 use ithaca_layout::compile::{self, Compiled};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::{self, ShardOptions, strategy};
-use ithaca_pass::Pass;
 use ithaca_pass::choices::Choices;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -308,11 +307,12 @@ impl Plan {
         let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
         strategy::placement(&strategies, &options.mesh, &own)?;
         let workload = self.workload_in_stages()?;
-        let mut expected = ithaca_pass::print(&compile::passes(registry, &options));
-        if workload.mode == Mode::Train {
-            let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
-            expected = format!("{first},{expected}");
-        }
+        // A step has passes before those of the layout, and a program in text form may.
+        let module =
+            import::program(&self.model.config, &self.model.name, &workload).map_err(ithaca_pass::first)?;
+        let mut expected = module.pipeline.clone();
+        expected.push(ithaca_pass::print(&compile::passes(registry, &options)));
+        let expected = expected.join(",");
         if self.pipeline != expected {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
         }
@@ -322,8 +322,6 @@ impl Plan {
         if flops != self.model_flops {
             return refuse(format!("`model_flops` is {}, but {flops} is computed", self.model_flops));
         }
-        let module =
-            import::program(&self.model.config, &self.model.name, &workload).map_err(ithaca_pass::first)?;
         shard::check(registry, &module, &options).map(|_| ())
     }
 

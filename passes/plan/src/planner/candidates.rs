@@ -44,7 +44,7 @@ pub fn candidates(
             (Some(mesh), None) if same_axes(mesh, axes) => vec![mesh.clone()],
             (Some(_), None) => Vec::new(),
             (None, named) => {
-                let meshes = meshes(axes, request.gpus, reach);
+                let meshes = meshes((axes, shares && !axes.contains(&EXPERT_AXIS)), request.gpus, reach);
                 let any = named.is_some() && !meshes.iter().any(proper);
                 meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
@@ -57,7 +57,7 @@ pub fn candidates(
         let has_own =
             is_named || request.mesh.is_some() || product.len() <= OWN_AXIS || !axes.contains(&EXPERT_AXIS);
         let mut meshes = if has_own { of_axes(&axes) } else { Vec::new() };
-        if shares && !is_named {
+        if shares && !(is_named && request.mesh.is_some()) {
             meshes.extend(of_axes(&others));
         }
         found.extend(meshes.into_iter().filter(is_narrow).map(|mesh| ShardOptions {
@@ -170,7 +170,7 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
     };
     let allowed = |s: &&dyn Strategy| request.narrowing.allows(s.name());
     for strategy in registry.strategies().filter(tried).filter(allowed) {
-        let idle = request.batch == 1 && strategy.axes().contains(&DATA_AXIS);
+        let idle = request.mesh.is_none() && request.batch == 1 && strategy.axes().contains(&DATA_AXIS);
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);
         } else if !idle {
@@ -203,22 +203,22 @@ fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
     mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
 }
 
-/// The orders of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
-fn meshes(axes: &[&str], gpus: u64, reach: Reach) -> Vec<Mesh> {
+/// The orders of `axes`, which experts share or not, with every factorisation of `gpus`; a strategy without axes is for one GPU.
+fn meshes((axes, is_shared): (&[&str], bool), gpus: u64, reach: Reach) -> Vec<Mesh> {
     match axes {
         [] if gpus == 1 => vec![Mesh::single()],
         [] => Vec::new(),
-        _ => orders(axes, reach).iter().flat_map(|order| sized(order, gpus)).collect(),
+        _ => orders((axes, is_shared), reach).iter().flat_map(|order| sized(order, gpus)).collect(),
     }
 }
 
 /// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
-/// outermost. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
+/// outermost, unless experts share it. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
 /// neighbours alike, one order is enough.
-fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
-    if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
+fn orders<'a>((axes, is_shared): (&[&'a str], bool), reach: Reach) -> Vec<Vec<&'a str>> {
+    if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS && !is_shared) {
         let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
-        let orders = orders(&rest, reach).into_iter();
+        let orders = orders((&rest, false), reach).into_iter();
         return orders.map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
     }
     let (tensor, context): (Vec<&str>, Vec<&str>) = axes.iter().partition(|&&a| a == TENSOR_AXIS);
