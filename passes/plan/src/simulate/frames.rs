@@ -107,8 +107,14 @@ impl Frames<'_> {
         let mut steps = steps.to_vec();
         leave(&mut steps[id.index()], of_weights());
         let seconds = self.run(&steps, id).seconds;
-        // The chance to meet a message is its part of the time, and half of it is left on average.
-        let wait = |level: usize| messages.iter().map(|m| m[level] * m[level]).sum::<f64>() / (2.0 * seconds);
+        let all: Vec<Vec<f64>> =
+            steps[id.index()].iter().map(|step| self.busiest(std::slice::from_ref(step))).collect();
+        // The chance to meet a message is its part of the time, and half of it is left on average; however many follow it, one meets it.
+        let wait = |level: usize| {
+            let others = all.iter().filter(|m| m[level] > 0.0).count().max(1) as f64;
+            let met = |m: &Vec<f64>| (others * m[level] / seconds).min(1.0) * m[level] / 2.0;
+            messages.iter().map(met).sum::<f64>() / others
+        };
         let waits: Vec<f64> = (0..self.cluster.levels.len()).map(wait).collect();
         for step in &mut steps[id.index()] {
             let late = |part: &Part| {
@@ -117,10 +123,7 @@ impl Frames<'_> {
             };
             step.parts = step.parts.iter().map(late).collect();
         }
-        // However many follow it, a message is waited for once.
-        let all = |level: usize| messages.iter().map(|m| m[level]).sum::<f64>();
-        let longest = (0..self.cluster.levels.len()).map(all).fold(0.0, f64::max);
-        Some(self.run(&steps, id).seconds.min(seconds + longest / 2.0))
+        Some(self.run(&steps, id).seconds)
     }
 }
 
