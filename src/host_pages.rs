@@ -1,5 +1,7 @@
 //! `--offload cache`: how many pages of caches are in host memory.
 
+use std::collections::BTreeSet;
+
 use ithaca_passes::import::{Pages, Workload};
 use ithaca_passes::plan::{MeshAxis, Search, mesh_axes};
 use ithaca_passes::planner::Priced;
@@ -9,13 +11,13 @@ use crate::error::Result;
 use crate::request::PlanRequest;
 
 /// Numbers of pages, beside the least with which any layout fits, with which the fastest layouts are looked for.
-const NUMBERS: u64 = 6;
+const SAMPLES: u64 = 6;
 
 /// The fastest layouts of each number that are tried with as few pages as they need.
 const FASTEST: usize = 2;
 
 /// Requests for the same layouts with more or fewer pages in host memory.
-struct InHostMemory<'a> {
+struct HostPages<'a> {
     registry: &'a Registry,
     request: &'a PlanRequest,
     pages: Pages,
@@ -25,27 +27,29 @@ struct InHostMemory<'a> {
     most: u64,
 }
 
-/// A layout by its strategy and its mesh.
+/// A layout by its strategy and its mesh; single layers with strategies of their own take the same pages.
 type Layout = (String, Vec<MeshAxis>);
 
 impl PlanRequest {
-    /// The request with as many pages of caches in host memory as the fastest layout needs to fit; with all but a few where none does.
+    /// The request with as many pages of caches in host memory as the fastest layout needs to fit, of those that are fastest with some
+    /// numbers of pages. Where none fits, with the largest multiple of the number of GPUs below all pages.
     ///
     /// # Errors
     /// Those of the model's configuration and the search.
-    pub(crate) fn with_further_pages(self, registry: &Registry) -> Result<Self> {
+    pub(crate) fn with_host_pages(self, registry: &Registry) -> Result<Self> {
         let (Some(pages), Some(tokens)) = (self.workload.pages, self.workload.cache) else { return Ok(self) };
         let all = pages.count.unwrap_or_else(|| tokens.div_ceil(pages.tokens) * self.workload.batch);
         let unit = if all > self.gpus { self.gpus } else { 1 };
-        let of_all = InHostMemory { registry, request: &self, pages, unit, most: (all - 1) / unit };
+        let of_all = HostPages { registry, request: &self, pages, unit, most: (all - 1) / unit };
         let Some(least) = of_all.least()? else { return Ok(of_all.with(of_all.most)) };
         if least == 0 {
             return Ok(of_all.with(0));
         }
         // Another layout may need more pages and be faster.
-        let further = (1..=NUMBERS).map(|i| least + (of_all.most - least) * i / NUMBERS);
+        let samples: BTreeSet<u64> =
+            (0..=SAMPLES).map(|i| least + (of_all.most - least) * i / SAMPLES).collect();
         let mut layouts: Vec<Layout> = Vec::new();
-        for n in std::iter::once(least).chain(further) {
+        for n in samples {
             for Priced { options, .. } in of_all.fitting(n)?.into_iter().take(FASTEST) {
                 let layout = (options.strategy, mesh_axes(&options.mesh));
                 if !layouts.contains(&layout) {
@@ -57,7 +61,7 @@ impl PlanRequest {
         for (strategy, mesh) in layouts {
             let search = Search { strategy: Some(strategy), mesh: Some(mesh), ..self.search.clone() };
             let request = Self { search, ..self.clone() };
-            let of_one = InHostMemory { request: &request, ..of_all };
+            let of_one = HostPages { request: &request, ..of_all };
             let Some(n) = of_one.least()? else { continue };
             let fitting = of_one.with(n).fitting(registry)?;
             let seconds = fitting.first().map(|one| one.simulation.seconds);
@@ -69,7 +73,7 @@ impl PlanRequest {
     }
 }
 
-impl InHostMemory<'_> {
+impl HostPages<'_> {
     /// The request with so many multiples of pages in host memory.
     fn with(&self, n: u64) -> PlanRequest {
         let pages = Pages { host: (n > 0).then_some(n * self.unit), ..self.pages };
@@ -77,8 +81,8 @@ impl InHostMemory<'_> {
         PlanRequest { workload, ..self.request.clone() }
     }
 
-    /// The layouts that fit on the devices, the fastest first: more pages than a layout needs there may be more than the host has
-    /// room for.
+    /// The layouts that fit on the devices, the fastest first. The limit of the host is left out, and is checked for chosen layouts:
+    /// with more pages than a layout needs it says nothing.
     fn fitting(&self, n: u64) -> Result<Vec<Priced>> {
         let mut request = self.with(n);
         request.cluster.host_memory_bytes = None;

@@ -134,7 +134,7 @@ impl PlanRequest {
         let name = import::described_name(&model.config, &workload.ignore)?;
         let model = plan::Model::new(name, model.config);
         let request = Self { model, cluster, workload, gpus, search: request.search() };
-        if offload == Offload::AsNeeded { request.with_further_pages(registry) } else { Ok(request) }
+        if offload == Offload::AsNeeded { request.with_host_pages(registry) } else { Ok(request) }
     }
 
     /// The request that a plan records.

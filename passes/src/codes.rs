@@ -47,7 +47,7 @@ pub const PASS: &[Code] = &[
     code("P12", "a mesh is axes with positive sizes between commas, none named twice"),
     code(
         "P13",
-        "strategies of layers and axes of sequences name functions and sequences of the program, and lay out as the others do outside attention",
+        "strategies of layers are for functions with attention, axes of sequences for sequences of the program; outside attention layers lay out alike",
     ),
     code("P14", "a program to be laid out has operations on whole values only"),
     code("P20", "query heads divide by the head degree"),

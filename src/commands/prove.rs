@@ -31,7 +31,7 @@ pub(super) fn prove(
         against_whole.step(0, (weights, inputs.as_ref()), &results)?;
         Ok(results)
     })?;
-    let mut out = heading(job, &compiled.notes, &data);
+    let mut out = heading(job, &compiled.notes, (&data, session.width));
     out.push_str(about);
     out.push_str("per-rank program against the whole program\n");
     let verdict = against_whole.report(session.width);

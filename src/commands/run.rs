@@ -23,7 +23,7 @@ use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
 use super::fault;
-use super::printed::in_width;
+use super::printed::{in_width, noted};
 use super::session::{CommandOutput, Session};
 use super::verdict::{AgainstWhole, Report, against_file, tolerance};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
@@ -170,7 +170,7 @@ pub(super) fn run_job(
     }
     let found = all(found);
     let notes = [compiled.notes.clone(), ineffective::run_notes(args, &compiled.schedule)].concat();
-    let mut out = in_width(&heading(job, &notes, &data), width);
+    let mut out = heading(job, &notes, (&data, width));
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
         // Writing to a string cannot fail.
@@ -425,12 +425,10 @@ pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
     })
 }
 
-/// The first lines of a report: model, layout, data, notes.
-pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
-    let mut out = format!("{}; {}\n", job.heading(), data.description());
-    for note in job.notes.iter().chain(notes) {
-        let _ = writeln!(out, "note: {note}");
-    }
+/// The first lines of a report, in lines of a width: model, layout, data, notes.
+pub(super) fn heading(job: &Job, notes: &[String], (data, width): (&Data, usize)) -> String {
+    let mut out = in_width(&format!("{}; {}", job.heading(), data.description()), width);
+    out.extend(job.notes.iter().chain(notes).map(|note| noted(note, width)));
     out
 }
 

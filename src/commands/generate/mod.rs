@@ -428,7 +428,7 @@ pub(super) fn run(
     }
     let ends = generated.ends();
     let found = generated.outputs();
-    let mut out = run::heading(token, &compiled[1].notes, &data);
+    let mut out = run::heading(token, &compiled[1].notes, (&data, session.width));
     if let Some(handover) = handover.as_ref().filter(|_| has_prompts) {
         let layouts = [0, 1]
             .map(|i| format!("{} {}", jobs[i].options.strategy, jobs[i].options.mesh).trim_end().to_owned());

@@ -175,13 +175,17 @@ fn commands(steps: Steps<'_>, demand: &Demand, deployment: &Deployment, args: &P
         command(&decode.layout, decode.micro_batches, of_decoding, &of_tokens, "decode.json"),
         command(layout, *chunk_micro_batches, of_chunk, &of_prompts, "prompts.json"),
     ];
-    commands.push(if steps.cache_type == Some(DType::F8E4M3) {
-        // PyTorch has no attention on them.
-        "ithaca export decode.json --to vllm".to_owned()
+    if steps.cache_type == Some(DType::F8E4M3) {
+        // The PyTorch target refuses them. vLLM may lack the layout of a plan, and has the nearest.
+        let export = |plan: &str| format!("ithaca export {plan} --to vllm --nearest");
+        commands.extend(prefill.as_ref().map(|_| export("prompts.json")));
+        commands.push(export("decode.json"));
     } else {
         let two_pools = if prefill.is_some() { " --two-pools" } else { "" };
-        format!("ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py")
-    });
+        commands.push(format!(
+            "ithaca emit decode.json --prompts prompts.json{two_pools} --target torch -o serve.py"
+        ));
+    }
     commands
 }
 

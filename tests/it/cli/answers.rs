@@ -161,6 +161,32 @@ fn a_program_in_text_form_is_planned_with_its_own_workload() {
         let refusal = refused(&root, request);
         assert!(refusal.contains(reason), "{request}: {refusal}");
     }
+    // Passes have run before: rules, as here, or those of a training step.
+    let rewritten = folder.path().join("rewritten.ith").display().to_string();
+    said(
+        &root,
+        &format!(
+            "opt examples/attention.ith --pipeline rules --rules examples/rules/algebra.rules -o {rewritten}"
+        ),
+    );
+    assert!(std::fs::read_to_string(&rewritten).unwrap().contains("pipeline \"rules"));
+    said(&root, &format!("plan {rewritten} --gpus 2 -o {plan}"));
+    assert!(said(&root, &format!("verify {plan}")).contains("passed"));
+    // One sequence has no data-parallel ranks.
+    let refusal = refused(&root, "plan examples/gpt2 --seq 64 --gpus 8 --mesh dp=2,tp=4");
+    assert!(refusal.contains("does not divide by the data-parallel degree 2"), "{refusal}");
+}
+
+#[test]
+fn ranks_that_send_nothing_prove_no_communication() {
+    let run = "run tests/goldens/llama-gqa --seq 16 --batch 2";
+    for (layout, verdict) in [
+        ("--strategy data-parallel --mesh dp=2", "ranks send nothing: there is no communication"),
+        ("--strategy single", "nothing is split: there is no communication"),
+    ] {
+        let out = said(&repository(""), &format!("{run} {layout}"));
+        assert!(out.contains(verdict), "{out}");
+    }
 }
 
 #[test]

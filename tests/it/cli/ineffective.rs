@@ -16,6 +16,7 @@ fn options_without_meaning_are_refused() {
         (format!("{run} --collectives nccl"), "`--collectives` goes with `--device cuda`"),
         (format!("{run} --collectives in-process"), "`--collectives` goes with `--device cuda`"),
         (format!("{run} --unchecked --tolerance 1"), "no outputs are expected"),
+        (format!("{run} --offload optimizer"), "`--offload optimizer` is an option of training"),
         (format!("{run} --shift-labels"), "`--shift-labels` is an option of training"),
         (format!("{run} --train lr=1"), "`--train` is an option of training"),
         (format!("{run} --ignore-field banana"), "does not have"),

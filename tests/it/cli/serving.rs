@@ -77,6 +77,8 @@ fn deployments_with_caches_of_eight_bits() {
     let [wide, narrow] = ["", "--cache-type f8e4m3"].map(serve);
     let gpus = |document: &serde_json::Value| document["chosen"]["gpus"].as_u64().unwrap();
     assert!(gpus(&narrow) < gpus(&wide), "{} {}", gpus(&narrow), gpus(&wide));
+    let note = |document: &serde_json::Value| document["notes"][0].as_str().unwrap().to_owned();
+    assert!(note(&narrow).contains("exceed `max_position_embeddings`"), "{}", note(&narrow));
     let folder = tempfile::tempdir().unwrap();
     let server = run_all(&commands(&narrow), &|name| folder.path().join(name).display().to_string());
     assert!(server.contains("--kv-cache-dtype fp8_e4m3"), "{server}");
@@ -180,4 +182,7 @@ fn experts_share_axes_where_only_the_strategy_is_named() {
     let plan = "plan examples/gpt-oss-120b --mode decode --gpus 8 --batch 32 --context 128k --strategy data-parallel+ep";
     let out = said(&repository("."), plan);
     assert!(out.contains("\ndata-parallel+ep dp=8 "), "{out}");
+    let in_pages = said(&repository("."), &format!("{plan} --mesh dp=8 --page 64"));
+    let note = "note: caches in pages hold all tokens, those of layers with sliding windows too";
+    assert!(in_pages.contains(note) && !out.contains(note), "{in_pages}");
 }

@@ -1,7 +1,8 @@
 //! Least squares of the logarithms of time, by the method of Levenberg and Marquardt (SIAM J. Appl. Math. 11, 1963).
 //!
 //! Figures are positive, and a point of a microsecond counts as much as one of a second: both are taken as logarithms. A
-//! figure that the points do not depend on keeps its value, because damping leaves it where it is.
+//! figure that the points do not depend on keeps its value, because damping leaves it where it is, unless another start from it
+//! explains the points better.
 
 use super::figure::Figure;
 use super::point::Point;
@@ -23,18 +24,19 @@ pub(super) fn fit(cluster: &mut Cluster, figures: &[Figure], points: &[&Point]) 
     if figures.is_empty() {
         return;
     }
-    let begun = Trial::of(cluster, figures, points);
-    let parts = (0..figures.len()).filter(|&i| figures[i].is_part());
-    let from = |(i, part): (usize, f64)| {
-        let mut logs = begun.logs.clone();
-        logs[i] = part.ln();
-        Trial::at(cluster, figures, points, logs).descended(cluster, figures, points)
+    let first = Trial::of(cluster, figures, points).minimize(cluster, figures, points);
+    // Where another level of links bounds every time, no point depends on a figure until it is small.
+    let slopes = first.slopes(cluster, figures, points);
+    let is_flat = |i: &usize| figures[*i].is_part() && slopes.iter().all(|row| row[*i].abs() <= DETERMINED);
+    let restart = |(i, share): (usize, f64)| {
+        let mut logs = first.logs.clone();
+        logs[i] = share.ln();
+        Trial::at(cluster, figures, points, logs).minimize(cluster, figures, points)
     };
-    // Where another level of links bounds a time, the points do not depend on a figure until it is small.
-    let others = parts.flat_map(|i| BEGINNINGS.map(|part| (i, part))).map(from);
-    let best = others.fold(begun.clone().descended(cluster, figures, points), |best, one| {
-        if one.sum < best.sum { one } else { best }
-    });
+    let flat = (0..figures.len()).filter(is_flat);
+    let restarts = flat.flat_map(|i| STARTS.map(|share| (i, share))).map(restart);
+    let is_better = |one: &Trial, best: &Trial| one.sum < WORTH * best.sum;
+    let best = restarts.fold(first.clone(), |best, one| if is_better(&one, &best) { one } else { best });
     let slopes = best.slopes(cluster, figures, points);
     let error = report::mean_error(&best.cluster, points);
     let mut sources: Vec<&str> = points.iter().map(|point| point.source.as_str()).collect();
@@ -46,7 +48,7 @@ pub(super) fn fit(cluster: &mut Cluster, figures: &[Figure], points: &[&Point]) 
         100.0 * error
     );
     for (i, &figure) in figures.iter().enumerate() {
-        let is_determined = slopes.iter().any(|row| row[i].abs() > 1e-3);
+        let is_determined = slopes.iter().any(|row| row[i].abs() > DETERMINED);
         let log = best.logs[i];
         let target = figure.of(cluster);
         if is_determined || target.source.is_empty() {
@@ -56,8 +58,14 @@ pub(super) fn fit(cluster: &mut Cluster, figures: &[Figure], points: &[&Point]) 
     }
 }
 
-/// Parts of a peak from which a fit begins, beside those of the cluster.
-const BEGINNINGS: [f64; 3] = [0.3, 0.1, 0.03];
+/// Shares of a peak from which a fit starts again.
+const STARTS: [f64; 3] = [0.3, 0.1, 0.03];
+
+/// The part of the sum of squares that a fit from another start has at most.
+const WORTH: f64 = 0.9;
+
+/// The least derivative of a residual by a figure that the points determine.
+const DETERMINED: f64 = 1e-3;
 
 /// A number of four significant digits.
 pub(super) fn four_digits(x: f64) -> f64 {
@@ -99,8 +107,8 @@ impl Trial {
         Self { logs, cluster, residuals, sum }
     }
 
-    /// The least squares that steps from here lead to.
-    fn descended(self, cluster: &Cluster, figures: &[Figure], points: &[&Point]) -> Self {
+    /// The trial with the least sum that damped steps reach from this one.
+    fn minimize(self, cluster: &Cluster, figures: &[Figure], points: &[&Point]) -> Self {
         let mut best = self;
         let mut damping = 1e-3;
         for _ in 0..STEPS {

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::{Plan, Workload};
 
-/// What steps of a model assume and a reader may not expect: its weights and activations in a type, and sequences of up to so many tokens.
+/// Assumptions of steps of a model that no option states; `dtype` is the element type of weights and activations, `longest` the
+/// tokens of the longest sequence.
 pub fn model_assumptions(config: &Value, dtype: &str, longest: u64) -> Vec<String> {
     let all = [long_sequence(config, longest), single_precision(config, dtype), converted(config, dtype)];
     all.into_iter().flatten().collect()
@@ -53,7 +54,7 @@ fn converted(config: &Value, dtype: &str) -> Option<String> {
 }
 
 impl Plan {
-    /// What the plan assumes and a reader may not expect.
+    /// Assumptions that no option states.
     pub fn assumptions(&self) -> Vec<String> {
         let Workload { dtype, sequence, documents, target_sequence, cache, .. } = &self.workload;
         let source = documents.as_ref().map_or(*sequence, Documents::longest);
@@ -73,7 +74,7 @@ impl Plan {
         Some(format!("experts drop tokens beyond {factor} times their even share (`--capacity`)"))
     }
 
-    /// Caches in pages, which have no windows.
+    /// Caches in pages keep tokens outside of sliding windows.
     fn whole_pages(&self) -> Option<String> {
         self.workload.pages?;
         let has_window = facts(&self.model.config, &self.workload.ignore).is_ok_and(|facts| facts.has_window);

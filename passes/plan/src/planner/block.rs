@@ -18,7 +18,7 @@ use crate::planner::tasks::{
     Gradient, attended, attention, casts, copied, deferred, gradients, last_tasks, peak_without_gradients,
     products,
 };
-use crate::simulate::{Alone, Simulation, simulate_frames};
+use crate::simulate::{Alone, Frames, Simulation};
 
 /// A step without stages, by the calls of the model.
 #[derive(Clone, Debug)]
@@ -182,7 +182,13 @@ impl Block {
         let loops = loops.map(|called| (called.id, last_tasks(called.frame, called.carried)));
         let back = backward.iter().filter(|_| leaves_sums).map(|called| (called.id, casts(called.frame)));
         let leaves: BTreeMap<FrameId, Vec<bool>> = loops.chain(back).collect();
-        let frames = simulate_frames(cluster, schedule, &is_left, &leaves);
+        let all = Frames::of(cluster, schedule, &is_left);
+        let frames = all.alone(&leaves);
+        let beside_weights = |(id, frame): (FrameId, &Frame)| {
+            let is_pass = matches!(frame.phase, Phase::Forward | Phase::Backward);
+            (is_pass && !prefetched.is_empty()).then(|| all.beside_weights(id)).flatten()
+        };
+        let beside_weights: Vec<Option<f64>> = schedule.frames.iter().map(beside_weights).collect();
         let whole = &frames.last()?.simulation;
         let step = whole.seconds;
         // Weights are gathered during the layer before and gradients reduced during the next, as far as messages leave time.
@@ -219,12 +225,12 @@ impl Block {
         let exposed = (whole.exposed() - exposed_gathers(whole)).max(0.0) / step;
         // The layer before a layer gathers for it.
         let seconds = |called: &Called<'_>| {
-            let Alone { simulation: frame, beside_weights, .. } = &frames[called.id.index()];
+            let frame = &frames[called.id.index()].simulation;
             if !called.has_layer() {
                 return frame.seconds;
             }
             let seconds = without(called, exposed_gathers(frame));
-            if prefetched.is_empty() { seconds } else { seconds.max(*beside_weights) }
+            beside_weights[called.id.index()].map_or(seconds, |beside| seconds.max(beside))
         };
         // The first layer of a call gathers its weights during its own kernels, and the last waits for its gradients.
         let more_alone = |called: &Called<'_>| {

@@ -44,7 +44,10 @@ pub fn candidates(
             (Some(mesh), None) if same_axes(mesh, axes) => vec![mesh.clone()],
             (Some(_), None) => Vec::new(),
             (None, named) => {
-                let meshes = meshes((axes, shares && !axes.contains(&EXPERT_AXIS)), request.gpus, reach);
+                // Data-parallel ranks do not talk in a forward pass, unless they have parts of the experts.
+                let has_parts = shares && !axes.contains(&EXPERT_AXIS);
+                let outermost = (!has_parts).then_some(DATA_AXIS);
+                let meshes = meshes(Axes { names: axes, outermost }, request.gpus, reach);
                 let any = named.is_some() && !meshes.iter().any(proper);
                 meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
@@ -203,24 +206,34 @@ fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
     mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
 }
 
-/// The orders of `axes`, which experts share or not, with every factorisation of `gpus`; a strategy without axes is for one GPU.
-fn meshes((axes, is_shared): (&[&str], bool), gpus: u64, reach: Reach) -> Vec<Mesh> {
-    match axes {
+/// The axes of meshes.
+#[derive(Clone, Copy)]
+struct Axes<'a> {
+    names: &'a [&'a str],
+    /// The one that is the outermost, if it is among them.
+    outermost: Option<&'a str>,
+}
+
+/// The orders of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
+fn meshes(axes: Axes<'_>, gpus: u64, reach: Reach) -> Vec<Mesh> {
+    match axes.names {
         [] if gpus == 1 => vec![Mesh::single()],
         [] => Vec::new(),
-        _ => orders((axes, is_shared), reach).iter().flat_map(|order| sized(order, gpus)).collect(),
+        _ => orders(axes, reach).iter().flat_map(|order| sized(order, gpus)).collect(),
     }
 }
 
-/// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
-/// outermost, unless experts share it. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
-/// neighbours alike, one order is enough.
-fn orders<'a>((axes, is_shared): (&[&'a str], bool), reach: Reach) -> Vec<Vec<&'a str>> {
-    if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS && !is_shared) {
-        let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
-        let orders = orders((&rest, false), reach).into_iter();
-        return orders.map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
-    }
+/// The orders of `axes` that may differ in speed. Tensor-parallel ranks talk the most, so theirs is the innermost, or the
+/// outermost of two. Where all ranks are neighbours alike, one order is enough.
+fn orders<'a>(axes: Axes<'a>, reach: Reach) -> Vec<Vec<&'a str>> {
+    let (outer, inner): (Vec<&str>, Vec<&str>) =
+        axes.names.iter().partition(|&&name| Some(name) == axes.outermost);
+    let orders = inner_orders(&inner, reach).into_iter();
+    orders.map(|order| [outer.as_slice(), &order].concat()).collect()
+}
+
+/// The orders of axes of which none is the outermost.
+fn inner_orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     let (tensor, context): (Vec<&str>, Vec<&str>) = axes.iter().partition(|&&a| a == TENSOR_AXIS);
     let inner = |context: Vec<&'a str>| [context.as_slice(), &tensor].concat();
     match (reach, axes) {

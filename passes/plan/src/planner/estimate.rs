@@ -163,7 +163,8 @@ impl Block {
         self.calls.iter().map(exposed).sum::<f64>() / self.pass().max(f64::MIN_POSITIVE)
     }
 
-    /// The part of the step that nothing hides now and something might: messages take their time on the links all the same.
+    /// The part of the passes of a micro-batch that is exposed communication and that chunks may hide: a pass takes no less time than
+    /// its busiest link.
     pub(super) fn hideable(&self) -> f64 {
         let of_pass = |call: &Call, pass: usize, seconds: f64| {
             let busiest = call.links[pass].iter().copied().fold(0.0, f64::max);

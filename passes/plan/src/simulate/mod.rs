@@ -40,7 +40,7 @@ use ithaca_ir::timeline::{Covered, Timeline};
 
 use crate::cluster::Cluster;
 use classes::Classes;
-pub(crate) use frames::{Alone, simulate_frames};
+pub(crate) use frames::{Alone, Frames};
 pub use simulation::{CommTime, Simulation};
 pub(crate) use steps::copied_bytes;
 

@@ -76,7 +76,7 @@ impl Search<'_> {
                         if loss_chunks > self.training.loss_chunks {
                             block.chunk_loss(loss_chunks);
                         }
-                        let (hop, exposed) = (self.hop(&block, size * data), block.exposed_of_pass());
+                        let (hop, hideable) = (self.hop(&block, size * data), block.exposed_of_pass());
                         let mut cut: Option<(u64, Option<Vec<Stage>>)> = None;
                         for (order, chunks) in self.orders(stages, micro_batches) {
                             if stages > 1 && stages * micro_batches * chunks > MAX_CALLS {
@@ -115,7 +115,7 @@ impl Search<'_> {
                                 loss_chunks,
                                 sequences,
                                 shape,
-                                exposed,
+                                hideable,
                                 bucket,
                                 fusion: None,
                                 is_speculative: false,

@@ -97,8 +97,8 @@ struct Candidate {
     /// Sequences of a micro-batch on a data-parallel rank.
     sequences: u64,
     shape: Shape,
-    /// The part of it in which nothing but collectives runs.
-    exposed: f64,
+    /// The part of it that chunks of collectives may hide: of a coarse estimate, all in which nothing but collectives runs.
+    hideable: f64,
     /// The bucket of its messages of weights, in MiB, where it is not that of `pack`.
     bucket: Option<u64>,
     /// The fusion of its collectives, where another than the usual one is faster.

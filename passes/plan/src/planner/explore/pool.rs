@@ -153,7 +153,7 @@ impl Pool {
             families.admits(insides, candidate, 1);
         }
         let if_hidden =
-            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.exposed);
+            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.hideable);
         let is_near = |candidate: &Candidate| {
             let is_near = candidate.estimate.seconds <= NEAR_IF_HIDDEN * best && if_hidden(candidate) < best;
             candidate.shape.stages == 1 && is_near && fits(candidate)

@@ -74,7 +74,7 @@ impl Search<'_> {
         let estimate = |candidate: &mut Candidate, block: Option<&Block>| {
             let ranks = candidate.data * insides[candidate.inside].size();
             let estimate = block.and_then(|block| self.composed(block, candidate.shape, ranks));
-            candidate.exposed = block.map_or(0.0, Block::hideable);
+            candidate.hideable = block.map_or(0.0, Block::hideable);
             candidate.estimate =
                 estimate.unwrap_or(Estimate { seconds: f64::INFINITY, memory: u64::MAX, host: 0 });
         };
@@ -197,7 +197,7 @@ impl Search<'_> {
         // Others may gain more than the best do.
         let best = fitting().map(|candidate| candidate.estimate.seconds).fold(f64::INFINITY, f64::min);
         let expected =
-            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.exposed);
+            |candidate: &Candidate| candidate.estimate.seconds * (1.0 - HIDDEN * candidate.hideable);
         let mut further: Vec<&Candidate> = fitting().filter(|candidate| expected(candidate) < best).collect();
         further.sort_by(|a, b| expected(a).total_cmp(&expected(b)));
         let most = keys.len() + self.limit(FURTHER);
@@ -215,17 +215,17 @@ impl Search<'_> {
             let mut best: Option<(Estimate, Arc<Block>)> = None;
             let seconds = candidate.estimate.seconds;
             let first =
-                (Fusion { prefetch: None, ..step.options.fusion }, seconds, candidate.exposed * seconds);
+                (Fusion { prefetch: None, ..step.options.fusion }, seconds, candidate.hideable * seconds);
             let fusion = choose(self.cluster, ranks, first, limit, |fusion| {
                 let fusion = Fusion { prefetch: step.options.fusion.prefetch, ..fusion };
                 let options = ShardOptions { fusion, ..step.options.clone() };
                 let block = self.block(key.sequences * key.data, &training, &options, Sums::Taken).ok()?;
                 let estimate = self.composed(&block, candidate.shape, ranks).filter(fits)?;
-                let exposed = block.hideable() * estimate.seconds;
+                let hideable = block.hideable() * estimate.seconds;
                 if best.as_ref().is_none_or(|(best, _)| estimate.seconds < best.seconds) {
                     best = Some((estimate, block));
                 }
-                Some((estimate.seconds, exposed))
+                Some((estimate.seconds, hideable))
             });
             let (_, block) = best.filter(|(best, _)| best.seconds < limit)?;
             Some((key, Fusion { prefetch: step.options.fusion.prefetch, ..fusion }, block))
