@@ -31,7 +31,8 @@ fn a_file_is_written_and_its_plans_are_checked() {
     let out = said(at, "init examples/llama-3-8b");
     assert!(out.starts_with("wrote ithaca.toml: "), "{out}");
     assert!(refused(at, "init").contains("error[C01]: `ithaca.toml` exists"));
-    let of_program = refused(workplace().path(), "init examples/attention.ith");
+    let program = repository("examples/attention.ith");
+    let of_program = refused(workplace().path(), &format!("init {}", program.display()));
     assert!(of_program.contains("is a program in text form"), "{of_program}");
     let ran = line(at, "check");
     assert_eq!(ran.code, 1, "{ran:#?}");
