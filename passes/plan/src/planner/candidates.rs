@@ -14,7 +14,7 @@ use crate::planner::request::{Request, Sparsity};
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///
 /// Every axis has more than one rank, since a strategy with an axis of one is one that lacks it; only where the request
-/// names a strategy that has no such mesh are axes of one tried.
+/// names a strategy, and its axes have no such mesh, are axes of one tried.
 ///
 /// # Errors
 /// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` for a number of GPUs that the cluster or the mesh does not
