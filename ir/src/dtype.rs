@@ -21,38 +21,20 @@ pub enum DType {
     Bool,
 }
 
+// The long spellings are those of model configurations.
+crate::spellings! {
+    DType {
+        F64 = "f64" | "fp64" | "float64",
+        F32 = "f32" | "fp32" | "float32",
+        F16 = "f16" | "fp16" | "float16" | "half",
+        BF16 = "bf16" | "bfloat16",
+        F8E4M3 = "f8e4m3" | "fp8_e4m3" | "float8_e4m3fn",
+        I32 = "i32" | "int32",
+        Bool = "bool",
+    }
+}
+
 impl DType {
-    /// Every element type, in text order.
-    pub const ALL: [DType; 7] =
-        [DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I32, DType::Bool];
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F8E4M3 => "f8e4m3",
-            DType::I32 => "i32",
-            DType::Bool => "bool",
-        }
-    }
-
-    /// The type spelled `name`; the long spellings of model configurations (`bfloat16`, …) are accepted too.
-    pub fn parse(name: &str) -> Option<DType> {
-        Some(match name {
-            "f64" | "fp64" | "float64" => DType::F64,
-            "f32" | "fp32" | "float32" => DType::F32,
-            "f16" | "fp16" | "float16" | "half" => DType::F16,
-            "bf16" | "bfloat16" => DType::BF16,
-            "f8e4m3" | "fp8_e4m3" | "float8_e4m3fn" => DType::F8E4M3,
-            "i32" | "int32" => DType::I32,
-            "bool" => DType::Bool,
-            _ => return None,
-        })
-    }
-
     /// Bytes per element.
     pub const fn bytes(self) -> u64 {
         match self {

@@ -52,6 +52,7 @@ pub mod phase;
 pub mod rule;
 pub mod schedule;
 pub mod space;
+mod spelling;
 pub mod strided;
 pub mod text;
 pub mod timeline;

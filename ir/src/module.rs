@@ -30,19 +30,11 @@ pub enum Level {
     PerRank,
 }
 
-impl Level {
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Level::Program => "program",
-            Level::Sharded => "sharded",
-            Level::PerRank => "per_rank",
-        }
-    }
-
-    /// The level spelled `name`.
-    pub fn parse(name: &str) -> Option<Level> {
-        [Level::Program, Level::Sharded, Level::PerRank].into_iter().find(|l| l.name() == name)
+crate::spellings! {
+    Level {
+        Program = "program",
+        Sharded = "sharded",
+        PerRank = "per_rank",
     }
 }
 

@@ -15,21 +15,10 @@ pub enum Phase {
     Update,
 }
 
-impl Phase {
-    /// Every phase, in the order of a step.
-    pub const ALL: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Update];
-
-    /// The spelling in text forms, plans and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Update => "update",
-        }
-    }
-
-    /// The phase spelled `name`.
-    pub fn parse(name: &str) -> Option<Phase> {
-        Self::ALL.into_iter().find(|phase| phase.name() == name)
+crate::spellings! {
+    Phase {
+        Forward = "forward",
+        Backward = "backward",
+        Update = "update",
     }
 }

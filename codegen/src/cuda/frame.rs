@@ -55,10 +55,13 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
     }
     out.push_str(&pointers);
     let _ = writeln!(out, "    Frame s(in, {});", names::string(&frame.name));
-    let join = match frame.joined_streams.iter().map(queue).collect::<Vec<_>>().as_slice() {
+    let join = match frame.joined_streams.iter().collect::<Vec<_>>().as_slice() {
         [] => String::new(),
-        ["kCompute", "kComm"] => "    s.join_streams();\n".to_owned(),
-        queues => format!("    s.join_streams({{{}}});\n", queues.join(", ")),
+        [Stream::Compute, Stream::Comm] => "    s.join_streams();\n".to_owned(),
+        streams => {
+            let queues: Vec<_> = streams.iter().copied().map(queue).collect();
+            format!("    s.join_streams({{{}}});\n", queues.join(", "))
+        }
     };
     let _ = writeln!(out, "{join}{body}{join}}}");
     out
@@ -331,21 +334,8 @@ fn variable(buffer: &Buffer) -> &str {
     }
 }
 
-fn queue(stream: Stream) -> &'static str {
-    match stream {
-        Stream::Compute => "kCompute",
-        Stream::Comm => "kComm",
-        Stream::Down => "kDown",
-        Stream::Weights => "kWeights",
-        Stream::Host => "kHost",
-        Stream::ToHost => "kToHost",
-        Stream::ForwardEven => "kForwardEven",
-        Stream::ForwardOdd => "kForwardOdd",
-        Stream::BackwardEven => "kBackwardEven",
-        Stream::BackwardOdd => "kBackwardOdd",
-        Stream::ForwardWrap => "kForwardWrap",
-        Stream::BackwardWrap => "kBackwardWrap",
-    }
+fn queue(stream: Stream) -> String {
+    format!("k{stream:?}")
 }
 
 #[cfg(test)]

@@ -299,15 +299,7 @@ macro_rules! words {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $Enum { $( $(#[$word_meta])* $variant ),+ }
 
-        impl $Enum {
-            /// Every choice.
-            pub const ALL: [Self; [$($word),+].len()] = [$(Self::$variant),+];
-
-            /// The spelling in the text form.
-            pub fn name(self) -> &'static str {
-                match self { $( Self::$variant => $word ),+ }
-            }
-        }
+        crate::spellings! { $Enum { $($variant = $word),+ } }
 
         impl crate::ops::attribute::Value for $Enum {
             const KIND: &'static str = crate::ops::declare::words_kind!($($word)+);

@@ -44,23 +44,24 @@ pub enum Stream {
     BackwardWrap,
 }
 
-impl Stream {
-    /// Every stream.
-    pub const ALL: [Stream; 12] = [
-        Stream::Compute,
-        Stream::Comm,
-        Stream::Down,
-        Stream::Weights,
-        Stream::Host,
-        Stream::ToHost,
-        Stream::ForwardEven,
-        Stream::ForwardOdd,
-        Stream::BackwardEven,
-        Stream::BackwardOdd,
-        Stream::ForwardWrap,
-        Stream::BackwardWrap,
-    ];
+crate::spellings! {
+    Stream {
+        Compute = "compute",
+        Comm = "comm",
+        Down = "down",
+        Weights = "weights",
+        Host = "host",
+        ToHost = "to_host",
+        ForwardEven = "forward_even",
+        ForwardOdd = "forward_odd",
+        BackwardEven = "backward_even",
+        BackwardOdd = "backward_odd",
+        ForwardWrap = "forward_wrap",
+        BackwardWrap = "backward_wrap",
+    }
+}
 
+impl Stream {
     /// The number of streams.
     pub const COUNT: usize = Stream::ALL.len();
 
@@ -90,24 +91,6 @@ impl Stream {
             self,
             Stream::Compute | Stream::Comm | Stream::Down | Stream::Weights | Stream::Host | Stream::ToHost
         )
-    }
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stream::Compute => "compute",
-            Stream::Comm => "comm",
-            Stream::Down => "down",
-            Stream::Weights => "weights",
-            Stream::Host => "host",
-            Stream::ToHost => "to_host",
-            Stream::ForwardEven => "forward_even",
-            Stream::ForwardOdd => "forward_odd",
-            Stream::BackwardEven => "backward_even",
-            Stream::BackwardOdd => "backward_odd",
-            Stream::ForwardWrap => "forward_wrap",
-            Stream::BackwardWrap => "backward_wrap",
-        }
     }
 }
 

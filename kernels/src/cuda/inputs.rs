@@ -38,7 +38,7 @@ pub(super) fn load(
             if let Some(&integers) = allowed.get(&tensor.binding.name) {
                 check(schedule, tensor, integers, &cut.data)?;
             }
-            let bytes = storage::write(tensor.ty.dtype, cut.data.into_iter());
+            let bytes = storage::write(tensor.ty.dtype, &cut.data);
             for local in locals.iter().filter(|local| tensor.part_of[index(local.rank.0)] == Some(part)) {
                 let Some(at) = local.sources[number] else { continue };
                 // SAFETY: the rank allocated memory for this part, and no work runs yet.

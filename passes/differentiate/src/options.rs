@@ -97,25 +97,16 @@ pub enum PipelineOrder {
     ZbH1,
 }
 
-impl PipelineOrder {
-    /// Every order.
-    pub const ALL: [PipelineOrder; 4] = [
-        PipelineOrder::Gpipe,
-        PipelineOrder::OneForwardOneBackward,
-        PipelineOrder::Interleaved,
-        PipelineOrder::ZbH1,
-    ];
-
-    /// The spelling in pipelines and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            PipelineOrder::Gpipe => "gpipe",
-            PipelineOrder::OneForwardOneBackward => "1f1b",
-            PipelineOrder::Interleaved => "interleaved",
-            PipelineOrder::ZbH1 => "zb-h1",
-        }
+ithaca_ir::spellings! {
+    PipelineOrder {
+        Gpipe = "gpipe",
+        OneForwardOneBackward = "1f1b",
+        Interleaved = "interleaved",
+        ZbH1 = "zb-h1",
     }
+}
 
+impl PipelineOrder {
     /// Whether a stage computes gradients of weights apart from those of arguments.
     pub(super) fn defers_weights(self) -> bool {
         match self {

@@ -40,35 +40,21 @@ pub enum Framework {
     TransformerEngine,
 }
 
-impl Framework {
-    /// Every framework.
-    pub const ALL: [Framework; 9] = [
-        Framework::Megatron,
-        Framework::Deepspeed,
-        Framework::Torchtitan,
-        Framework::Accelerate,
-        Framework::Nemo,
-        Framework::Vllm,
-        Framework::Sglang,
-        Framework::TensorrtLlm,
-        Framework::TransformerEngine,
-    ];
-
-    /// The spelling in flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Framework::Megatron => "megatron",
-            Framework::Deepspeed => "deepspeed",
-            Framework::Torchtitan => "torchtitan",
-            Framework::Accelerate => "accelerate",
-            Framework::Nemo => "nemo",
-            Framework::Vllm => "vllm",
-            Framework::Sglang => "sglang",
-            Framework::TensorrtLlm => "tensorrt-llm",
-            Framework::TransformerEngine => "transformer-engine",
-        }
+ithaca_ir::spellings! {
+    Framework {
+        Megatron = "megatron",
+        Deepspeed = "deepspeed",
+        Torchtitan = "torchtitan",
+        Accelerate = "accelerate",
+        Nemo = "nemo",
+        Vllm = "vllm",
+        Sglang = "sglang",
+        TensorrtLlm = "tensorrt-llm",
+        TransformerEngine = "transformer-engine",
     }
+}
 
+impl Framework {
     /// The name in sentences.
     pub fn title(self) -> &'static str {
         match self {
@@ -122,7 +108,7 @@ impl FromStr for Framework {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|f| f.name() == text).ok_or_else(|| Self::ALL.map(Self::name).join(", "))
+        Self::parse(text).ok_or_else(|| Self::ALL.map(Self::name).join(", "))
     }
 }
 

@@ -24,14 +24,11 @@ pub enum Mode {
     Decode,
 }
 
-impl Mode {
-    /// The spelling on the command line and in plans.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Prefill => "prefill",
-            Mode::Train => "train",
-            Mode::Decode => "decode",
-        }
+ithaca_ir::spellings! {
+    Mode {
+        Prefill = "prefill",
+        Train = "train",
+        Decode = "decode",
     }
 }
 

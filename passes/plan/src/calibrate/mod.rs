@@ -203,7 +203,7 @@ fn replace<'a>(
     let curve = |(&(name, ranks), sizes): (&(&str, u64), &BTreeMap<u64, Vec<f64>>)| {
         let points: Vec<(u64, f64)> =
             sizes.iter().map(|(&bytes, seconds)| (bytes, geometric_mean(seconds))).collect();
-        Curve::new(Collective::named(name)?, ranks, &points)
+        Curve::new(Collective::parse(name)?, ranks, &points)
     };
     let curves: Vec<Curve> = sizes.iter().filter_map(curve).collect();
     if curves.is_empty() {

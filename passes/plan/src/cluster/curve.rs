@@ -198,7 +198,7 @@ impl TryFrom<String> for Curve {
         };
         let (head, tail) = text.split_once(':').ok_or_else(|| is_wrong("has no `:`"))?;
         let (name, ranks) = head.trim().split_once(' ').ok_or_else(|| is_wrong("has no number of ranks"))?;
-        let collective = Collective::named(name).ok_or_else(|| is_wrong("names no measured collective"))?;
+        let collective = Collective::parse(name).ok_or_else(|| is_wrong("names no measured collective"))?;
         let ranks: u64 = ranks.trim().parse().map_err(|_| is_wrong("has no number of ranks"))?;
         if ranks < 2 {
             return Err(is_wrong("has fewer than 2 ranks"));

@@ -50,9 +50,16 @@ pub enum Collective {
     AllToAll,
 }
 
-impl Collective {
-    const ALL: [Self; 4] = [Self::AllGather, Self::ReduceScatter, Self::AllReduce, Self::AllToAll];
+ithaca_ir::spellings! {
+    Collective {
+        AllGather = "all_gather",
+        ReduceScatter = "reduce_scatter",
+        AllReduce = "all_reduce",
+        AllToAll = "all_to_all",
+    }
+}
 
+impl Collective {
     /// The collective of an operation, and its axes.
     pub(crate) fn of(op: &Op) -> Option<(Self, Axes)> {
         match *op {
@@ -63,21 +70,6 @@ impl Collective {
             // The others concern no axis, or give each rank a part of its own.
             _ => None,
         }
-    }
-
-    /// The name in cluster files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllReduce => "all_reduce",
-            Self::AllToAll => "all_to_all",
-        }
-    }
-
-    /// The collective of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|collective| collective.name() == name)
     }
 
     /// How it uses links.

@@ -56,30 +56,24 @@ pub enum ExpertProducts {
 /// The words of a runtime on the command line.
 const WORDS: [&str; 6] = ["stream", "graph", "nccl", "direct", "all-slots", "filled-slots"];
 
-impl Launch {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Stream => "stream",
-            Self::Graph => "graph",
-        }
+ithaca_ir::spellings! {
+    Launch {
+        Stream = "stream",
+        Graph = "graph",
     }
 }
 
-impl AllReduce {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Nccl => "nccl",
-            Self::Direct => "direct",
-        }
+ithaca_ir::spellings! {
+    AllReduce {
+        Nccl = "nccl",
+        Direct = "direct",
     }
 }
 
-impl ExpertProducts {
-    fn word(self) -> &'static str {
-        match self {
-            Self::AllSlots => "all-slots",
-            Self::FilledSlots => "filled-slots",
-        }
+ithaca_ir::spellings! {
+    ExpertProducts {
+        AllSlots = "all-slots",
+        FilledSlots = "filled-slots",
     }
 }
 
@@ -97,7 +91,7 @@ impl Runtime {
 
     /// The list of changes that make this runtime of another; empty of the same.
     pub fn changes_from(self, other: Self) -> String {
-        let [own, others] = [self, other].map(|r| [r.launch.word(), r.all_reduce.word(), r.experts.word()]);
+        let [own, others] = [self, other].map(|r| [r.launch.name(), r.all_reduce.name(), r.experts.name()]);
         let changes = own.into_iter().zip(others).filter(|(own, other)| own != other);
         changes.map(|(own, _)| own).collect::<Vec<_>>().join(",")
     }

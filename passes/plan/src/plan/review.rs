@@ -33,51 +33,25 @@ pub enum Section {
     Alternatives,
 }
 
-impl Section {
-    /// All sections, in the order of a review.
-    pub const ALL: [Section; 10] = [
-        Section::Model,
-        Section::Cluster,
-        Section::Workload,
-        Section::Search,
-        Section::Layout,
-        Section::Collectives,
-        Section::Time,
-        Section::Memory,
-        Section::Notes,
-        Section::Alternatives,
-    ];
-
-    /// The name, as the command line spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Section::Model => "model",
-            Section::Cluster => "cluster",
-            Section::Workload => "workload",
-            Section::Search => "search",
-            Section::Layout => "layout",
-            Section::Collectives => "collectives",
-            Section::Time => "time",
-            Section::Memory => "memory",
-            Section::Notes => "notes",
-            Section::Alternatives => "alternatives",
-        }
+ithaca_ir::spellings! {
+    Section {
+        Model = "model",
+        Cluster = "cluster",
+        Workload = "workload" | "model_flops",
+        Search = "search",
+        Layout = "layout",
+        Collectives = "collectives",
+        Time = "time",
+        Memory = "memory",
+        Notes = "notes",
+        Alternatives = "alternatives",
     }
+}
 
+impl Section {
     /// The section of a field of a plan.
     fn of(path: &str) -> Self {
-        match path.split(['.', '[']).next().unwrap_or_default() {
-            "model" => Section::Model,
-            "cluster" => Section::Cluster,
-            "workload" | "model_flops" => Section::Workload,
-            "search" => Section::Search,
-            "collectives" => Section::Collectives,
-            "time" => Section::Time,
-            "memory" => Section::Memory,
-            "notes" => Section::Notes,
-            "alternatives" => Section::Alternatives,
-            _ => Section::Layout,
-        }
+        Self::parse(path.split(['.', '[']).next().unwrap_or_default()).unwrap_or(Section::Layout)
     }
 }
 
