@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use ithaca_passes::frameworks::Export;
 use ithaca_passes::import;
 use ithaca_passes::plan::Plan;
@@ -13,7 +13,7 @@ use serde_json::Value;
 pub use crate::commands::emit::Emitted;
 pub use crate::commands::{CommandOutput, Session};
 
-use crate::cli::{self, Cli, Command, Mode, PlanArgs};
+use crate::cli::{self, Cli, ExplainArgs, Mode, PlanArgs};
 use crate::commands::{emit, explain, export, plan, repairs, verify};
 use crate::error::{Failure, Result};
 use crate::subject::Model;
@@ -100,15 +100,13 @@ pub fn repairs(
 }
 
 fn plan_args(options: &[String]) -> Result<PlanArgs> {
-    match parsed("plan", options)? {
-        Command::Plan(args) if args.workload.mode == Some(Mode::Serve) => {
-            Err(Failure::usage("`--mode serve` is a mode of the command line"))
-        }
-        Command::Plan(args) => match cli::first_given(&args.serving) {
-            Some(flag) => Err(Failure::usage(format!("`{flag}` is an option of `--mode serve`"))),
-            None => Ok(args),
-        },
-        _ => unreachable!("the command is `plan`"),
+    let args: PlanArgs = parsed("plan", options)?;
+    if args.workload.mode == Some(Mode::Serve) {
+        return Err(Failure::usage("`--mode serve` is a mode of the command line"));
+    }
+    match cli::first_given(&args.serving) {
+        Some(flag) => Err(Failure::usage(format!("`{flag}` is an option of `--mode serve`"))),
+        None => Ok(args),
     }
 }
 
@@ -117,10 +115,7 @@ fn plan_args(options: &[String]) -> Result<PlanArgs> {
 /// # Errors
 /// As `ithaca explain`.
 pub fn explain(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<String> {
-    match parsed("explain", options)? {
-        Command::Explain(args) => explain::explained(plan, args.table, session),
-        _ => unreachable!("the command is `explain`"),
-    }
+    explain::explained(plan, parsed::<ExplainArgs>("explain", options)?.table, session)
 }
 
 /// Compares the per-rank program of a plan with its whole program.
@@ -128,10 +123,7 @@ pub fn explain(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Re
 /// # Errors
 /// As `ithaca verify`.
 pub fn verify(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<CommandOutput> {
-    match parsed("verify", options)? {
-        Command::Verify(args) => verify::of_plan(plan, &args, session),
-        _ => unreachable!("the command is `verify`"),
-    }
+    verify::of_plan(plan, &parsed("verify", options)?, session)
 }
 
 /// A plan as code.
@@ -139,10 +131,7 @@ pub fn verify(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Res
 /// # Errors
 /// As `ithaca emit`.
 pub fn emit(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Emitted> {
-    match parsed("emit", options)? {
-        Command::Emit(args) => emit::emitted(plan, &args, session),
-        _ => unreachable!("the command is `emit`"),
-    }
+    emit::emitted(plan, &parsed("emit", options)?, session)
 }
 
 /// A plan in the words of another framework, and how the two differ.
@@ -150,19 +139,14 @@ pub fn emit(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Resul
 /// # Errors
 /// As `ithaca export`.
 pub fn export(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Result<Export> {
-    match parsed("export", options)? {
-        Command::Export(args) => export::exported(plan, &args, session),
-        _ => unreachable!("the command is `export`"),
-    }
+    export::exported(plan, &parsed("export", options)?, session)
 }
 
-/// The command of options.
-fn parsed(command: &str, options: &[String]) -> Result<Command> {
-    let words = ["ithaca", command, SUBJECT].into_iter().chain(options.iter().map(String::as_str));
-    let cli = Cli::try_parse_from(words).map_err(|error| {
+/// The arguments of a command with these options.
+fn parsed<Args: FromArgMatches>(command: &str, options: &[String]) -> Result<Args> {
+    cli::arguments_of(command, SUBJECT, options).map_err(|error| {
         let text = error.render().to_string();
         let first = text.lines().next().unwrap_or_default();
         Failure::usage(first.trim_start_matches("error: ").to_owned())
-    })?;
-    Ok(cli.command)
+    })
 }

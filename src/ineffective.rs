@@ -15,8 +15,7 @@ use ithaca_passes::shard::strategy::STAGE_AXIS;
 use serde_json::Value;
 
 use crate::cli::{
-    self, DecodingArgs, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs,
-    WorkloadArgs,
+    self, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
 };
 use crate::error::{Failure, Result};
 use crate::kind::{self, ExpectedKind, Kind};
@@ -240,19 +239,7 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 /// `C00`.
 pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     self::steps(args.steps, program)?;
-    let DecodingArgs { prompt, chunk, stop, save_cache, prefix, prompt_strategy, prompt_mesh, two_pools } =
-        &args.decoding;
-    let decoding = [
-        ("--prompt", prompt.is_some()),
-        ("--chunk", chunk.is_some()),
-        ("--stop", stop.is_some()),
-        ("--prompt-strategy", prompt_strategy.is_some()),
-        ("--prompt-mesh", prompt_mesh.is_some()),
-        ("--two-pools", *two_pools),
-        ("--save-cache", save_cache.is_some()),
-        ("--prefix", prefix.is_some()),
-    ];
-    if let Some((option, _)) = decoding.into_iter().find(|(_, is_given)| *is_given) {
+    if let Some(option) = cli::first_given(&args.decoding) {
         let (why, help) = match kind::expect(&args.subject.subject, ExpectedKind::Subject)? {
             Kind::Plan => (
                 "is for decoding token by token, and a plan is one step",
@@ -260,7 +247,7 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
             ),
             _ => ("is for decoding", "add `--mode decode`, or omit it"),
         };
-        refuse_if(true, option, why, help)?;
+        refuse_if(true, &option, why, help)?;
     }
     any_run(args)
 }

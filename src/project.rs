@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, CommandFactory, Parser};
+use clap::{Arg, ArgAction, CommandFactory};
 use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::{Diagnostic, Diagnostics, Span};
 use ithaca_passes::registry::Registry;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use crate::cli::{Cli, Command, PlanArgs};
+use crate::cli::{self, Cli, PlanArgs};
 use crate::error::{Failure, Result, of_arguments};
 use crate::files::{self, TextFile};
 use crate::request::PlanRequest;
@@ -370,11 +370,7 @@ pub(crate) fn name_of(text: &str) -> String {
 
 /// The arguments of `plan` for some model.
 fn plan_args(arguments: &[String]) -> std::result::Result<PlanArgs, clap::Error> {
-    let words = ["ithaca", "plan", "model"].into_iter().chain(arguments.iter().map(String::as_str));
-    match Cli::try_parse_from(words)?.command {
-        Command::Plan(args) => Ok(args),
-        _ => unreachable!("the words are those of `plan`"),
-    }
+    cli::arguments_of("plan", "model", arguments)
 }
 
 fn span<T>(spanned: &Spanned<T>) -> Span {

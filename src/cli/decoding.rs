@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::values::tokens;
 
 /// Arguments of `run --mode decode`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 #[command(next_help_heading = "Decoding")]
+#[serde(rename_all = "kebab-case")]
 pub struct DecodingArgs {
     /// Prompts to continue in decoding: token ids, sequences separated by semicolons, as in `1,5,7;2,9`; `prompt_ids` and
     /// `prompt_lengths` of `--inputs` without it.

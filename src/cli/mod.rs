@@ -11,7 +11,7 @@ mod values;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 pub use decoding::DecodingArgs;
@@ -454,6 +454,18 @@ pub enum Listing {
     Models,
     /// Built-in cluster profiles, for `--cluster`.
     Clusters,
+}
+
+/// The arguments of a command with these options, for some subject.
+pub(crate) fn arguments_of<'a, A: FromArgMatches>(
+    command: &'a str,
+    subject: &'a str,
+    options: impl IntoIterator<Item = &'a String>,
+) -> Result<A, clap::Error> {
+    let words = ["ithaca", command, subject].into_iter().chain(options.into_iter().map(String::as_str));
+    let mut matches = Cli::command().try_get_matches_from(words)?;
+    let (_, mut matches) = matches.remove_subcommand().expect("the words name a command");
+    A::from_arg_matches_mut(&mut matches)
 }
 
 /// The first flag of `args` that was given, as `--seq`: the fields of `args` are named after their flags.

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use ithaca_ir::Diagnostic;
 use ithaca_ir::units::seconds;
 use ithaca_ir::wrap::wrapped;
@@ -13,7 +12,7 @@ use ithaca_passes::planner::{self, View};
 
 use super::printed::{heading, noted, view};
 use super::session::{CommandOutput, Session};
-use crate::cli::{Cli, Command, ImportArgs, PlanArgs};
+use crate::cli::{self, ImportArgs, PlanArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::request::{Answer, PlanRequest};
@@ -121,12 +120,9 @@ fn text(arguments: &[String]) -> Result<String> {
 
 /// The request of `ithaca plan` with these options.
 fn asked(model: &Model, common: &[String], options: &[String], session: &Session<'_>) -> Result<PlanRequest> {
-    let words = ["ithaca", "plan", "MODEL"].into_iter().map(str::to_owned);
-    let words = words.chain(common.iter().cloned()).chain(options.iter().cloned());
-    let cli = Cli::try_parse_from(words).map_err(|e| Failure::usage(e.to_string().trim_end().to_owned()))?;
-    let Command::Plan(PlanArgs { workload, layout, narrowing, .. }) = cli.command else {
-        unreachable!("the words are those of `plan`")
-    };
+    let PlanArgs { workload, layout, narrowing, .. } =
+        cli::arguments_of("plan", "MODEL", common.iter().chain(options))
+            .map_err(|e| Failure::usage(e.to_string().trim_end().to_owned()))?;
     PlanRequest::of_args(session.registry, model.clone(), &workload, &layout, &narrowing)
 }
 
