@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use ithaca_passes::frameworks::Export;
 use ithaca_passes::import;
@@ -15,7 +16,7 @@ pub use crate::commands::{CommandOutput, Session};
 
 use crate::cli::{self, Cli, ExplainArgs, Mode, PlanArgs};
 use crate::commands::{emit, explain, export, plan, repairs, verify};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, of_arguments};
 use crate::subject::Model;
 
 /// The place of a model or a plan among the arguments.
@@ -144,9 +145,8 @@ pub fn export(plan: &Plan, options: &[String], session: &mut Session<'_>) -> Res
 
 /// The arguments of a command with these options.
 fn parsed<Args: FromArgMatches>(command: &str, options: &[String]) -> Result<Args> {
-    cli::arguments_of(command, SUBJECT, options).map_err(|error| {
-        let text = error.render().to_string();
-        let first = text.lines().next().unwrap_or_default();
-        Failure::usage(first.trim_start_matches("error: ").to_owned())
+    cli::arguments_of(command, SUBJECT, options).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp => Failure::usage("`--help` is an option of the command line"),
+        _ => of_arguments("C00", &error).into(),
     })
 }

@@ -76,6 +76,12 @@ pub fn read(registry: &Registry, path: &Path) -> Result<Project> {
     })?;
     let folder = path.parent().map(Path::to_owned).unwrap_or_default();
     let text = file.text.clone();
+    if text.trim_start().starts_with('{') {
+        let path = path.display();
+        let message = format!("`{path}` is JSON, and a project is TOML");
+        let help = format!("`ithaca plan --check {path}` compares a plan with that of its request");
+        return Err(Diagnostic::new("C30", message).help(help).into());
+    }
     let (document, errors) = DeTable::parse_recoverable(&text);
     let mistakes = errors.iter().map(|e| {
         let span = e.span().map_or(Span::default(), |s| Span::new(s.start, s.end.max(s.start + 1)));

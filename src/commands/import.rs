@@ -13,7 +13,7 @@ use ithaca_passes::planner::{self, View};
 use super::printed::{heading, noted, view};
 use super::session::{CommandOutput, Session};
 use crate::cli::{self, ImportArgs, PlanArgs};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, of_arguments};
 use crate::files;
 use crate::request::{Answer, PlanRequest};
 use crate::subject::{self, Model};
@@ -122,7 +122,7 @@ fn text(arguments: &[String]) -> Result<String> {
 fn asked(model: &Model, common: &[String], options: &[String], session: &Session<'_>) -> Result<PlanRequest> {
     let PlanArgs { workload, layout, narrowing, .. } =
         cli::arguments_of("plan", "MODEL", common.iter().chain(options))
-            .map_err(|e| Failure::usage(e.to_string().trim_end().to_owned()))?;
+            .map_err(|e| of_arguments("C00", &e))?;
     PlanRequest::of_args(session.registry, model.clone(), &workload, &layout, &narrowing)
 }
 

@@ -24,6 +24,7 @@ mod guide;
 mod launch;
 mod masks;
 mod measured;
+mod movements;
 mod options;
 mod passes;
 #[path = "../../examples/snapshot/plan.rs"]

@@ -146,9 +146,7 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
         return wrong("the first step is not at home, which is `Step::default()`".to_owned());
     }
     let meetings = Meetings::new(site);
-    if meetings.n <= Meetings::CHECKED
-        && let Some((q, k, times)) = meetings.first_wrong(site, &steps)
-    {
+    if let Some((q, k, times)) = meetings.first_wrong(site, &steps) {
         let sees = if meetings.sees(q, k) { "see" } else { "do not see" };
         return wrong(format!("queries of block {q} {sees} keys of block {k}, and meet them {times} times"));
     }
@@ -163,16 +161,12 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
 /// The blocks of an attention, and which of them see each other.
 struct Meetings<'a> {
     attention: &'a Attention,
-    n: u64,
     queries: Vec<Positions>,
     keys: Vec<Positions>,
     ranks: Vec<Rank>,
 }
 
 impl<'a> Meetings<'a> {
-    /// The maximum number of blocks for which every pair is checked.
-    const CHECKED: u64 = 64;
-
     fn new(site: &Site<'a>) -> Self {
         let ranks = site.space.mesh.group_along(Rank(0), site.axes);
         let runs = |dim: DimId| -> Vec<Positions> {
@@ -180,7 +174,7 @@ impl<'a> Meetings<'a> {
             ranks.iter().map(|rank| Positions::new(part(rank).iter().map(|run| run.positions()))).collect()
         };
         let (queries, keys) = (runs(site.attention.queries), runs(site.attention.keys));
-        Self { attention: site.attention, n: ranks.len() as u64, queries, keys, ranks }
+        Self { attention: site.attention, queries, keys, ranks }
     }
 
     fn sees(&self, q: usize, k: usize) -> bool {
@@ -212,19 +206,36 @@ impl<'a> Meetings<'a> {
     /// The first pair of blocks that meets twice, or that is visible and never meets; with the number of meetings.
     fn first_wrong(&self, site: &Site<'_>, steps: &[Step]) -> Option<(usize, usize, usize)> {
         let n = self.ranks.len();
-        let mut times = vec![0usize; n * n];
+        let mesh = &site.space.mesh;
+        // Where all ranks take a step, the way from a block of queries to that of keys is the same for all, along every axis.
+        let way = |q: usize, k: usize| {
+            let [from, to] = [q, k].map(|block| self.ranks[block]);
+            let along =
+                |&axis: &AxisId| mesh.coordinate(to, axis) + mesh.size(axis) - mesh.coordinate(from, axis);
+            let ways = site.axes.iter().map(|axis| (along(axis) % mesh.size(*axis), mesh.size(*axis)));
+            ways.fold(0, |all, (way, size)| all * size + way) as usize
+        };
+        let (mut by_way, mut by_pair) = (vec![0usize; n], Vec::new());
         for step in steps {
-            for (q, k) in self.met(&site.space.mesh, site.axes, step) {
-                times[q * n + k] += 1;
+            let mut met = self.met(mesh, site.axes, step);
+            if is_full(&step.queries) && is_full(&step.keys) {
+                met.next().into_iter().for_each(|(q, k)| by_way[way(q, k)] += 1);
+            } else {
+                by_pair.resize(n * n, 0usize);
+                met.for_each(|(q, k)| by_pair[q * n + k] += 1);
             }
         }
-        let pairs = (0..n).flat_map(|q| (0..n).map(move |k| (q, k)));
-        let wrong = |&(q, k): &(usize, usize)| match times[q * n + k] {
+        if by_pair.is_empty() && by_way.iter().all(|&times| times == 1) {
+            return None;
+        }
+        let times = |q: usize, k: usize| by_way[way(q, k)] + by_pair.get(q * n + k).copied().unwrap_or(0);
+        let wrong = |&(q, k): &(usize, usize)| match times(q, k) {
             0 => self.sees(q, k),
             1 => false,
             _ => true,
         };
-        pairs.into_iter().find(wrong).map(|(q, k)| (q, k, times[q * n + k]))
+        let mut pairs = (0..n).flat_map(|q| (0..n).map(move |k| (q, k)));
+        pairs.find(wrong).map(|(q, k)| (q, k, times(q, k)))
     }
 }
 

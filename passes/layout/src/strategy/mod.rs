@@ -202,6 +202,10 @@ pub fn placement(
     mesh: &Mesh,
     also: &[AxisId],
 ) -> Result<Placement, Diagnostic> {
+    if let Some(axis) = mesh.axes.values().find(|axis| axis.size == 0) {
+        return Err(Diagnostic::new("P11", format!("mesh axis `{}` has no ranks", axis.name))
+            .help("an axis has 1 rank at least"));
+    }
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     // The known axis with the nearest name.

@@ -272,7 +272,7 @@ fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<Strin
 
 /// Powers of two above a number of GPUs, up to the size of the cluster and the limit of a search.
 fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
-    let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
+    let doubled = std::iter::successors(gpus.checked_next_power_of_two(), |n| n.checked_mul(2));
     let most = cluster.devices().min(MOST_SEARCHED);
     doubled.filter(|&n| n > gpus).take_while(|&n| n <= most).collect()
 }
