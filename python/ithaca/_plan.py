@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, Literal, overload
 
 from . import _ithaca
 from ._errors import IthacaError, option
@@ -41,6 +41,8 @@ def _arguments(command: str, keywords: dict[str, Any]) -> list[str]:
             raise TypeError(f"`{key}` of {command}() is True or False")
         if isinstance(value, dict):
             value = ",".join(f"{axis}={size}" for axis, size in value.items())
+        if isinstance(value, (set, frozenset)):
+            value = sorted(value)
         values = value if isinstance(value, (list, tuple)) else [value]
         arguments += [f"--{name}={os.fspath(v) if isinstance(v, os.PathLike) else v}" for v in values]
     return arguments
@@ -72,7 +74,11 @@ def plan(
         raw, notes = _ithaca.plan(arguments, path=os.fspath(model))
     else:
         name, config = _described(model)
-        raw, notes = _ithaca.plan(arguments, name=name, json=json.dumps(config))
+        try:
+            text = json.dumps(config, allow_nan=False)
+        except ValueError as error:
+            raise IthacaError.of(f"the configuration of `{name}` cannot be written as JSON: {error}") from error
+        raw, notes = _ithaca.plan(arguments, name=name, json=text)
     return Plan(raw, notes)
 
 
@@ -201,6 +207,19 @@ class Plan:
             raise IthacaError.of(f"the per-rank program differs from the whole program\n{text}")
         return str(text)
 
+    @overload
+    def emit(
+        self, target: Literal["cuda"], output: str | os.PathLike[str] | None = None, **options: Any
+    ) -> dict[str, str]: ...
+    @overload
+    def emit(
+        self,
+        target: Literal["ir", "schedule", "json", "dot", "svg", "mermaid", "trace", "torch"],
+        output: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> str: ...
+    @overload
+    def emit(self, target: str, output: str | os.PathLike[str] | None = None, **options: Any) -> str | dict[str, str]: ...
     def emit(self, target: str, output: str | os.PathLike[str] | None = None, **options: Any) -> str | dict[str, str]:
         """The plan as code: `ir`, `schedule`, `json`, `dot`, `svg`, `mermaid`, `trace`, `cuda`, `torch`.
 
@@ -208,10 +227,11 @@ class Plan:
         """
         files = self._raw.emit(_arguments("emit", {"target": target, **options}))
         texts = {path: contents.decode() for path, contents in files}
-        for path, text in texts.items() if output is not None else ():
-            file = pathlib.Path(output) if path is None else pathlib.Path(output) / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+        if output is not None:
+            for path, text in texts.items():
+                file = pathlib.Path(output, path or "")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
         return texts[None] if None in texts else texts
 
     def export(self, to: str, output: str | os.PathLike[str] | None = None, **options: Any) -> str:

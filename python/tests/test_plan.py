@@ -39,6 +39,19 @@ def test_models_are_paths_dicts_and_configurations(plan):
     of_dict = ithaca.plan(config, cluster="dgx-h100", gpus=8, seq="128k")
     assert of_dict.model["digest"] == plan.model["digest"]
     assert of_dict.step_seconds == plan.step_seconds
+    with pytest.raises(ithaca.IthacaError, match="cannot be written as JSON"):
+        ithaca.plan({**config, "rope_theta": float("nan")}, gpus=8)
+
+
+def test_choices_are_lists_or_sets(plan):
+    of_set = ithaca.plan(LLAMA, gpus=8, seq=131072, only={"ulysses", "ring"})
+    assert (of_set.strategy, of_set.mesh) == (plan.strategy, plan.mesh)
+
+
+def test_a_wrong_choice_names_the_choices(plan):
+    with pytest.raises(ithaca.IthacaError) as refusal:
+        plan.emit("nope")
+    assert "possible values: " in "".join(refusal.value.helps)
 
 
 def test_a_configuration_of_transformers(plan):
