@@ -308,7 +308,7 @@ impl Reader {
             self.refuse(span(value), format!("`{key}` is {wanted}"));
             return Vec::new();
         };
-        if let Err(error) = plan_args(&arguments)
+        if let Err(error) = cli::arguments_of::<PlanArgs>("plan", "model", &arguments)
             && matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue)
         {
             self.mistakes.push(of_arguments("C30", &error).at(span(value)));
@@ -325,7 +325,7 @@ impl Reader {
     ) -> Option<Entry> {
         let names = [name.clone(), cluster.name.clone(), workload.name.clone()];
         let arguments = [cluster.arguments.as_slice(), &workload.arguments].concat();
-        let request = plan_args(&arguments)
+        let request = cli::arguments_of::<PlanArgs>("plan", "model", &arguments)
             .map_err(|error| Failure::from(of_arguments("C30", &error)))
             .and_then(|args| {
                 PlanRequest::of_args(registry, model.clone(), &args.workload, &args.layout, &args.narrowing)
@@ -372,11 +372,6 @@ impl Options {
 pub(crate) fn name_of(text: &str) -> String {
     let name = text.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "-");
     name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
-}
-
-/// The arguments of `plan` for some model.
-fn plan_args(arguments: &[String]) -> std::result::Result<PlanArgs, clap::Error> {
-    cli::arguments_of("plan", "model", arguments)
 }
 
 fn span<T>(spanned: &Spanned<T>) -> Span {

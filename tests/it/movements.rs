@@ -8,7 +8,7 @@ use ithaca::passes::pass::{Unwatched, Volume};
 use ithaca::passes::pipeline::parse_with;
 use ithaca::passes::registry::Registry;
 
-/// A ring whose steps are so many hops.
+/// A ring, or rings in rings, whose steps are so many hops; the innermost ring is the first to be gone round.
 struct Hops(&'static str, fn(u64) -> Vec<u64>);
 
 impl Movement for Hops {
@@ -22,8 +22,16 @@ impl Movement for Hops {
         "tokens % P = 0"
     }
     fn visits(&self, site: &Site<'_>) -> Visits {
-        let offset = |hops| if hops == 0 { Step::default() } else { Step::keys(site.offset(&[hops])) };
-        Visits::Steps((self.1)(site.blocks()).into_iter().map(offset).collect())
+        let step = |hops| {
+            let mut by: Vec<u64> = Vec::new();
+            let innermost_first = site.axes.iter().rev().map(|&axis| site.space.mesh.size(axis));
+            innermost_first.fold(hops, |rest, size| {
+                by.insert(0, rest % size);
+                rest / size
+            });
+            Step::keys(site.offset(&by))
+        };
+        Visits::Steps((self.1)(site.blocks()).into_iter().map(step).collect())
     }
 }
 
@@ -35,14 +43,16 @@ const TWICE: Hops = Hops("twice", |n| (0..n).chain([1]).collect());
 fn wrong_steps_are_refused_on_any_mesh() {
     let source = include_str!("../../examples/attention.ith");
     let registry = Registry::default().with_movement(&WHOLE).with_movement(&SHORT).with_movement(&TWICE);
-    for ranks in [3, 64, 65, 130] {
+    let ring = |ranks: u64| (ranks, format!("strategy=ring,ring={ranks}"));
+    let rings = (91, "strategy=loongtrain,outer=13,ring=7,ulysses=1".to_owned());
+    for (ranks, layout) in [ring(3), ring(64), ring(65), ring(130), rings] {
         let module = text::parse(&source.replace("dim s = 120", &format!("dim s = {}", 2 * ranks))).unwrap();
         let compiled = |movement: &str| {
-            let shard = format!("shard{{strategy=ring,ring={ranks},movement={movement}}}");
+            let shard = format!("shard{{{layout},movement={movement}}}");
             let passes = parse_with(&registry, &format!("{shard},lower-movements,lower-reshards")).unwrap();
             compile_by(&passes, Packing::Apart, &module, &Volume, &mut Unwatched)
         };
-        assert!(compiled("whole").is_ok());
+        assert!(compiled("whole").is_ok(), "{layout}");
         // Tokens are dealt in zigzag, so every block sees every other.
         for (movement, why) in [
             ("short", format!("queries of block 0 see keys of block {}, and meet them 0 times", ranks - 1)),
@@ -50,7 +60,7 @@ fn wrong_steps_are_refused_on_any_mesh() {
         ] {
             let refusal = &compiled(movement).unwrap_err()[0];
             assert_eq!(refusal.code, "P48", "{refusal}");
-            assert!(refusal.message.contains(&why), "{movement} on {ranks}: {refusal}");
+            assert!(refusal.message.contains(&why), "{movement}, {layout}: {refusal}");
         }
     }
 }

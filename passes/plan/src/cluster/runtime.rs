@@ -53,9 +53,6 @@ pub enum ExpertProducts {
     FilledSlots,
 }
 
-/// The words of a runtime on the command line.
-const WORDS: [&str; 6] = ["stream", "graph", "nccl", "direct", "all-slots", "filled-slots"];
-
 ithaca_ir::spellings! {
     Launch {
         Stream = "stream",
@@ -103,24 +100,25 @@ impl Runtime {
     pub fn changed(mut self, text: &str) -> Result<Self, Diagnostic> {
         let words: Vec<&str> = text.split(',').map(str::trim).collect();
         // Properties come in pairs of which a runtime has one.
-        if let Some([a, b]) =
-            WORDS.as_chunks().0.iter().find(|pair| pair.iter().all(|word| words.contains(word)))
-        {
+        let pairs = [
+            Launch::ALL.map(Launch::name),
+            AllReduce::ALL.map(AllReduce::name),
+            ExpertProducts::ALL.map(ExpertProducts::name),
+        ];
+        if let Some([a, b]) = pairs.iter().find(|pair| pair.iter().all(|word| words.contains(word))) {
             let message = format!("a runtime is `{a}` or `{b}`, not both");
             return Err(Diagnostic::new("M22", message).help("leave one of them out"));
         }
         for word in words {
-            match word {
-                "stream" => self.launch = Launch::Stream,
-                "graph" => self.launch = Launch::Graph,
-                "nccl" => self.all_reduce = AllReduce::Nccl,
-                "direct" => self.all_reduce = AllReduce::Direct,
-                "all-slots" => self.experts = ExpertProducts::AllSlots,
-                "filled-slots" => self.experts = ExpertProducts::FilledSlots,
-                _ => {
-                    let message = format!("a runtime has no property called `{word}`");
-                    return Err(Diagnostic::new("M22", message).names("properties", word, WORDS));
-                }
+            if let Some(launch) = Launch::parse(word) {
+                self.launch = launch;
+            } else if let Some(all_reduce) = AllReduce::parse(word) {
+                self.all_reduce = all_reduce;
+            } else if let Some(experts) = ExpertProducts::parse(word) {
+                self.experts = experts;
+            } else {
+                let message = format!("a runtime has no property called `{word}`");
+                return Err(Diagnostic::new("M22", message).names("properties", word, pairs.concat()));
             }
         }
         Ok(self)
